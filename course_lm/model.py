@@ -1,0 +1,255 @@
+"""A small GPT. The course is about the loop around it, so the model is given.
+
+Pre-norm blocks, learned positions, a head that shares the token embedding's weights (GPT-2, Radford et al. 2019).
+Dropout acts on the embedding and on the two residual branches, not on the attention weights: those stay inside the
+fused kernel.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Size of the model. `d_model` must be a multiple of `n_head`; `dropout` is a probability in [0, 1)."""
+
+    n_layer: int = 4
+    n_head: int = 4
+    d_model: int = 128
+    dropout: float = 0.1
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "n_head", "d_model"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        if self.d_model % self.n_head:
+            raise ValueError(f"model.d_model must be a multiple of n_head ({self.n_head}), got {self.d_model}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout}")
+
+
+def allowed_attention(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
+    """Which position may look at which, (B, T, T) bool, query before key; None stands for plain causal attention.
+
+    A token sees itself and what came before it, never PAD, and in a packed row only its own document. Every position
+    may look at itself, PAD too: a row with nothing allowed would give NaN in the softmax.
+
+    Args:
+        attention_mask: (B, T), 1 for a token and 0 for PAD.
+        document_ids: (B, T), the number of the document in its row, -1 for PAD.
+    """
+    given = document_ids if document_ids is not None else attention_mask
+    if given is None:
+        return None
+    length = given.size(1)
+    allowed = torch.ones(length, length, dtype=torch.bool, device=given.device).tril()  # (T, T)
+    if attention_mask is not None:
+        allowed = allowed & attention_mask.bool()[:, None, :]  # (B, T, T)
+    if document_ids is not None:
+        allowed = allowed & (document_ids[:, :, None] == document_ids[:, None, :])
+    return allowed | torch.eye(length, dtype=torch.bool, device=given.device)
+
+
+def positions_of(input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
+    """Position of each token in its document, (B, T): counted from the first token that is not PAD."""
+    index = torch.arange(input_ids.size(1), device=input_ids.device).expand_as(input_ids)
+    if document_ids is not None:
+        starts = torch.ones_like(document_ids, dtype=torch.bool)
+        starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+        return index - torch.where(starts, index, 0).cummax(dim=1).values
+    if attention_mask is not None:
+        return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    return index
+
+
+def additive_bias(allowed: Tensor | None, like: Tensor) -> Tensor:
+    """The mask as a number to add to attention scores: 0 where allowed, -inf elsewhere.
+
+    Args:
+        allowed: (B, T, T) bool, or None for plain causal attention.
+        like: (B, H, T, C), gives dtype, device and the number of heads.
+
+    Returns:
+        (B * H, T, T), or (1, T, T) for plain causal attention.
+    """
+    batch, heads, length, _ = like.shape
+    if allowed is None:
+        return like.new_full((1, length, length), -math.inf).triu(diagonal=1)
+    bias = like.new_zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
+    return bias[:, None].expand(batch, heads, length, length).reshape(batch * heads, length, length)
+
+
+def plain_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Attention by two matrix products; all but `bias` are (B, H, T, C). See `additive_bias`."""
+    shape, scale = query.shape, 1.0 / math.sqrt(query.size(-1))
+    query, key, value = (part.flatten(0, 1) for part in (query, key, value))  # (B * H, T, C)
+    scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)  # (B * H, T, T)
+    return torch.bmm(scores.softmax(dim=-1), value).view(shape)
+
+
+def prefers_plain_attention(query: Tensor) -> bool:
+    """On a CPU in half precision the fused kernel's backward is slower than two matrix products, or fails."""
+    return query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
+
+
+class Mask:
+    """One forward pass's attention mask, in the form that the chosen path needs, built once for all layers."""
+
+    def __init__(self, allowed: Tensor | None) -> None:
+        self.allowed = allowed
+        self._bias: Tensor | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Masked attention; all arguments and the result are (B, H, T, C)."""
+        if prefers_plain_attention(query):
+            if self._bias is None:
+                self._bias = additive_bias(self.allowed, query)
+            return plain_attention(query, key, value, self._bias)
+        mask = None if self.allowed is None else self.allowed[:, None]  # (B, 1, T, T)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention, (B, T, D) -> (B, T, D)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+        self.out = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.n_head, width // self.n_head)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, C)
+        mixed = mask.attend(query, key, value)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer perceptron; each reads a normalised copy and adds to the residual stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.d_model)
+        self.up = nn.Linear(config.d_model, 4 * config.d_model)
+        self.down = nn.Linear(4 * config.d_model, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer over `vocab_size` tokens and at most `max_length` positions."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, max_length: int) -> None:
+        super().__init__()
+        self.config, self.max_length = config, max_length
+        self.token_embedding = nn.Embedding(vocab_size, config.d_model)
+        self.position_embedding = nn.Embedding(max_length, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = nn.LayerNorm(config.d_model)
+        self.apply(self._initialise)
+        for block in self.blocks:  # keeps the residual stream's variance independent of depth (GPT-2, section 2.3)
+            for layer in (block.attention.out, block.down):
+                nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * config.n_layer))
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of the next token at every position.
+
+        Args:
+            input_ids: (B, T) int64, T at most `max_length`.
+            attention_mask: (B, T), 1 for a token and 0 for PAD.
+            document_ids: (B, T), for packed rows: tokens see only their own document; -1 for PAD.
+            position_ids: (B, T); by default counted from the start of each document.
+
+        Returns:
+            (B, T, V).
+
+        Raises:
+            ValueError: T is larger than `max_length`.
+        """
+        if input_ids.size(1) > self.max_length:
+            raise ValueError(f"the model takes at most {self.max_length} positions, got {input_ids.size(1)}")
+        if position_ids is None:
+            position_ids = positions_of(input_ids, attention_mask, document_ids)
+        mask = Mask(allowed_attention(attention_mask, document_ids))
+        x = self.dropout(self.token_embedding(input_ids) + self.position_embedding(position_ids))  # (B, T, D)
+        for block in self.blocks:
+            if self.config.gradient_checkpointing and self.training:
+                x = checkpoint(block, x, mask, use_reentrant=False)
+            else:
+                x = block(x, mask)
+        return F.linear(self.norm(x), self.token_embedding.weight)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trained weights; shared ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+@torch.no_grad()
+def generate(
+    model: GPT,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    eos_id: int | None = None,
+    generator: torch.Generator | None = None,
+) -> list[int]:
+    """Sample a continuation token by token.
+
+    Args:
+        prompt_ids: at least one token.
+        max_new_tokens: upper bound on the tokens drawn.
+        temperature: divides the logits; 0 takes the most probable token.
+        eos_id: drawing it ends the text; it is not returned.
+        generator: source of randomness, on the CPU.
+
+    Returns:
+        The new tokens, without the prompt.
+    """
+    if not prompt_ids:
+        raise ValueError("prompt_ids must hold at least one token, got none")
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    ids = list(prompt_ids)
+    for _ in range(max_new_tokens):
+        logits = model(torch.tensor([ids[-model.max_length :]], device=device))[0, -1].float().cpu()  # (V,)
+        if temperature == 0:
+            token = int(logits.argmax())
+        else:
+            probabilities = (logits / temperature).softmax(dim=-1)
+            token = int(torch.multinomial(probabilities, 1, generator=generator))
+        if token == eos_id:
+            break
+        ids.append(token)
+    model.train(was_training)
+    return ids[len(prompt_ids) :]

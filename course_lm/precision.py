@@ -1,0 +1,73 @@
+"""Number formats of a training step: fp32, bf16 and fp16 under autocast, with loss scaling where fp16 needs it.
+
+Weights and optimizer state stay in fp32 throughout; autocast chooses the type of each operation (Micikevicius et al.
+2018, "Mixed Precision Training").
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = ("auto", *_DTYPES)
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Whether this device multiplies bf16 matrices in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
+
+
+def resolve_precision(name: str, device: torch.device | str) -> str:
+    """Replace "auto" by bf16 where the device is fast at it and by fp32 elsewhere.
+
+    Raises:
+        ValueError: `name` is not one of `PRECISIONS`.
+    """
+    if name not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}")
+    if name != "auto":
+        return name
+    return "bf16" if fast_bf16(torch.device(device)) else "fp32"
+
+
+class Precision:
+    """How one run computes: an autocast context and a gradient scaler, which scales only in fp16.
+
+    Args:
+        name: "fp32", "bf16", "fp16", or "auto".
+        device: where the model lives.
+
+    Attributes:
+        scaler: a `torch.amp.GradScaler`; outside fp16 it is disabled and passes everything through.
+    """
+
+    minimum_scale = 1.0
+
+    def __init__(self, name: str, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.name = resolve_precision(name, self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled before the backward pass."""
+        return self.scaler.is_enabled()
+
+    def autocast(self) -> AbstractContextManager:
+        """Context for the forward pass and the loss."""
+        if self.name == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
+
+    def state_dict(self) -> dict:
+        """The scaler's scale and growth counter; empty outside fp16."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue with a saved scale; a state saved in another precision leaves the scaler fresh."""
+        if self.scales and state:
+            self.scaler.load_state_dict(state)

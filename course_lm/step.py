@@ -1,0 +1,274 @@
+"""One optimizer step: some micro-batches in, one update out.
+
+The loss of a step is the mean over all target tokens of all its micro-batches and ranks, so the count comes first and
+each micro-batch contributes its *sum*, divided once. Then: unscale, clip, check, update. A non-finite gradient never
+reaches the weights or the optimizer's state.
+"""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from course_lm.accumulation import count_window_targets
+from course_lm.clipping import clip_gradients
+from course_lm.loss import next_token_loss
+from course_lm.model import additive_bias, allowed_attention
+from course_lm.precision import Precision
+
+Batch = Mapping[str, Any]
+ON_NONFINITE = ("raise", "skip")
+
+
+class NonFiniteGradientError(FloatingPointError):
+    """A gradient is NaN or infinite. Weights and optimizer state are as they were before the step."""
+
+
+class StepResult(NamedTuple):
+    """What one step did. All are 0-d tensors on the model's device: reading one may wait for that device.
+
+    Attributes:
+        loss: mean over the step's target tokens, nats per token; nan when there is none.
+        tokens: target tokens of the step, over all ranks.
+        grad_norm: global norm of the gradient before clipping.
+        skipped: True when the weights were left as they were.
+        bad_parameter: index among the parameters that have a gradient of the first non-finite one; -1 for none.
+    """
+
+    loss: Tensor
+    tokens: Tensor
+    grad_norm: Tensor
+    skipped: Tensor
+    bad_parameter: Tensor
+
+
+def train_step(
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    optimizer: Optimizer,
+    *,
+    lr: float | None = None,
+    loss_fn: Callable[..., Tensor] = next_token_loss,
+    max_grad_norm: float | None = 1.0,
+    clip: Callable[..., Tensor] = clip_gradients,
+    precision: Precision | None = None,
+    on_nonfinite: str = "raise",
+    process_group: dist.ProcessGroup | None = None,
+) -> StepResult:
+    """Update the weights once from all micro-batches together.
+
+    Args:
+        model: any module `model(input_ids, attention_mask=...)` that returns logits (B, T, V) or an object with
+            `.logits`. Its mode (train or eval) is left to the caller.
+        micro_batches: dicts with `input_ids`, `attention_mask` and `labels`, each (B, T); packed ones also
+            `document_ids` and `position_ids`.
+        lr: learning rate of this step; each group gets `lr * group.get("lr_scale", 1.0)`. None keeps what is set.
+        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`.
+        max_grad_norm: bound on the global gradient norm; None measures the norm without clipping.
+        clip: called as `clip(parameters, max_grad_norm)` on unscaled gradients; returns the norm before clipping.
+        on_nonfinite: "raise" or "skip". An fp16 overflow is always skipped: the scaler then lowers its scale.
+        process_group: sum tokens and loss over its ranks. The model must average gradients over the same ranks, as
+            `DistributedDataParallel` does.
+
+    Raises:
+        NonFiniteGradientError: the gradient is not finite and `on_nonfinite` is "raise"; with an Adam on an
+            accelerator the step is skipped without waiting, and `raise_if_nonfinite` raises when results are read.
+    """
+    if on_nonfinite not in ON_NONFINITE:
+        raise ValueError(f"on_nonfinite must be one of {', '.join(ON_NONFINITE)}, got {on_nonfinite!r}")
+    device = device_of(model)
+    precision = precision or Precision("fp32", device)
+    tokens = _total(count_window_targets(micro_batches), device, process_group)
+    if tokens.device.type == "cpu" and not tokens:
+        warnings.warn("skipped a step: its micro-batches hold no target token", stacklevel=2)
+        return _empty_step(device)
+    if lr is not None:
+        set_learning_rate(optimizer, lr)
+    model.zero_grad(set_to_none=True)
+    loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group)
+    precision.scaler.unscale_(optimizer)
+    parameters = trained_parameters(optimizer)
+    grad_norm = clip(parameters, max_grad_norm).detach()
+    result = _update(optimizer, parameters, precision, loss, tokens, grad_norm)
+    if on_nonfinite == "raise" and not _defers(optimizer, precision, device):
+        raise_if_nonfinite(result, model, optimizer, precision)
+    return result
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first parameter lives."""
+    return next(model.parameters()).device
+
+
+def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """The optimizer's parameters that have a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Give each parameter group `lr`, times its own `lr_scale` where it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits (B, T, V) of any causal language model on one batch, packed or not.
+
+    Packed rows reach the model as `document_ids` where its forward names that parameter, else as a 4-D additive mask
+    with `position_ids`.
+
+    Raises:
+        ValueError: the batch is packed and the model can be told of it in neither way.
+    """
+    names = _forward_parameters(type(getattr(model, "module", model)))
+    inputs = {"attention_mask": batch.get("attention_mask")}
+    if "use_cache" in names:
+        inputs["use_cache"] = False  # Hugging Face models would keep keys and values that training never reads
+    if "document_ids" in batch:
+        inputs |= _packed_inputs(names, batch, next(model.parameters()))
+    output = model(batch["input_ids"], **inputs)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def move_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """The batch with its tensors on `device`; the copy is asynchronous from pinned memory to CUDA."""
+    return {
+        name: value.to(device, non_blocking=device.type == "cuda" and value.is_pinned())
+        if isinstance(value, Tensor)
+        else value
+        for name, value in batch.items()
+    }
+
+
+def raise_if_nonfinite(
+    result: StepResult, model: nn.Module, optimizer: Optimizer, precision: Precision | None = None
+) -> None:
+    """Raise when a step met a non-finite gradient that no smaller loss scale can cure.
+
+    Raises:
+        NonFiniteGradientError: names the loss and the first parameter whose gradient is not finite.
+    """
+    index = int(result.bad_parameter)
+    if index < 0 and math.isfinite(float(result.grad_norm)):
+        return
+    scaler = precision.scaler if precision is not None and precision.scales else None
+    if scaler is not None and scaler.get_scale() >= Precision.minimum_scale:
+        return
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    guilty = names.get(id(trained_parameters(optimizer)[index]), "unnamed") if index >= 0 else "none alone"
+    at_scale = f" at loss scale {scaler.get_scale():g}" if scaler is not None else ""
+    raise NonFiniteGradientError(
+        f"gradient is not finite{at_scale}: loss {float(result.loss):g}, norm {float(result.grad_norm):g}, "
+        f"first bad parameter {guilty}; the weights are unchanged"
+    )
+
+
+@lru_cache
+def _forward_parameters(kind: type[nn.Module]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
+
+
+def _packed_inputs(names: frozenset[str], batch: Batch, like: Tensor) -> dict[str, Tensor]:
+    inputs = {"position_ids": batch["position_ids"]} if "position_ids" in names else {}
+    if "document_ids" in names:
+        return inputs | {"document_ids": batch["document_ids"]}
+    if not inputs:
+        raise ValueError(
+            "a packed batch needs a model whose forward takes document_ids, or position_ids and a 4-D attention_mask; "
+            f"this one takes {', '.join(sorted(names - {'self'}))}"
+        )
+    allowed = allowed_attention(batch["attention_mask"], batch["document_ids"])
+    assert allowed is not None
+    bias = torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, torch.finfo(like.dtype).min)
+    return inputs | {"attention_mask": bias[:, None]}  # (B, 1, T, T)
+
+
+def _total(count: Tensor, device: torch.device, process_group: dist.ProcessGroup | None) -> Tensor:
+    if process_group is None:
+        return count
+    count = count.to(device)
+    dist.all_reduce(count, group=process_group)
+    return count
+
+
+def _empty_step(device: torch.device) -> StepResult:
+    def number(value: float) -> Tensor:
+        return torch.tensor(value, device=device)
+
+    return StepResult(number(math.nan), number(0), number(0.0), number(True), number(-1))
+
+
+def _accumulate_gradients(
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    tokens: Tensor,
+    loss_fn: Callable[..., Tensor],
+    precision: Precision,
+    process_group: dist.ProcessGroup | None,
+) -> Tensor:
+    """Backward through every micro-batch; return the step's mean loss."""
+    device = device_of(model)
+    ranks = 1 if process_group is None else dist.get_world_size(process_group)
+    divisor = tokens.clamp(min=1)
+    total = torch.zeros((), device=device)
+    for index, batch in enumerate(micro_batches):
+        batch = move_batch(batch, device)
+        last = index == len(micro_batches) - 1
+        with _gradient_exchange(model, last):
+            with precision.autocast():
+                loss_sum = loss_fn(forward_logits(model, batch), batch["labels"], reduction="sum")
+            precision.scaler.scale(loss_sum * ranks / divisor).backward()  # ranks: their gradients get averaged
+        total = total + loss_sum.detach()
+    return _total(total, device, process_group) / divisor
+
+
+def _gradient_exchange(model: nn.Module, last: bool) -> AbstractContextManager:
+    """Exchange gradients between ranks only after the last micro-batch."""
+    no_sync = getattr(model, "no_sync", None)
+    return nullcontext() if last or no_sync is None else no_sync()
+
+
+def _defers(optimizer: Optimizer, precision: Precision, device: torch.device) -> bool:
+    """Whether the update can be skipped on the accelerator itself, without the host looking.
+
+    Fused SGD is left out: told to skip its very first step, it keeps uninitialised momentum (torch 2.13).
+    """
+    if device.type == "cpu" or precision.scales or not isinstance(optimizer, torch.optim.Adam):
+        return False
+    return all(group["fused"] for group in optimizer.param_groups)
+
+
+def _update(
+    optimizer: Optimizer, parameters: list[Tensor], precision: Precision, loss: Tensor, tokens: Tensor, norm: Tensor
+) -> StepResult:
+    """Step the optimizer unless the gradient is not finite."""
+    device = norm.device
+    skipped = ~torch.isfinite(norm) | (tokens == 0)
+    if _defers(optimizer, precision, device):
+        optimizer.grad_scale, optimizer.found_inf = None, skipped.float()  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        bad = _first_nonfinite(parameters)
+    elif skipped:
+        bad = _first_nonfinite(parameters)
+    else:
+        precision.scaler.step(optimizer)
+        bad = torch.tensor(-1)
+    if precision.scales:
+        precision.scaler.update()
+    return StepResult(torch.where(tokens == 0, math.nan, loss), tokens, norm, skipped, bad)
+
+
+def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
+    """Index of the first parameter whose gradient is not finite, -1 for none."""
+    norms = torch.stack(torch._foreach_norm([p.grad for p in parameters], ord=float("inf")))  # (parameters,)
+    bad = ~torch.isfinite(norms)
+    return torch.where(bad.any(), bad.int().argmax(), -1)

@@ -1,0 +1,41 @@
+"""Groups of micro-batches that make one optimizer step, and the number of targets they share.
+
+Every token weighs the same when each micro-batch's *sum* of losses is divided by the target count of its whole
+window. A mean of micro-batch means gives the tokens of short micro-batches more weight.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from course_lm.loss import count_targets
+
+Batch = Mapping[str, Any]
+BatchT = TypeVar("BatchT")
+
+
+def windows(loader: Iterable[BatchT], accumulation_steps: int) -> Iterator[list[BatchT]]:
+    """Lists of `accumulation_steps` batches; a shorter tail is a window of its own.
+
+    A window is read when it is asked for, and nothing beyond it, so a loader's position is exactly what was yielded.
+    Raises ValueError at once for `accumulation_steps` that is no whole number of at least 1.
+    """
+    if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
+        raise ValueError(
+            f"accumulation_steps must be a whole number of at least 1, got {accumulation_steps!r}"
+        )
+    return _read_windows(iter(loader), accumulation_steps)
+
+
+def count_window_targets(micro_batches: Sequence[Batch], ignore_index: int = -100) -> Tensor:
+    """Target tokens of all micro-batches together, after the shift: a 0-d int64 tensor on the labels' device."""
+    counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)
+    return sum(counts, start=torch.tensor(0))
+
+
+def _read_windows(batches: Iterator[BatchT], accumulation_steps: int) -> Iterator[list[BatchT]]:
+    while window := list(islice(batches, accumulation_steps)):
+        yield window

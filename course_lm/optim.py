@@ -1,0 +1,94 @@
+"""Optimizers and the parameter groups that decide what weight decay touches.
+
+The update rules are torch's own. What is decided here is which weights decay (matrices only), and that the fused
+kernels are used, which update all weights in one pass and can skip a step without asking the host.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
+
+OptimizerType = Literal["adamw", "adam", "sgd", "adafactor"]
+FUSED_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Which optimizer, and its numbers. Each type reads only the ones that it has.
+
+    - "adamw": learning_rate, beta1, beta2, epsilon, decoupled weight_decay (Loshchilov & Hutter 2019).
+    - "adam": the same numbers, but weight_decay is coupled: an L2 term added to the gradient, which the second moment
+      then rescales weight by weight (Kingma & Ba 2015).
+    - "sgd": learning_rate, momentum, coupled weight_decay.
+    - "adafactor": learning_rate (relative to each tensor's RMS, and at most 1/sqrt(step)) and decoupled weight_decay;
+      the rest has torch's defaults (Shazeer & Stern 2018).
+
+    `learning_rate` is the peak that a schedule scales. Raises ValueError naming key, value and what is accepted.
+    """
+
+    type: OptimizerType = "adamw"
+    learning_rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        types = get_args(OptimizerType)
+        _require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
+        _require(0 < self.learning_rate < math.inf, "learning_rate", "a positive number", self.learning_rate)
+        _require(0 <= self.beta1 < 1, "beta1", "in [0, 1)", self.beta1)
+        _require(0 <= self.beta2 < 1, "beta2", "in [0, 1)", self.beta2)
+        _require(0 < self.epsilon < math.inf, "epsilon", "a positive number", self.epsilon)
+        _require(
+            0 <= self.weight_decay < math.inf, "weight_decay", "a number of at least 0", self.weight_decay
+        )
+        _require(0 <= self.momentum < 1, "momentum", "in [0, 1)", self.momentum)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters in two groups: matrices with `weight_decay`, the rest with none.
+
+    A matrix has two dimensions or more (linear and embedding weights); biases and norm gains have one. A tied weight
+    appears once, a frozen one not at all, and an empty group is left out. Raises ValueError where nothing is trainable.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ValueError(f"the model ({type(model).__name__}) has no trainable parameter")
+    matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
+    vectors = [parameter for parameter in trainable if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The configured torch optimizer over `parameter_groups`, fused where torch has the kernels.
+
+    Adam, AdamW and SGD are fused where every trainable parameter is a floating-point tensor on a CPU or a CUDA device.
+    Raises ValueError where nothing is trainable.
+    """
+    groups = parameter_groups(model, config.weight_decay)
+    if config.type == "adafactor":
+        return Adafactor(groups, lr=config.learning_rate)
+    fused = _can_fuse([parameter for group in groups for parameter in group["params"]])
+    if config.type == "sgd":
+        return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
+    adam = AdamW if config.type == "adamw" else Adam
+    betas = (config.beta1, config.beta2)
+    return adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+
+
+def _can_fuse(parameters: list[torch.Tensor]) -> bool:
+    return all(
+        parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters
+    )
+
+
+def _require(holds: bool, key: str, accepted: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{key} must be {accepted}, got {value!r}")

@@ -1,0 +1,219 @@
+"""The learning rate as a pure function of the number of completed optimizer steps.
+
+Every function takes the completed steps k = 0, 1, 2, … and returns the rate of the next step. All rise linearly from
+0 at k = 0 to `peak_lr` at k = `warmup_steps`, and keep their last value from k = `total_steps` on. There is no state,
+so nothing can be lost or counted twice when a run is resumed.
+
+Warm-up, linear, cosine and inverse square root follow the formulas of transformers' schedules, value for value.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+ScheduleType = Literal[
+    "cosine_with_warmup",
+    "cosine",
+    "linear",
+    "linear_with_warmup",
+    "constant",
+    "constant_with_warmup",
+    "step",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+]
+
+
+def constant(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0) -> float:
+    """`peak_lr` after the warm-up."""
+    step = min(step, total_steps)
+    return _warm_up(step, peak_lr, warmup_steps) if step < warmup_steps else peak_lr
+
+
+def linear(
+    step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0, min_lr: float = 0.0
+) -> float:
+    """A straight line from `peak_lr` after the warm-up down to `min_lr` at `total_steps`."""
+    step = min(step, total_steps)
+    if step < warmup_steps:
+        return _warm_up(step, peak_lr, warmup_steps)
+    return min_lr + (peak_lr - min_lr) * (total_steps - step) / max(1, total_steps - warmup_steps)
+
+
+def cosine(
+    step: int,
+    *,
+    peak_lr: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    num_cycles: float = 0.5,
+    min_lr: float = 0.0,
+) -> float:
+    """`num_cycles` waves of a cosine between `peak_lr` and `min_lr`; half a wave ends at `min_lr`.
+
+    Source: Loshchilov & Hutter 2017 (SGDR), equation 5.
+    """
+    step = min(step, total_steps)
+    if step < warmup_steps:
+        return _warm_up(step, peak_lr, warmup_steps)
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return min_lr + (peak_lr - min_lr) * 0.5 * (1 + math.cos(2 * math.pi * num_cycles * progress))
+
+
+def step_decay(
+    step: int,
+    *,
+    peak_lr: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    step_size: int | None = None,
+    gamma: float = 0.1,
+    min_lr: float = 0.0,
+) -> float:
+    """`peak_lr` times `gamma` for each `step_size` steps completed since the warm-up, never below `min_lr`.
+
+    `step_size` None makes three plateaus of equal length.
+    """
+    step = min(step, total_steps)
+    if step < warmup_steps:
+        return _warm_up(step, peak_lr, warmup_steps)
+    if step_size is None:
+        step_size = max(1, math.ceil((total_steps - warmup_steps) / 3))
+    drops = (step - warmup_steps) // step_size
+    return max(min_lr, peak_lr * gamma**drops)
+
+
+def inverse_sqrt(
+    step: int,
+    *,
+    peak_lr: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    timescale: int | None = None,
+    min_lr: float = 0.0,
+) -> float:
+    """`peak_lr` / sqrt(1 + s / timescale), s steps after the warm-up, never below `min_lr`.
+
+    `timescale` None means `warmup_steps`, or 10,000 without warm-up. Source: Vaswani et al. 2017, section 5.3.
+    """
+    step = min(step, total_steps)
+    if step < warmup_steps:
+        return _warm_up(step, peak_lr, warmup_steps)
+    timescale = timescale or warmup_steps or 10_000
+    return max(min_lr, peak_lr / math.sqrt((step - warmup_steps + timescale) / timescale))
+
+
+def warmup_stable_decay(
+    step: int,
+    *,
+    peak_lr: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    decay_ratio: float = 0.1,
+    min_lr: float = 0.0,
+) -> float:
+    """`peak_lr` until the last `decay_ratio` of all steps, then a straight line to `min_lr` at `total_steps`.
+
+    The decay has round(decay_ratio * total_steps) steps, or what the warm-up leaves. Source: Hu et al. 2024
+    (MiniCPM), section 4.
+    """
+    step = min(step, total_steps)
+    if step < warmup_steps:
+        return _warm_up(step, peak_lr, warmup_steps)
+    decay_steps = min(round(decay_ratio * total_steps), total_steps - warmup_steps)
+    remaining = min(1.0, (total_steps - step) / max(1, decay_steps))
+    return min_lr + (peak_lr - min_lr) * remaining
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Which schedule, and its numbers. Each type reads only the ones that it has.
+
+    - every type: `warmup_steps`, or where that is None `warmup_ratio` of the run's steps, rounded to the nearest step
+      and at least one step short of the run.
+    - "cosine_with_warmup" (or "cosine"): `num_cycles`, `min_lr` (its lowest value).
+    - "linear" (or "linear_with_warmup"): `min_lr` (its last value).
+    - "constant" (or "constant_with_warmup"): nothing more.
+    - "step": `step_size` in steps (None: a third of what follows the warm-up), `gamma`, `min_lr` (a floor).
+    - "inverse_sqrt": `timescale` in steps (None: the warm-up's length), `min_lr` (a floor).
+    - "warmup_stable_decay": `decay_ratio` of the run's steps, `min_lr` (its last value).
+
+    Raises ValueError naming key, value and what is accepted.
+    """
+
+    type: ScheduleType = "cosine_with_warmup"
+    warmup_ratio: float = 0.1
+    warmup_steps: int | None = None
+    num_cycles: float = 0.5
+    min_lr: float = 0.0
+    step_size: int | None = None
+    gamma: float = 0.1
+    timescale: int | None = None
+    decay_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        types = get_args(ScheduleType)
+        _require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
+        _require(0 <= self.warmup_ratio < 1, "warmup_ratio", "in [0, 1)", self.warmup_ratio)
+        _require_count("warmup_steps", self.warmup_steps, least=0)
+        _require(0 < self.num_cycles < math.inf, "num_cycles", "a positive number", self.num_cycles)
+        _require(0 <= self.min_lr < math.inf, "min_lr", "a number of at least 0", self.min_lr)
+        _require_count("step_size", self.step_size, least=1)
+        _require(0 < self.gamma <= 1, "gamma", "in (0, 1]", self.gamma)
+        _require_count("timescale", self.timescale, least=1)
+        _require(0 <= self.decay_ratio <= 1, "decay_ratio", "in [0, 1]", self.decay_ratio)
+
+
+def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) -> Callable[[int], float]:
+    """The configured schedule as a function from completed steps to the learning rate of the next step.
+
+    Raises ValueError for a run without steps, a warm-up longer than the run, and a `min_lr` above `peak_lr`.
+    """
+    _require(total_steps >= 1, "total_steps", "at least 1", total_steps)
+    _require(config.min_lr <= peak_lr, "min_lr", f"at most the peak learning rate {peak_lr}", config.min_lr)
+    shared = {
+        "peak_lr": peak_lr,
+        "total_steps": total_steps,
+        "warmup_steps": _warmup_steps(config, total_steps),
+    }
+    match config.type:
+        case "cosine_with_warmup" | "cosine":
+            return partial(cosine, **shared, num_cycles=config.num_cycles, min_lr=config.min_lr)
+        case "linear" | "linear_with_warmup":
+            return partial(linear, **shared, min_lr=config.min_lr)
+        case "constant" | "constant_with_warmup":
+            return partial(constant, **shared)
+        case "step":
+            decay = {"step_size": config.step_size, "gamma": config.gamma}
+            return partial(step_decay, **shared, **decay, min_lr=config.min_lr)
+        case "inverse_sqrt":
+            return partial(inverse_sqrt, **shared, timescale=config.timescale, min_lr=config.min_lr)
+        case "warmup_stable_decay":
+            return partial(
+                warmup_stable_decay, **shared, decay_ratio=config.decay_ratio, min_lr=config.min_lr
+            )
+
+
+def _warm_up(step: int, peak_lr: float, warmup_steps: int) -> float:
+    return peak_lr * step / warmup_steps
+
+
+def _warmup_steps(config: ScheduleConfig, total_steps: int) -> int:
+    if config.warmup_steps is None:
+        return min(round(config.warmup_ratio * total_steps), total_steps - 1)
+    accepted = f"at most the run's {total_steps} steps"
+    _require(config.warmup_steps <= total_steps, "warmup_steps", accepted, config.warmup_steps)
+    return config.warmup_steps
+
+
+def _require_count(key: str, value: int | None, least: int) -> None:
+    if value is not None:
+        holds = isinstance(value, int) and value >= least
+        _require(holds, key, f"a whole number of at least {least}, or null", value)
+
+
+def _require(holds: bool, key: str, accepted: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{key} must be {accepted}, got {value!r}")

@@ -1,0 +1,145 @@
+"""Text to token ids and back: byte-level BPE with two special tokens.
+
+Every byte is a token of its own, so any Unicode string can be encoded and comes back unchanged: there is no
+unknown token. `<pad>` fills up rows and `<eos>` stands between documents; they have separate ids. Text that
+happens to contain the characters "<eos>" is encoded as those characters, never as the special token.
+
+Sources: Sennrich et al. 2016 (BPE), Radford et al. 2019, section 2.2 (byte-level BPE).
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+PAD = "<pad>"
+EOS = "<eos>"
+MIN_VOCAB_SIZE = 256 + 2  # every byte, PAD and EOS
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a byte-level BPE of exactly `vocab_size` tokens: `<pad>` is 0, `<eos>` is 1, then the 256 bytes.
+
+    A pair of tokens is merged only where it occurs at least twice. The same texts give the same tokenizer.
+    Raises ValueError for a `vocab_size` below 258, or above what the text has merges for.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(
+            f"vocab_size must be at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}), got {vocab_size}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[PAD, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    reached = tokenizer.get_vocab_size()
+    if reached < vocab_size:
+        raise ValueError(
+            f"vocab_size {vocab_size} is more than this text supports: it has merges for {reached} tokens; "
+            f"lower vocab_size to {reached} or less, or give more text"
+        )
+    return _specials_as_text(tokenizer)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a tokenizer written by `tokenizer.save(path)`, with `<pad>` and `<eos>` among its tokens.
+
+    Raises OSError where the file cannot be read, ValueError where it holds no such tokenizer.
+    """
+    content = Path(path).read_bytes()
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises plain Exception for every kind of bad content
+        raise ValueError(
+            f"{path} is not a tokenizer file (JSON written by Tokenizer.save): {error}"
+        ) from error
+    for token in (PAD, EOS):
+        _special_id(tokenizer, token)
+    return _specials_as_text(tokenizer)
+
+
+def pad_id(tokenizer: Tokenizer) -> int:
+    """Id of `<pad>`; ValueError where the tokenizer has none."""
+    return _special_id(tokenizer, PAD)
+
+
+def eos_id(tokenizer: Tokenizer) -> int:
+    """Id of `<eos>`; ValueError where the tokenizer has none."""
+    return _special_id(tokenizer, EOS)
+
+
+def encode_documents(tokenizer: Tokenizer, documents: Sequence[str]) -> list[list[int]]:
+    """Ids of each document between two `<eos>`: the first predicts the first token, the last ends the text.
+
+    Leaves `tokenizer` as it is, and ignores any truncation, padding or template that it carries.
+    Raises ValueError naming a document that is no valid Unicode string.
+    """
+    eos = eos_id(tokenizer)
+    encoder = _specials_as_text(Tokenizer.from_str(tokenizer.to_str()))
+    encoder.no_truncation()
+    encoder.no_padding()
+    try:
+        encodings = encoder.encode_batch_fast(documents, add_special_tokens=False)
+    except TypeError as error:
+        raise ValueError(_first_invalid(documents)) from error
+    return [[eos, *encoding.ids, eos] for encoding in encodings]
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int] | Tensor) -> str:
+    """The text of `ids` without special tokens; bytes that are no valid UTF-8 become U+FFFD."""
+    ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+    return tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def bytes_per_token(tokenizer: Tokenizer) -> Tensor:
+    """UTF-8 bytes that each token stands for, (V,) int64, with V one more than the highest id; 0 for special tokens.
+
+    Exact for byte-level tokenizers. For other kinds it is the length of the token decoded alone, which misses
+    what they drop from the text, such as white space.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    sizes = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.int64)
+    added = tokenizer.get_added_tokens_decoder()
+    specials = {vocabulary.get(PAD), vocabulary.get(EOS)} | {i for i in added if added[i].special}
+    splitter = tokenizer.pre_tokenizer
+    byte_level = splitter is not None and b'"ByteLevel"' in splitter.__getstate__()
+    for token, index in vocabulary.items():
+        if index in specials:
+            continue
+        if index in added:
+            sizes[index] = len(token.encode())
+        elif byte_level:
+            sizes[index] = len(token)  # one character of the byte alphabet stands for one byte
+        else:
+            sizes[index] = len(tokenizer.decode([index]).encode())
+    return sizes
+
+
+def _specials_as_text(tokenizer: Tokenizer) -> Tokenizer:
+    # The file format does not hold this switch, so it is set wherever a tokenizer comes into being.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _special_id(tokenizer: Tokenizer, token: str) -> int:
+    index = tokenizer.token_to_id(token)
+    if index is None:
+        raise ValueError(f"the tokenizer has no {token} token; it needs both {PAD} and {EOS}")
+    return index
+
+
+def _first_invalid(documents: Sequence[str]) -> str:
+    for number, document in enumerate(documents):
+        if not isinstance(document, str):
+            return f"documents must be strings, got {type(document).__name__} as document {number}"
+        if any("\ud800" <= character <= "\udfff" for character in document):
+            return f"documents must be valid Unicode, document {number} holds a lone surrogate"
+    return "documents must be a list of strings"

@@ -86,8 +86,9 @@ def count_correct(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> T
 
 def perplexity(loss: float | Tensor) -> float:
     """exp(loss) for a mean loss in nats per token; inf where that exceeds a float, nan for nan."""
+    value = loss.item() if isinstance(loss, Tensor) else loss
     try:
-        return math.exp(float(loss))
+        return math.exp(value)
     except OverflowError:
         return math.inf
 

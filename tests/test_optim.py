@@ -1,0 +1,204 @@
+"""Optimizers: what decays, what is frozen, and that the updates are the published ones."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from course_lm.optim import OptimizerConfig, build_optimizer, parameter_groups
+
+
+class TinyLanguageModel(nn.Module):
+    """An embedding, a norm, a linear layer with bias and a head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.norm = nn.LayerNorm(4)
+        self.linear = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.linear(self.norm(self.embedding(input_ids))))
+
+
+def names_by_decay(model: nn.Module, weight_decay: float) -> dict[float, set[str]]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, weight_decay)
+    return {group["weight_decay"]: {names[id(p)] for p in group["params"]} for group in groups}
+
+
+def one_weight(value: float, *, matrix: bool = True) -> nn.Module:
+    """A float64 model with a single weight, as a 1 × 1 matrix or a vector of one."""
+    model = nn.Module()
+    shape = (1, 1) if matrix else (1,)
+    model.weight = nn.Parameter(torch.full(shape, value, dtype=torch.float64))
+    return model
+
+
+def weights_after(model: nn.Module, config: OptimizerConfig, gradients: list[float]) -> list[float]:
+    """The single weight after each step, for the given gradients."""
+    optimizer = build_optimizer(model, config)
+    (weight,) = model.parameters()
+    values = []
+    for gradient in gradients:
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+        values.append(weight.item())
+    return values
+
+
+def train_a_little(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        input_ids = torch.randint(0, 7, (3, 5), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(input_ids).flatten(0, 1), input_ids.flatten()).backward()
+        optimizer.step()
+
+
+def test_matrices_decay_and_biases_and_norm_gains_do_not():
+    assert names_by_decay(TinyLanguageModel(), 0.1) == {
+        0.1: {"embedding.weight", "linear.weight"},
+        0.0: {"norm.weight", "norm.bias", "linear.bias"},
+    }
+
+
+def test_a_tied_weight_appears_once():
+    model = TinyLanguageModel()
+    parameters = [p for group in parameter_groups(model, 0.1) for p in group["params"]]
+    assert sum(parameter is model.embedding.weight for parameter in parameters) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sets(st.integers(0, 4), max_size=4))
+def test_exactly_the_trainable_parameters_are_grouped(frozen):
+    model = TinyLanguageModel()
+    for index, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(index not in frozen)
+    grouped = [id(p) for group in parameter_groups(model, 0.1) for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 2, bias=False), nn.LayerNorm(3)])
+def test_no_group_is_empty(model):
+    groups = parameter_groups(model, 0.1)
+    assert len(groups) == 1 and groups[0]["params"]
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    model = nn.Linear(3, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match=r"the model \(Linear\) has no trainable parameter"):
+        build_optimizer(model, OptimizerConfig())
+
+
+def test_adamw_follows_the_published_update():
+    config = OptimizerConfig(learning_rate=0.1, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.5)
+    gradients = [2.0, -1.0, 0.5, 3.0]
+    weight, m, v, expected = 1.5, 0.0, 0.0, []
+    for t, gradient in enumerate(gradients, start=1):
+        m = 0.8 * m + 0.2 * gradient
+        v = 0.9 * v + 0.1 * gradient**2
+        update = (m / (1 - 0.8**t)) / (math.sqrt(v / (1 - 0.9**t)) + 1e-3)
+        weight -= 0.1 * (update + 0.5 * weight)
+        expected.append(weight)
+    assert weights_after(one_weight(1.5), config, gradients) == pytest.approx(expected, rel=1e-12)
+
+
+def test_adam_puts_the_decay_into_the_gradient():
+    config = OptimizerConfig(type="adam", learning_rate=0.1, epsilon=1e-3, weight_decay=0.5)
+    # The first update is g / (|g| + eps) with g the gradient plus 0.5 times the weight.
+    assert weights_after(one_weight(2.0), config, [0.0]) == pytest.approx(
+        [2.0 - 0.1 * 1.0 / 1.001], rel=1e-12
+    )
+
+
+def test_sgd_follows_momentum_with_decay_in_the_gradient():
+    config = OptimizerConfig(type="sgd", learning_rate=0.1, momentum=0.5, weight_decay=0.2)
+    weight, velocity, expected = 1.0, 0.0, []
+    for gradient in (1.0, -2.0, 0.5):
+        velocity = 0.5 * velocity + gradient + 0.2 * weight
+        weight -= 0.1 * velocity
+        expected.append(weight)
+    assert weights_after(one_weight(1.0), config, [1.0, -2.0, 0.5]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adafactor"])
+def test_a_vector_without_gradient_signal_never_shrinks(kind):
+    config = OptimizerConfig(type=kind, learning_rate=0.1, weight_decay=0.5)
+    assert weights_after(one_weight(2.0, matrix=False), config, [0.0, 0.0]) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adafactor"])
+def test_a_matrix_without_gradient_signal_shrinks(kind):
+    config = OptimizerConfig(type=kind, learning_rate=0.1, weight_decay=0.5)
+    first, second = weights_after(one_weight(2.0), config, [0.0, 0.0])
+    assert 0 < second < first < 2.0
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_the_fused_update_equals_the_plain_one(kind):
+    config = OptimizerConfig(type=kind, learning_rate=0.05, weight_decay=0.1)
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = TinyLanguageModel().double()
+        optimizer = build_optimizer(model, config)
+        assert all(group["fused"] for group in optimizer.param_groups)
+        for group in optimizer.param_groups:
+            group["fused"] = fused
+        train_a_little(optimizer, model, steps=10)
+        results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+
+
+def test_parameters_without_a_fused_kernel_get_the_plain_update():
+    optimizer = build_optimizer(nn.Linear(3, 2, device="meta"), OptimizerConfig())
+    assert optimizer.defaults["fused"] is False
+
+
+def test_adafactor_learns():
+    torch.manual_seed(0)
+    model = TinyLanguageModel()
+    optimizer = build_optimizer(model, OptimizerConfig(type="adafactor", learning_rate=0.1))
+    input_ids = torch.arange(7)
+    before = nn.functional.cross_entropy(model(input_ids), input_ids).item()
+    train_a_little(optimizer, model, steps=50)
+    assert nn.functional.cross_entropy(model(input_ids), input_ids).item() < 0.8 * before
+
+
+def test_adafactor_keeps_less_state_than_adamw():
+    def state_size(kind) -> int:
+        torch.manual_seed(0)
+        model = TinyLanguageModel()
+        optimizer = build_optimizer(model, OptimizerConfig(type=kind))
+        train_a_little(optimizer, model, steps=1)
+        return sum(
+            t.numel() for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)
+        )
+
+    assert state_size("adafactor") < 0.6 * state_size("adamw")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("type", "lion", "one of adamw, adam, sgd, adafactor"),
+        ("learning_rate", 0.0, "a positive number"),
+        ("learning_rate", math.nan, "a positive number"),
+        ("learning_rate", math.inf, "a positive number"),
+        ("beta1", 1.0, "in [0, 1)"),
+        ("beta2", -0.1, "in [0, 1)"),
+        ("epsilon", 0.0, "a positive number"),
+        ("weight_decay", -0.01, "a number of at least 0"),
+        ("momentum", 1.0, "in [0, 1)"),
+    ],
+)
+def test_bad_values_are_refused_with_key_value_and_what_is_accepted(key, value, accepted):
+    with pytest.raises(ValueError) as error:
+        OptimizerConfig(**{key: value})
+    assert str(error.value) == f"{key} must be {accepted}, got {value!r}"

@@ -1,0 +1,249 @@
+"""Schedules: pure functions of the completed steps, equal to the published ones."""
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lm import schedules
+from course_lm.schedules import ScheduleConfig, ScheduleType, build_schedule
+
+TYPES = get_args(ScheduleType)
+
+runs = st.integers(1, 120).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total)))
+rates = st.floats(1e-6, 10)
+configs = st.builds(
+    ScheduleConfig,
+    type=st.sampled_from(TYPES),
+    warmup_ratio=st.floats(0, 1, exclude_max=True),
+    num_cycles=st.just(0.5),
+    min_lr=st.floats(0, 1e-3),
+    step_size=st.none() | st.integers(1, 50),
+    gamma=st.floats(0.01, 1),
+    timescale=st.none() | st.integers(1, 500),
+    decay_ratio=st.floats(0, 1),
+)
+
+
+def theirs(get_schedule: Callable[..., torch.optim.lr_scheduler.LambdaLR], peak_lr: float, **numbers):
+    """A transformers schedule as a function of the completed steps."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak_lr)
+    factor = get_schedule(optimizer, **numbers).lr_lambdas[0]
+    return lambda step: peak_lr * factor(step)
+
+
+def assert_same_at_every_step(mine, other, peak_lr: float, total_steps: int) -> None:
+    for step in range(total_steps + 1):
+        assert math.isclose(mine(step), other(step), rel_tol=1e-12, abs_tol=1e-12 * peak_lr), f"step {step}"
+
+
+@settings(deadline=None)
+@given(runs, rates)
+def test_linear_equals_transformers_at_every_step(run, peak_lr):
+    total, warmup = run
+    mine = build_schedule(ScheduleConfig("linear", warmup_steps=warmup), peak_lr=peak_lr, total_steps=total)
+    get = transformers.get_linear_schedule_with_warmup
+    other = theirs(get, peak_lr, num_warmup_steps=warmup, num_training_steps=total)
+    assert_same_at_every_step(mine, other, peak_lr, total)
+
+
+@settings(deadline=None)
+@given(runs, rates, st.floats(0.1, 5))
+def test_cosine_equals_transformers_at_every_step(run, peak_lr, num_cycles):
+    total, warmup = run
+    config = ScheduleConfig("cosine", warmup_steps=warmup, num_cycles=num_cycles)
+    mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
+    get = transformers.get_cosine_schedule_with_warmup
+    other = theirs(get, peak_lr, num_warmup_steps=warmup, num_training_steps=total, num_cycles=num_cycles)
+    assert_same_at_every_step(mine, other, peak_lr, total)
+
+
+@settings(deadline=None)
+@given(runs, rates)
+def test_constant_equals_transformers_at_every_step(run, peak_lr):
+    total, warmup = run
+    mine = build_schedule(ScheduleConfig("constant", warmup_steps=warmup), peak_lr=peak_lr, total_steps=total)
+    other = theirs(transformers.get_constant_schedule_with_warmup, peak_lr, num_warmup_steps=warmup)
+    assert_same_at_every_step(mine, other, peak_lr, total)
+
+
+@settings(deadline=None)
+@given(runs, rates, st.floats(0, 1))
+def test_cosine_with_a_minimum_equals_transformers_at_every_step(run, peak_lr, min_ratio):
+    total, warmup = run
+    config = ScheduleConfig("cosine", warmup_steps=warmup, min_lr=min_ratio * peak_lr)
+    mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
+    get = transformers.get_cosine_with_min_lr_schedule_with_warmup
+    numbers = {"num_warmup_steps": warmup, "num_training_steps": total, "min_lr_rate": min_ratio}
+    assert_same_at_every_step(mine, theirs(get, peak_lr, **numbers), peak_lr, total)
+
+
+@settings(deadline=None)
+@given(runs, rates, st.none() | st.integers(1, 1000))
+def test_inverse_sqrt_equals_transformers_at_every_step(run, peak_lr, timescale):
+    total, warmup = run
+    config = ScheduleConfig("inverse_sqrt", warmup_steps=warmup, timescale=timescale)
+    mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
+    get = transformers.get_inverse_sqrt_schedule
+    other = theirs(get, peak_lr, num_warmup_steps=warmup, timescale=timescale)
+    assert_same_at_every_step(mine, other, peak_lr, total)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 40), rates)
+def test_warmup_stable_decay_equals_transformers_at_every_step(warmup, stable, decay, peak_lr):
+    total = warmup + stable + decay
+    config = ScheduleConfig("warmup_stable_decay", warmup_steps=warmup, decay_ratio=decay / total)
+    mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
+    numbers = {"num_warmup_steps": warmup, "num_stable_steps": stable, "num_decay_steps": decay}
+    other = theirs(transformers.get_wsd_schedule, peak_lr, **numbers, decay_type="linear")
+    assert_same_at_every_step(mine, other, peak_lr, total)
+
+
+def test_cosine_with_warmup_matches_a_table_made_by_hand():
+    # Warm-up in quarters; then 0.6 + 0.4 cos of 0°, 15°, …, 180°; then the minimum for ever.
+    warmup = [0.0, 0.25, 0.5, 0.75]
+    descent = [1.0, 0.986370, 0.946410, 0.882843, 0.8, 0.703528, 0.6]
+    descent += [0.496472, 0.4, 0.317157, 0.253590, 0.213630, 0.2]
+    expected = warmup + descent + [0.2] * 8
+    config = ScheduleConfig(warmup_steps=4, min_lr=0.2)
+    lr = build_schedule(config, peak_lr=1.0, total_steps=16)
+    assert [lr(step) for step in range(25)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_step_decay_multiplies_by_gamma_after_each_step_size():
+    config = ScheduleConfig("step", warmup_steps=2, step_size=3, gamma=0.5, min_lr=0.2)
+    lr = build_schedule(config, peak_lr=1.0, total_steps=12)
+    assert [lr(step) for step in range(13)] == [0.0, 0.5, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2, 0.2]
+
+
+@given(runs)
+def test_step_decay_has_at_most_three_plateaus_by_default(run):
+    total, warmup = run
+    values = {
+        schedules.step_decay(k, peak_lr=1.0, total_steps=total, warmup_steps=warmup)
+        for k in range(warmup, total)
+    }
+    assert values <= {1.0, 0.1, 0.1**2}
+    assert len(values) == 3 or total - warmup < 5
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("cosine", "cosine_with_warmup"),
+        ("linear_with_warmup", "linear"),
+        ("constant_with_warmup", "constant"),
+    ],
+)
+def test_an_alias_is_the_same_schedule(alias, name):
+    values = [
+        [build_schedule(ScheduleConfig(kind), peak_lr=1.0, total_steps=50)(step) for step in range(60)]
+        for kind in (alias, name)
+    ]
+    assert values[0] == values[1]
+
+
+@given(configs, rates, st.integers(1, 200))
+def test_the_rate_lies_between_zero_and_the_peak(config, peak_lr, total):
+    peak_lr = max(peak_lr, config.min_lr)
+    lr = build_schedule(config, peak_lr=peak_lr, total_steps=total)
+    assert all(0 <= lr(step) <= peak_lr * (1 + 1e-12) for step in range(total + 3))
+
+
+@given(configs, st.integers(1, 200))
+def test_the_rate_rises_in_equal_steps_to_the_peak_and_then_never_again(config, total):
+    values = [build_schedule(config, peak_lr=1.0, total_steps=total)(step) for step in range(total + 1)]
+    top = next(step for step, value in enumerate(values) if value >= 1 - 1e-12)
+    assert values[:top] == pytest.approx([step / max(1, top) for step in range(top)])
+    assert all(
+        later <= earlier + 1e-12 for earlier, later in zip(values[top:], values[top + 1 :], strict=False)
+    )
+
+
+@given(configs, st.integers(1, 200), st.integers(0, 1000))
+def test_the_rate_keeps_its_last_value_after_the_run(config, total, extra):
+    lr = build_schedule(config, peak_lr=1.0, total_steps=total)
+    assert lr(total + extra) == lr(total)
+
+
+@given(configs, st.integers(1, 200))
+def test_the_rate_never_falls_below_the_minimum_after_the_warm_up(config, total):
+    lr = build_schedule(config, peak_lr=1.0, total_steps=total)
+    warmup = min(round(config.warmup_ratio * total), total - 1)
+    assert all(lr(step) >= config.min_lr - 1e-15 for step in range(warmup, total + 1))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "warmup_stable_decay"])
+def test_a_schedule_with_a_fixed_end_reaches_the_minimum(kind):
+    lr = build_schedule(ScheduleConfig(kind, min_lr=0.05), peak_lr=1.0, total_steps=40)
+    assert lr(40) == pytest.approx(0.05, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "total", "warmup"), [(0.1, 100, 10), (0.07, 100, 7), (0.1, 4, 0), (0.29, 100, 29)]
+)
+def test_the_warm_up_ratio_is_rounded_to_the_nearest_step(ratio, total, warmup):
+    lr = build_schedule(ScheduleConfig("constant", warmup_ratio=ratio), peak_lr=1.0, total_steps=total)
+    assert sum(lr(step) < 1.0 for step in range(total)) == warmup
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 200))
+def test_a_warm_up_ratio_always_leaves_a_step_at_the_peak(ratio, total):
+    lr = build_schedule(ScheduleConfig("constant", warmup_ratio=ratio), peak_lr=1.0, total_steps=total)
+    assert lr(total - 1) == 1.0
+
+
+def test_warmup_steps_win_over_the_ratio():
+    config = ScheduleConfig("constant", warmup_ratio=0.5, warmup_steps=2)
+    lr = build_schedule(config, peak_lr=1.0, total_steps=10)
+    assert [lr(step) for step in range(4)] == [0.0, 0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_schedule_can_be_sent_to_another_process(kind):
+    lr = build_schedule(ScheduleConfig(kind), peak_lr=1.0, total_steps=20)
+    copy = pickle.loads(pickle.dumps(lr))
+    assert [copy(step) for step in range(25)] == [lr(step) for step in range(25)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("type", "polynomial", f"one of {', '.join(TYPES)}"),
+        ("warmup_ratio", 1.5, "in [0, 1)"),
+        ("warmup_ratio", math.nan, "in [0, 1)"),
+        ("warmup_steps", -1, "a whole number of at least 0, or null"),
+        ("warmup_steps", 2.5, "a whole number of at least 0, or null"),
+        ("num_cycles", 0.0, "a positive number"),
+        ("min_lr", -1e-5, "a number of at least 0"),
+        ("step_size", 0, "a whole number of at least 1, or null"),
+        ("gamma", 1.5, "in (0, 1]"),
+        ("timescale", 0, "a whole number of at least 1, or null"),
+        ("decay_ratio", -0.1, "in [0, 1]"),
+    ],
+)
+def test_bad_values_are_refused_with_key_value_and_what_is_accepted(key, value, accepted):
+    with pytest.raises(ValueError) as error:
+        ScheduleConfig(**{key: value})
+    assert str(error.value) == f"{key} must be {accepted}, got {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "message"),
+    [
+        (ScheduleConfig(warmup_steps=20), 10, "warmup_steps must be at most the run's 10 steps, got 20"),
+        (ScheduleConfig(min_lr=0.5), 10, "min_lr must be at most the peak learning rate 0.1, got 0.5"),
+        (ScheduleConfig(), 0, "total_steps must be at least 1, got 0"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_the_run_is_refused(config, total, message):
+    with pytest.raises(ValueError) as error:
+        build_schedule(config, peak_lr=0.1, total_steps=total)
+    assert str(error.value) == message

@@ -100,7 +100,7 @@ def decode(tokenizer: Tokenizer, ids: Sequence[int] | Tensor) -> str:
 
 
 def bytes_per_token(tokenizer: Tokenizer) -> Tensor:
-    """UTF-8 bytes that each token stands for, (V,) int64, with V one more than the highest id; 0 for special tokens.
+    """UTF-8 bytes that each token stands for, (V,) int64, 0 for special tokens; V is the highest id plus one.
 
     Exact for byte-level tokenizers. For other kinds it is the length of the token decoded alone, which misses
     what they drop from the text, such as white space.

@@ -1,0 +1,151 @@
+"""Claims about the tokenizer: lossless, deterministic, two special ids, exact byte counts, clear errors."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from course_lm.tokenizer import (
+    bytes_per_token,
+    decode,
+    encode_documents,
+    eos_id,
+    load_tokenizer,
+    pad_id,
+    train_tokenizer,
+)
+
+TEXTS = [
+    "The cat sat on the mat. The cat sat on the hat.",
+    "A cat and a hat; the mat and the cat.",
+    "बिल्ली चटाई पर बैठी। बिल्ली टोपी पर बैठी।",
+    "<eos> <eos> <pad> <pad>",
+] * 2
+TOKENIZER = train_tokenizer(TEXTS, 300)
+any_text = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(any_text)
+@example("<eos>")
+@example("<pad><eos> <eos>\n<pad>")
+@example(" \t leading, trailing \r\n ")
+@example("बिल्ली 🐈‍⬛ é e\u0301 \x00 \U0010ffff")
+@settings(deadline=None)
+def test_any_string_comes_back_unchanged(text: str) -> None:
+    [ids] = encode_documents(TOKENIZER, [text])
+    assert decode(TOKENIZER, ids) == text
+
+
+@given(any_text)
+@example("a<eos>b<pad>")
+@settings(deadline=None)
+def test_a_document_is_its_text_between_two_eos_and_nothing_in_it_is_special(text: str) -> None:
+    [ids] = encode_documents(TOKENIZER, [text])
+    assert ids[0] == ids[-1] == eos_id(TOKENIZER)
+    assert not {pad_id(TOKENIZER), eos_id(TOKENIZER)} & set(ids[1:-1])
+
+
+@given(any_text)
+@settings(deadline=None)
+def test_bytes_of_the_tokens_add_up_to_the_bytes_of_the_text(text: str) -> None:
+    [ids] = encode_documents(TOKENIZER, [text])
+    assert bytes_per_token(TOKENIZER)[ids].sum() == len(text.encode())
+
+
+def test_pad_is_0_eos_is_1_and_all_256_bytes_have_a_token() -> None:
+    assert (pad_id(TOKENIZER), eos_id(TOKENIZER)) == (0, 1)
+    tokenizer = train_tokenizer(["a"], 258)
+    assert set(pre_tokenizers.ByteLevel.alphabet()) | {"<pad>", "<eos>"} == set(tokenizer.get_vocab())
+
+
+def test_special_tokens_stand_for_no_bytes() -> None:
+    sizes = bytes_per_token(TOKENIZER)
+    assert sizes.shape == (300,)
+    assert (sizes == 0).nonzero().flatten().tolist() == [0, 1]
+
+
+def test_the_same_texts_give_the_same_tokenizer() -> None:
+    assert len({train_tokenizer(iter(TEXTS), 300).to_str() for _ in range(5)}) == 1
+
+
+def test_a_saved_tokenizer_encodes_the_same_also_where_text_spells_a_special_token(tmp_path) -> None:
+    path = tmp_path / "tokenizer.json"
+    TOKENIZER.save(str(path))
+    loaded = load_tokenizer(path)
+    texts = [*TEXTS, "a<eos>b"]
+    assert encode_documents(loaded, texts) == encode_documents(TOKENIZER, texts)
+    assert loaded.encode("a<eos>b").ids == TOKENIZER.encode("a<eos>b").ids
+
+
+def test_encoding_ignores_truncation_and_padding_and_leaves_them_as_they_were() -> None:
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=50)
+    before = tokenizer.to_str()
+    assert encode_documents(tokenizer, TEXTS) == encode_documents(TOKENIZER, TEXTS)
+    assert tokenizer.to_str() == before
+    assert tokenizer.encode_special_tokens is False
+
+
+def test_a_tokenizer_of_another_kind_works() -> None:
+    vocabulary = {"<unk>": 0, "<eos>": 1, "<pad>": 2, "né": 3, "cat": 4}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    assert encode_documents(tokenizer, ["cat né", ""]) == [[1, 4, 3, 1], [1, 1]]
+    assert bytes_per_token(tokenizer).tolist() == [5, 0, 0, 3, 3]
+
+
+def test_decode_takes_tensors_and_leaves_out_special_tokens() -> None:
+    [ids] = encode_documents(TOKENIZER, ["the cat"])
+    assert decode(TOKENIZER, torch.tensor([0, *ids, 0])) == "the cat"
+
+
+def test_a_vocabulary_below_the_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"vocab_size must be at least 258 .* got 257"):
+        train_tokenizer(TEXTS, 257)
+
+
+def test_a_vocabulary_larger_than_the_text_supports_is_refused_with_the_size_that_works() -> None:
+    with pytest.raises(ValueError, match="vocab_size 50000 is more than this text supports") as raised:
+        train_tokenizer(TEXTS, 50_000)
+    message = str(raised.value)
+    reached = int(message.split("lower vocab_size to ")[1].split()[0])
+    assert "\n" not in message
+    assert train_tokenizer(TEXTS, reached).get_vocab_size() == reached
+    with pytest.raises(ValueError, match="more than this text supports"):
+        train_tokenizer(TEXTS, reached + 1)
+
+
+def test_a_missing_special_token_is_named() -> None:
+    with pytest.raises(ValueError, match="the tokenizer has no <pad> token"):
+        pad_id(Tokenizer(models.WordLevel({"<eos>": 0}, unk_token="<eos>")))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"not JSON"])
+def test_a_file_that_holds_no_tokenizer_is_refused_by_name(tmp_path, content: bytes) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="broken.json is not a tokenizer file"):
+        load_tokenizer(path)
+
+
+def test_a_tokenizer_file_without_the_special_tokens_is_refused(tmp_path) -> None:
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.BPE()).save(str(path))
+    with pytest.raises(ValueError, match="no <pad> token"):
+        load_tokenizer(path)
+
+
+def test_a_missing_tokenizer_file_is_an_os_error(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_tokenizer(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [("\ud800", "document 1 holds a lone surrogate"), (None, "got NoneType as document 1")],
+)
+def test_a_document_that_is_no_unicode_string_is_named(document, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        encode_documents(TOKENIZER, ["fine", document])

@@ -1,7 +1,7 @@
 """Groups of micro-batches that make one optimizer step, and the number of targets they share.
 
-Every token weighs the same when each micro-batch's *sum* of losses is divided by the target count of its whole
-window. A mean of micro-batch means gives the tokens of short micro-batches more weight.
+Every token weighs the same when each micro-batch's *sum* of losses is divided by the target count of its
+whole window. A mean of micro-batch means gives the tokens of short micro-batches more weight.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ BatchT = TypeVar("BatchT")
 def windows(loader: Iterable[BatchT], accumulation_steps: int) -> Iterator[list[BatchT]]:
     """Lists of `accumulation_steps` batches; a shorter tail is a window of its own.
 
-    A window is read when it is asked for, and nothing beyond it, so a loader's position is exactly what was yielded.
-    Raises ValueError at once for `accumulation_steps` that is no whole number of at least 1.
+    A window is read when it is asked for, and nothing beyond it, so a loader's position is exactly what was
+    yielded. Raises ValueError at once for `accumulation_steps` that is no whole number of at least 1.
     """
     if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
         raise ValueError(
@@ -31,7 +31,7 @@ def windows(loader: Iterable[BatchT], accumulation_steps: int) -> Iterator[list[
 
 
 def count_window_targets(micro_batches: Sequence[Batch], ignore_index: int = -100) -> Tensor:
-    """Target tokens of all micro-batches together, after the shift: a 0-d int64 tensor on the labels' device."""
+    """Target tokens of all micro-batches, after the shift: a 0-d int64 tensor on the labels' device."""
     counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)
     return sum(counts, start=torch.tensor(0))
 

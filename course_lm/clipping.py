@@ -9,11 +9,12 @@ from torch import Tensor
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients together so that their global L2 norm is at most `max_norm`; return the norm before.
+    """Scale all gradients together to a global L2 norm of at most `max_norm`; return the norm before.
 
-    The norm runs over every parameter that has a gradient, as if the gradients were one vector: a 0-d tensor, 0 where
-    there is none. `max_norm` None or inf only measures. A non-finite norm leaves the gradients as they are, so that
-    the caller can find the parameter at fault. The host never waits for an accelerator.
+    The norm runs over every parameter that has a gradient, as if the gradients were one vector: a 0-d
+    tensor, 0 where there is none. `max_norm` None or inf only measures. A non-finite norm leaves the
+    gradients as they are, so that the caller can find the parameter at fault. The host never waits for an
+    accelerator.
 
     Raises ValueError for a `max_norm` that is not positive.
     """
@@ -23,7 +24,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     gradients = [parameter.grad for parameter in with_gradient if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if max_norm is not None and max_norm != math.inf:
-        # Torch would turn inf into a factor of 0 and nan into nan everywhere; a norm of 0 gives a factor of 1.
+        # inf would become a factor of 0, and nan spread to every gradient; a norm of 0 gives a factor of 1.
         finite_norm = torch.where(norm.isfinite(), norm, 0.0)
         torch.nn.utils.clip_grads_with_norm_(with_gradient, max_norm, finite_norm)
     return norm

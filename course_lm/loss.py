@@ -1,8 +1,9 @@
 """Next-token cross-entropy, and the counts that go with it.
 
-Labels arrive unshifted, the same length as the logits, and are shifted here and nowhere else: the logits at position
-t are scored against the label at t + 1. The shift moves the labels (one integer per token) and not the logits (a
-vocabulary per token), so the logits are flattened as a view; the last position gets an ignored label.
+Labels arrive unshifted, the same length as the logits, and are shifted here and nowhere else: the logits at
+position t are scored against the label at t + 1. The shift moves the labels (one integer per token) and not
+the logits (a vocabulary per token), so the logits are flattened as a view; the last position gets an
+ignored label.
 """
 
 import math
@@ -26,14 +27,15 @@ def next_token_loss(
 ) -> Tensor:
     """Cross-entropy of each position's prediction of the next token, in nats.
 
-    `logits` (B, T, V); `labels` (B, T) int64, not shifted. Targets equal to `ignore_index` add nothing to the loss,
-    the gradient or the count. float16 and bfloat16 logits are scored in float32; float64 stays float64.
+    `logits` (B, T, V); `labels` (B, T) int64, not shifted. Targets equal to `ignore_index` add nothing to
+    the loss, the gradient or the count. float16 and bfloat16 logits are scored in float32; float64 stays
+    float64.
 
     `reduction`: "mean" is the sum divided by the number of targets, and nan where there is none (a mean over
     nothing); "sum" is then 0 with a zero gradient; "none" gives (B, T - 1), 0 at ignored targets.
 
-    `label_smoothing` in [0, 1] mixes the target with the uniform distribution (Szegedy et al. 2016, section 7).
-    `z_loss` adds z_loss * logsumexp(logits)² for each target, which holds the softmax normaliser near 1
+    `label_smoothing` in [0, 1] mixes the target with the uniform distribution (Szegedy et al. 2016, section
+    7). `z_loss` adds z_loss * logsumexp(logits)² for each target, which holds the softmax normaliser near 1
     (Chowdhery et al. 2022, PaLM, section 5, with 1e-4).
 
     Raises ValueError for shapes that do not fit, labels that are not int64, and options outside their range.
@@ -75,8 +77,8 @@ def count_targets(labels: Tensor, ignore_index: int = -100) -> Tensor:
 def count_correct(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> Tensor:
     """Number of targets that have the highest logit: a 0-d int64 tensor.
 
-    `logits` (B, T, V), `labels` (B, T) not shifted; divide by `count_targets` for the accuracy. Raises ValueError
-    for shapes that do not fit.
+    `logits` (B, T, V), `labels` (B, T) not shifted; divide by `count_targets` for the accuracy. Raises
+    ValueError for shapes that do not fit.
     """
     _check_inputs(logits, labels)
     targets = labels[:, 1:]

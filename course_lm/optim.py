@@ -1,7 +1,7 @@
 """Optimizers and the parameter groups that decide what weight decay touches.
 
-The update rules are torch's own. What is decided here is which weights decay (matrices only), and that the fused
-kernels are used, which update all weights in one pass and can skip a step without asking the host.
+The update rules are torch's own. What is decided here is which weights decay (matrices only), and that the
+fused kernels are used, which update all weights in one pass and can skip a step without asking the host.
 """
 
 import math
@@ -21,13 +21,14 @@ class OptimizerConfig:
     """Which optimizer, and its numbers. Each type reads only the ones that it has.
 
     - "adamw": learning_rate, beta1, beta2, epsilon, decoupled weight_decay (Loshchilov & Hutter 2019).
-    - "adam": the same numbers, but weight_decay is coupled: an L2 term added to the gradient, which the second moment
-      then rescales weight by weight (Kingma & Ba 2015).
+    - "adam": the same numbers, but weight_decay is coupled: an L2 term added to the gradient, which the
+      second moment then rescales weight by weight (Kingma & Ba 2015).
     - "sgd": learning_rate, momentum, coupled weight_decay.
-    - "adafactor": learning_rate (relative to each tensor's RMS, and at most 1/sqrt(step)) and decoupled weight_decay;
-      the rest has torch's defaults (Shazeer & Stern 2018).
+    - "adafactor": learning_rate (relative to each tensor's RMS, and at most 1/sqrt(step)) and decoupled
+      weight_decay; the rest has torch's defaults (Shazeer & Stern 2018).
 
-    `learning_rate` is the peak that a schedule scales. Raises ValueError naming key, value and what is accepted.
+    `learning_rate` is the peak that a schedule scales. Raises ValueError naming key, value and what is
+    accepted.
     """
 
     type: OptimizerType = "adamw"
@@ -54,8 +55,9 @@ class OptimizerConfig:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters in two groups: matrices with `weight_decay`, the rest with none.
 
-    A matrix has two dimensions or more (linear and embedding weights); biases and norm gains have one. A tied weight
-    appears once, a frozen one not at all, and an empty group is left out. Raises ValueError where nothing is trainable.
+    A matrix has two dimensions or more (linear and embedding weights); biases and norm gains have one. A
+    tied weight appears once, a frozen one not at all, and an empty group is left out. Raises ValueError
+    where nothing is trainable.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -69,8 +71,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured torch optimizer over `parameter_groups`, fused where torch has the kernels.
 
-    Adam, AdamW and SGD are fused where every trainable parameter is a floating-point tensor on a CPU or a CUDA device.
-    Raises ValueError where nothing is trainable.
+    Adam, AdamW and SGD are fused where every trainable parameter is a floating-point tensor on a CPU or a
+    CUDA device. Raises ValueError where nothing is trainable.
     """
     groups = parameter_groups(model, config.weight_decay)
     if config.type == "adafactor":

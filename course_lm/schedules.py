@@ -1,10 +1,11 @@
 """The learning rate as a pure function of the number of completed optimizer steps.
 
-Every function takes the completed steps k = 0, 1, 2, … and returns the rate of the next step. All rise linearly from
-0 at k = 0 to `peak_lr` at k = `warmup_steps`, and keep their last value from k = `total_steps` on. There is no state,
-so nothing can be lost or counted twice when a run is resumed.
+Every function takes the completed steps k = 0, 1, 2, … and returns the rate of the next step. All rise
+linearly from 0 at k = 0 to `peak_lr` at k = `warmup_steps`, and keep their last value from k =
+`total_steps` on. There is no state, so nothing can be lost or counted twice when a run is resumed.
 
-Warm-up, linear, cosine and inverse square root follow the formulas of transformers' schedules, value for value.
+Warm-up, linear, cosine and inverse square root follow the formulas of transformers' schedules, value for
+value.
 """
 
 import math
@@ -96,7 +97,8 @@ def inverse_sqrt(
 ) -> float:
     """`peak_lr` / sqrt(1 + s / timescale), s steps after the warm-up, never below `min_lr`.
 
-    `timescale` None means `warmup_steps`, or 10,000 without warm-up. Source: Vaswani et al. 2017, section 5.3.
+    `timescale` None means `warmup_steps`, or 10,000 without warm-up. Source: Vaswani et al. 2017, section
+    5.3.
     """
     step = min(step, total_steps)
     if step < warmup_steps:
@@ -131,8 +133,8 @@ def warmup_stable_decay(
 class ScheduleConfig:
     """Which schedule, and its numbers. Each type reads only the ones that it has.
 
-    - every type: `warmup_steps`, or where that is None `warmup_ratio` of the run's steps, rounded to the nearest step
-      and at least one step short of the run.
+    - every type: `warmup_steps`, or where that is None `warmup_ratio` of the run's steps, rounded to the
+      nearest step and at least one step short of the run.
     - "cosine_with_warmup" (or "cosine"): `num_cycles`, `min_lr` (its lowest value).
     - "linear" (or "linear_with_warmup"): `min_lr` (its last value).
     - "constant" (or "constant_with_warmup"): nothing more.

@@ -30,7 +30,7 @@ def token_losses_by_hand(logits: Tensor, labels: Tensor) -> list[float]:
         for t in range(labels.shape[1] - 1):
             target = int(labels[row, t + 1])
             if target != IGNORE:
-                scores = [math.exp(float(score)) for score in logits[row, t]]
+                scores = [math.exp(score) for score in logits[row, t].tolist()]
                 losses.append(-math.log(scores[target] / sum(scores)))
     return losses
 
@@ -118,7 +118,7 @@ def test_label_smoothing_equals_torch_on_shifted_tensors(smoothing):
 def test_z_loss_adds_the_squared_log_normaliser_of_each_target():
     logits, labels = random_case(4)
     squares = [
-        math.log(sum(math.exp(float(score)) for score in logits[row, t])) ** 2
+        math.log(sum(math.exp(score) for score in logits[row, t].tolist())) ** 2
         for row in range(3)
         for t in range(5)
         if labels[row, t + 1] != IGNORE

@@ -33,7 +33,7 @@ def names_by_decay(model: nn.Module, weight_decay: float) -> dict[float, set[str
 
 
 def one_weight(value: float, *, matrix: bool = True) -> nn.Module:
-    """A float64 model with a single weight, as a 1 × 1 matrix or a vector of one."""
+    """A float64 model with a single weight, as a 1-by-1 matrix or a vector of one."""
     model = nn.Module()
     shape = (1, 1) if matrix else (1,)
     model.weight = nn.Parameter(torch.full(shape, value, dtype=torch.float64))

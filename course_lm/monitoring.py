@@ -187,8 +187,9 @@ class ProgressBar:
     def _open(self, step: int, total_steps: int | None) -> Any:
         in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
         interval = 0.1 if in_notebook or sys.stderr.isatty() else self.quiet_seconds
-        times = {"mininterval": interval, "maxinterval": max(10.0, interval)}
-        self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, **times)
+        self._bar = tqdm(
+            total=total_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=interval
+        )
         self._shown = {}
         return self._bar
 

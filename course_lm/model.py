@@ -28,11 +28,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "d_model"):
             if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.d_model % self.n_head:
-            raise ValueError(f"model.d_model must be a multiple of n_head ({self.n_head}), got {self.d_model}")
+            raise ValueError(f"d_model must be a multiple of n_head ({self.n_head}), got {self.d_model}")
         if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout must be in [0, 1), got {self.dropout}")
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
 
 def allowed_attention(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:

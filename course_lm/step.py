@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from course_lm.accumulation import count_window_targets
 from course_lm.clipping import clip_gradients
 from course_lm.loss import next_token_loss
-from course_lm.model import additive_bias, allowed_attention
+from course_lm.model import allowed_attention
 from course_lm.precision import Precision
 
 Batch = Mapping[str, Any]
@@ -33,7 +33,7 @@ class NonFiniteGradientError(FloatingPointError):
 
 
 class StepResult(NamedTuple):
-    """What one step did. All are 0-d tensors on the model's device: reading one may wait for that device.
+    """What one step did, as 0-d tensors. Reading one that lives on an accelerator waits for it.
 
     Attributes:
         loss: mean over the step's target tokens, nats per token; nan when there is none.
@@ -128,7 +128,7 @@ def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
     Raises:
         ValueError: the batch is packed and the model can be told of it in neither way.
     """
-    names = _forward_parameters(type(getattr(model, "module", model)))
+    names = _forward_parameters(type(unwrap(model)))
     inputs = {"attention_mask": batch.get("attention_mask")}
     if "use_cache" in names:
         inputs["use_cache"] = False  # Hugging Face models would keep keys and values that training never reads
@@ -136,6 +136,12 @@ def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
         inputs |= _packed_inputs(names, batch, next(model.parameters()))
     output = model(batch["input_ids"], **inputs)
     return output if isinstance(output, Tensor) else output.logits
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and `DistributedDataParallel`."""
+    model = getattr(model, "_orig_mod", model)
+    return getattr(model, "module", model)
 
 
 def move_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
@@ -200,10 +206,8 @@ def _total(count: Tensor, device: torch.device, process_group: dist.ProcessGroup
 
 
 def _empty_step(device: torch.device) -> StepResult:
-    def number(value: float) -> Tensor:
-        return torch.tensor(value, device=device)
-
-    return StepResult(number(math.nan), number(0), number(0.0), number(True), number(-1))
+    loss, tokens, norm = (torch.tensor(value, device=device) for value in (math.nan, 0, 0.0))
+    return StepResult(loss, tokens, norm, skipped=torch.tensor(True), bad_parameter=torch.tensor(-1))
 
 
 def _accumulate_gradients(

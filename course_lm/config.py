@@ -1,0 +1,291 @@
+"""The configuration of a run: one dataclass per section, put together, read from YAML and checked.
+
+A misspelt key or a bad value is refused with one line that names the key, the value, where it came from and what is
+accepted. Each room of the package owns its section; the two that belong to no single room stand here.
+"""
+
+import dataclasses
+import difflib
+import os
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from course_lm.model import ModelConfig
+from course_lm.monitoring import TensorBoardConfig, WandbConfig
+from course_lm.optim import OptimizerConfig
+from course_lm.precision import PRECISIONS
+from course_lm.schedules import ScheduleConfig
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def _require(holds: bool, key: str, accepted: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{key} must be {accepted}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, and how it becomes batches.
+
+    Args:
+        corpus: "stories", "python-docs", a path, a glob, or "hf:<dataset>[:<split>[:<column>]]".
+        vocab_size: tokens in the vocabulary, `<pad>` and `<eos>` among them.
+        max_length: tokens in a row.
+        batching: how documents fill rows.
+        val_fraction: share of the documents held out for validation.
+    """
+
+    corpus: str = "python-docs"
+    vocab_size: int = 2048
+    max_length: int = 128
+    batching: Literal["fixed", "dynamic", "bucketed", "packed"] = "packed"
+    val_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require(self.vocab_size >= 258, "vocab_size", "at least 258 (256 bytes and two specials)", self.vocab_size)
+        _require(self.max_length >= 2, "max_length", "at least 2", self.max_length)
+        _require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """Order of the examples by difficulty. This version trains in shuffled order: `enabled` must be false.
+
+    Args:
+        enabled: must be false.
+        strategy: how difficulty is measured.
+        schedule: how the share of examples grows.
+        start_threshold: difficulty admitted at first, in [0, 1].
+        end_threshold: difficulty admitted at last, in [0, 1].
+        num_epochs: epochs until `end_threshold`.
+        warmup_epochs: epochs at `start_threshold`.
+    """
+
+    enabled: bool = False
+    strategy: str = "combined"
+    schedule: str = "linear"
+    start_threshold: float = 0.2
+    end_threshold: float = 1.0
+    num_epochs: int = 10
+    warmup_epochs: int = 2
+
+    def __post_init__(self) -> None:
+        _require(not self.enabled, "enabled", "false (this version has no curriculum yet)", self.enabled)
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How the loop runs.
+
+    Args:
+        batch_size: rows in a micro-batch.
+        gradient_accumulation_steps: micro-batches in an optimizer step.
+        num_epochs: passes over the training text; `max_steps` wins where it is given.
+        max_steps: optimizer steps of the run, or null.
+        max_grad_norm: bound on the global gradient norm, or null for no clipping.
+        precision: "auto" takes bf16 where the hardware multiplies it, else fp32.
+        device: "auto" takes CUDA, then MPS, then the CPU.
+        on_nonfinite: what a NaN or infinite gradient does: "raise" ends the run, "skip" drops the step and counts it.
+        logging_steps: optimizer steps between log records.
+        eval_steps: optimizer steps between validations; null validates after each epoch.
+        save_steps: optimizer steps between checkpoints.
+        save_total_limit: how many `checkpoint_step_*.pt` are kept, or null for all.
+        early_stopping_patience: validations without improvement before the run stops, or null.
+        early_stopping_threshold: by how many nats per token the loss must fall to count as an improvement.
+        seed: fixes weights, dropout and the order of the data.
+        deterministic: use deterministic kernels where torch has them.
+        compile: compile the model with `torch.compile`.
+        resume: "auto" goes on from the newest checkpoint in the run's folder, "never" starts anew.
+        output_dir: the run's folder is `<output_dir>/<experiment_name>`; null writes nothing.
+    """
+
+    batch_size: int = 32
+    gradient_accumulation_steps: int = 4
+    num_epochs: int = 10
+    max_steps: int | None = None
+    max_grad_norm: float | None = 1.0
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    device: Device = "auto"
+    on_nonfinite: Literal["raise", "skip"] = "raise"
+    logging_steps: int = 10
+    eval_steps: int | None = None
+    save_steps: int = 500
+    save_total_limit: int | None = 3
+    early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
+    seed: int = 42
+    deterministic: bool = True
+    compile: bool = False
+    resume: Literal["auto", "never"] = "auto"
+    output_dir: str | None = "runs"
+
+    def __post_init__(self) -> None:
+        for key in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "save_steps"):
+            _require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
+        for key in ("max_steps", "eval_steps", "save_total_limit", "early_stopping_patience"):
+            value = getattr(self, key)
+            _require(value is None or value >= 1, key, "at least 1, or null", value)
+        norm = self.max_grad_norm
+        _require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
+        _require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
+        threshold = self.early_stopping_threshold
+        _require(threshold >= 0, "early_stopping_threshold", "a number of at least 0", threshold)
+        _require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that decides a run.
+
+    Args:
+        experiment_name: names the run's folder.
+    """
+
+    experiment_name: str = "my-lm"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lr_scheduler: ScheduleConfig = field(default_factory=ScheduleConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    training: LoopConfig = field(default_factory=LoopConfig)
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+    def __post_init__(self) -> None:
+        plain = self.experiment_name not in ("", ".", "..") and not re.search(r"[/\\\0]", self.experiment_name)
+        _require(plain, "experiment_name", "a folder name", self.experiment_name)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> "TrainingConfig":
+        """Read a YAML file, or a shipped configuration by name; keys that it leaves out keep their defaults.
+
+        Raises:
+            FileNotFoundError: no such file and no shipped configuration of that name.
+            ValueError: not YAML, an unknown key, or a bad value.
+        """
+        source = find_config(path)
+        return parse_config(config_parser(), read_yaml(source), str(source))
+
+    def to_yaml(self, path: str | Path) -> None:
+        """Write the whole tree, so that `from_yaml(path)` gives this configuration again."""
+        text = yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True)
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def sections() -> dict[str, type]:
+    """The dataclass of each section of the tree, by name."""
+    made = {part.name: part.default_factory for part in dataclasses.fields(TrainingConfig)}
+    return {name: kind for name, kind in made.items() if isinstance(kind, type)}
+
+
+def find_config(name_or_path: str | Path) -> Path:
+    """The file itself, or the shipped configuration of that name; FileNotFoundError for neither."""
+    shipped = {Path(entry.name).stem: entry for entry in resources.files("course_lm").joinpath("configs").iterdir()}
+    if str(name_or_path) in shipped:
+        return Path(str(shipped[str(name_or_path)]))
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration {path}: give a YAML file or one of {', '.join(sorted(shipped))}")
+    return path
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's tree, its keys checked; ValueError names the file and what is wrong with it."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a YAML file: {_one_line(error)}") from error
+    tree = {} if tree is None else tree
+    _check_keys(tree, [part.name for part in dataclasses.fields(TrainingConfig)], "", path)
+    for name, kind in sections().items():
+        if name in tree:
+            _check_keys(tree[name], [part.name for part in dataclasses.fields(kind)], f"{name}.", path)
+    return tree
+
+
+def config_parser() -> ArgumentParser:
+    """A parser with an option for every key of the tree, such as `--optimizer.learning_rate`."""
+    parser = ArgumentParser(prog="course-lm train", exit_on_error=False)
+    parser.add_class_arguments(TrainingConfig)
+    return parser
+
+
+def parse_config(
+    parser: ArgumentParser, tree: Mapping[str, Any], source: str, arguments: Sequence[str] = ()
+) -> TrainingConfig:
+    """The configuration in `tree`, overridden by command-line `arguments`.
+
+    Raises:
+        ValueError: names the key, the value, where it came from and what is accepted.
+    """
+    try:
+        parser.set_defaults(vars(parser.parse_object(dict(tree)).as_flat()))
+    except ArgumentError as error:
+        raise ValueError(f"{source}: {_one_line(error)}") from error
+    try:
+        values = parser.parse_args(list(arguments)).as_dict()
+    except ArgumentError as error:
+        raise ValueError(f"command line: {_one_line(error)}") from error
+    return _build(values, f"{source} and command line" if arguments else source)
+
+
+def seed_everything(seed: int, deterministic: bool = True) -> None:
+    """Seed Python, NumPy and torch on every device; `deterministic` also asks torch for deterministic kernels."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `training.device` names; ValueError where this machine has none of that kind."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, there in available.items() if there)
+    if not available.get(name, False):
+        there = ", ".join(kind for kind, is_there in available.items() if is_there)
+        raise ValueError(f"training.device {name!r} is not on this machine; it has {there}")
+    return torch.device(name)
+
+
+def _build(values: dict[str, Any], source: str) -> TrainingConfig:
+    where = ""
+    try:
+        for name, kind in sections().items():
+            where = f"{name}."
+            values[name] = kind(**values[name])
+        where = ""
+        return TrainingConfig(**{part.name: values[part.name] for part in dataclasses.fields(TrainingConfig)})
+    except ValueError as error:
+        raise ValueError(f"{source}: {where}{error}") from error
+
+
+def _check_keys(tree: Any, accepted: list[str], prefix: str, source: Path) -> None:
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"{source}: {prefix.rstrip('.') or 'the file'} must hold keys and values, got {tree!r}")
+    for key in tree:
+        if key not in accepted:
+            close = difflib.get_close_matches(str(key), accepted, n=1)
+            hint = f"did you mean {prefix}{close[0]}? " if close else ""
+            raise ValueError(f"{source}: unknown key {prefix}{key}; {hint}accepted: {', '.join(accepted)}")
+
+
+def _one_line(error: Exception) -> str:
+    """A library's message of several lines, with Python's spelling of types made readable."""
+    text = re.sub(r"<class '(\w+)'>", r"\1", " ".join(str(error).split()))
+    text = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", text)
+    return text.replace('Parser key "', "").replace('": ', ": ", 1).replace("NoneType", "null")

@@ -1,0 +1,91 @@
+"""A run from outside: its folder, its loggers, whether a checkpoint belongs to it, and the signals that end it."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from course_lm.config import TrainingConfig
+from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SAME = {
+    "data": None,
+    "model": ("n_layer", "n_head", "d_model", "dropout"),
+    "optimizer": ("type",),
+    "training": ("batch_size", "gradient_accumulation_steps", "seed"),
+}
+
+
+def run_folder(config: TrainingConfig) -> Path | None:
+    """`<output_dir>/<experiment_name>`, or None for a run that writes nothing."""
+    output_dir = config.training.output_dir
+    return None if output_dir is None else Path(output_dir) / config.experiment_name
+
+
+def default_observers(config: TrainingConfig) -> list[Observer]:
+    """The progress bar, and the loggers that the configuration asks for; ImportError where one is not installed."""
+    observers: list[Observer] = [ProgressBar()]
+    folder = run_folder(config)
+    if folder is not None:
+        observers.append(JSONLLogger(folder / "metrics.jsonl"))
+    if config.tensorboard.enabled:
+        observers.append(TensorBoardLogger((folder or Path()) / "tensorboard"))
+    if config.wandb.enabled:
+        wandb = config.wandb
+        observers.append(WandbLogger(wandb.project, wandb.name, wandb.mode, folder or Path(), asdict(config)))
+    return observers
+
+
+def move_aside(folder: Path) -> Path | None:
+    """Rename an earlier run's folder to `<name>.1`, `.2`, …; return where it went, None where there was none."""
+    if not folder.exists():
+        return None
+    number = 1
+    while (target := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    return folder.rename(target)
+
+
+def check_same_run(mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Compare the settings that a run cannot change half-way.
+
+    Raises:
+        ValueError: names the first key that differs, with both values.
+    """
+    for section, keys in _SAME.items():
+        for key in keys or mine[section]:
+            if mine[section][key] != saved[section][key]:
+                raise ValueError(
+                    f"the checkpoint was saved with {section}.{key} {saved[section][key]!r}, this run has "
+                    f"{mine[section][key]!r}: change it back, choose another experiment_name, or set training.resume "
+                    "to never"
+                )
+
+
+@contextmanager
+def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
+    """Call `notify(signal number)` at the first SIGINT or SIGTERM; a second one has its usual effect.
+
+    Python delivers signals to the main thread alone: elsewhere this changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, previous[signal.Signals(number)])
+        notify(number)
+
+    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

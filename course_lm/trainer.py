@@ -1,0 +1,369 @@
+"""The loop: next window, one step, then log, validate, checkpoint and stop, always in that order.
+
+`Trainer` keeps the books around `train_step`. Observers are told what happened and cannot change what happens next.
+Everything that the next step depends on is in `state_dict()`, so a run that stops after any step and goes on later
+leaves the same weights as one that never stopped.
+"""
+
+import math
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from course_lm.accumulation import windows
+from course_lm.allocator import tune_allocator
+from course_lm.checkpoints import (
+    latest_checkpoint,
+    load_checkpoint,
+    prune_checkpoints,
+    rng_state,
+    save_checkpoint,
+    set_rng_state,
+)
+from course_lm.clipping import clip_gradients
+from course_lm.config import TrainingConfig, resolve_device, seed_everything
+from course_lm.evaluation import evaluate
+from course_lm.loss import next_token_loss
+from course_lm.monitoring import EarlyStopping, History, Observer, Observers, Throughput
+from course_lm.optim import build_optimizer
+from course_lm.precision import Precision
+from course_lm.runs import check_same_run, default_observers, move_aside, on_interrupt, run_folder
+from course_lm.schedules import build_schedule
+from course_lm.step import Batch, NonFiniteGradientError, StepResult, raise_if_nonfinite, train_step
+
+MAX_SKIPPED_IN_A_ROW = 25
+_PROGRESS = (
+    "step",
+    "epoch",
+    "batch",
+    "tokens",
+    "skipped",
+    "skipped_in_a_row",
+    "validated_at",
+    "best_loss",
+    "best_weights",
+)
+
+
+class Trainer:
+    """Trains a model as its configuration says.
+
+    Args:
+        model: any causal language model that `train_step` takes; it is moved to the configured device.
+        config: see `TrainingConfig`. `training.output_dir` None writes no files.
+        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; validation always uses the plain loss.
+        optimizer: by default built from `config.optimizer`.
+        schedule: learning rate from the number of completed steps; by default built from `config.lr_scheduler`.
+        clip: called as `clip(parameters, max_norm)`, returns the norm before clipping.
+        observers: told of every record, beside the progress bar and the loggers that the configuration names.
+
+    Attributes:
+        step: completed optimizer steps. epoch, batch: position in the data. history: all records so far.
+        best_weights: a copy of the weights with the lowest validation loss; None before the first validation.
+        interrupted: the number of the signal that ended the run, or None.
+
+    Raises:
+        ValueError: the configured device is not on this machine.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        loss_fn: Callable[..., Tensor] = next_token_loss,
+        optimizer: Optimizer | None = None,
+        schedule: Callable[[int], float] | None = None,
+        clip: Callable[..., Tensor] = clip_gradients,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.config, self.settings = config, config.training
+        self.device = resolve_device(self.settings.device)
+        if self.device.type == "cpu":
+            tune_allocator()
+        self.model = model.to(self.device)
+        self.runner = torch.compile(model) if self.settings.compile else model
+        self.precision = Precision(self.settings.precision, self.device)
+        self.optimizer = optimizer or build_optimizer(model, config.optimizer)
+        self.loss_fn, self.schedule, self.clip = loss_fn, schedule, clip
+        self.folder = run_folder(config)
+        self.observers = Observers([*default_observers(config), *observers])
+        patience = self.settings.early_stopping_patience
+        self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold) if patience else None
+        self.throughput = Throughput()
+        self.history = History()
+        self.step = self.epoch = self.batch = self.tokens = self.skipped = self.skipped_in_a_row = 0
+        self.validated_at, self.best_loss = -1, math.inf
+        self.best_weights: dict[str, Tensor] | None = None
+        self.pending: list[StepResult] = []
+        self.interrupted: int | None = None
+        self._loader: Any = None
+        self._loader_state: dict[str, Any] | None = None
+
+    def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
+        """Train to the configured end, or until SIGINT or SIGTERM; then the run can be resumed.
+
+        Raises:
+            NonFiniteGradientError: a gradient was not finite, see `training.on_nonfinite`; or
+                `MAX_SKIPPED_IN_A_ROW` steps in a row were skipped.
+            ValueError: the folder holds a run with other settings, or the number of steps cannot be told.
+        """
+        self._start_or_resume()
+        total_steps = self._prepare(train_loader)
+        self.observers.start(self.step, total_steps)
+        try:
+            with on_interrupt(self._interrupt):
+                while not self.finished:
+                    self.train_epoch(train_loader, val_loader)
+            self._finish(val_loader)
+        finally:
+            self.observers.close()
+        return self.history
+
+    def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
+        """Train on what is left of the current epoch, and validate where it ends."""
+        settings = self.settings
+        self._prepare(train_loader)
+        for window in windows(self._rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
+            if self._take_step(window):
+                if self.step % settings.logging_steps == 0:
+                    self._log()
+                if settings.eval_steps and self.step % settings.eval_steps == 0:
+                    self._validate(val_loader)
+                if self.step % settings.save_steps == 0 and self.batch != _length(train_loader):
+                    self._save_step()
+            if self.finished:
+                return
+        self._end_epoch(val_loader)
+
+    def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
+        """Loss, perplexity, bits per byte and accuracy over a loader; see `evaluation.evaluate`."""
+        return evaluate(self.runner, loader, self.precision)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end, was stopped early, or was interrupted."""
+        if self.interrupted is not None or (self.stopper is not None and self.stopper.should_stop):
+            return True
+        if self.settings.max_steps is not None:
+            return self.step >= self.settings.max_steps
+        return self.epoch >= self.settings.num_epochs
+
+    def total_steps(self, train_loader: Iterable[Batch]) -> int:
+        """Optimizer steps of the whole run; ValueError where neither a length nor `max_steps` tells."""
+        if self.settings.max_steps is not None:
+            return self.settings.max_steps
+        batches = _length(train_loader)
+        if not batches:
+            problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"
+            raise ValueError(f"the training loader {problem}")
+        return self.settings.num_epochs * math.ceil(batches / self.settings.gradient_accumulation_steps)
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the whole state of the run to one file; OSError where that cannot be done."""
+        save_checkpoint(path, self.state_dict())
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Go on from a saved state; CheckpointError for a damaged file, ValueError for another run's."""
+        self.load_state_dict(load_checkpoint(path))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on, as tensors and plain data."""
+        loader = self._loader
+        return {
+            **{name: getattr(self, name) for name in _PROGRESS},
+            "loader": loader.state_dict() if hasattr(loader, "state_dict") else None,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.precision.state_dict(),
+            "stopper": self.stopper.state_dict() if self.stopper is not None else None,
+            "pending": [[part.item() for part in result] for result in self.pending],
+            "history": self.history.state_dict(),
+            "rng": rng_state(),
+            "config": asdict(self.config),
+            "versions": {"torch": torch.__version__},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned; ValueError where it belongs to a run with other settings."""
+        check_same_run(asdict(self.config), state["config"])
+        for name in _PROGRESS:
+            setattr(self, name, state[name])
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.precision.load_state_dict(state["scaler"])
+        if self.stopper is not None and state["stopper"] is not None:
+            self.stopper.load_state_dict(state["stopper"])
+        self.pending = [StepResult(*map(torch.tensor, parts)) for parts in state["pending"]]
+        self.history = History(state["history"])
+        self._loader_state = state["loader"]
+        set_rng_state(state["rng"])
+
+    def _start_or_resume(self) -> None:
+        """Go on from the run's newest checkpoint, or seed everything for a new run."""
+        if self.step:
+            return
+        if self.folder is not None and self.settings.resume == "never":
+            move_aside(self.folder)
+        seed_everything(self.settings.seed, self.settings.deterministic)
+        if self.folder is None:
+            return
+        newest = latest_checkpoint(self.folder) if self.folder.is_dir() else None
+        if newest is not None:
+            self.load_checkpoint(newest)
+            print(f"resumed {newest} after step {self.step}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.config.to_yaml(self.folder / "config.yaml")
+
+    def _prepare(self, train_loader: Iterable[Batch]) -> int:
+        total_steps = self.total_steps(train_loader)
+        if self.schedule is None:
+            peak_lr = self.config.optimizer.learning_rate
+            self.schedule = build_schedule(self.config.lr_scheduler, peak_lr=peak_lr, total_steps=total_steps)
+        if not self.model.training:
+            self.model.train()
+        return total_steps
+
+    def _rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
+        """The batches of this epoch that are still to come, counted as they are taken."""
+        self._loader = loader
+        rest: Iterable[Batch] = loader
+        if hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(self._loader_state or {"epoch": self.epoch, "batch": self.batch})
+        elif isinstance(loader, Sequence):
+            rest = islice(loader, self.batch, None)
+        elif self.batch:
+            warnings.warn("this loader cannot be set to a position: the epoch's data is repeated", stacklevel=2)
+            self.batch = 0
+        self._loader_state = None
+        self.throughput.restart(self.tokens)
+        for batch in rest:
+            self.batch += 1
+            yield batch
+
+    def _take_step(self, window: list[Batch]) -> bool:
+        """One optimizer step; whether it was completed rather than skipped."""
+        assert self.schedule is not None
+        settings = self.settings
+        try:
+            result = train_step(
+                self.runner,
+                window,
+                self.optimizer,
+                lr=self.schedule(self.step),
+                loss_fn=self.loss_fn,
+                max_grad_norm=settings.max_grad_norm,
+                clip=self.clip,
+                precision=self.precision,
+                on_nonfinite=settings.on_nonfinite,
+            )
+        except NonFiniteGradientError as error:
+            raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
+        self.pending.append(result)
+        deferred = result.skipped.device.type != "cpu" and settings.on_nonfinite == "raise" and not self.precision.scales
+        skipped = not deferred and bool(result.skipped)  # a deferred one is looked at when the results are logged
+        self.step += not skipped
+        self._count_skips(skipped, result)
+        return not skipped
+
+    def _count_skips(self, skipped: bool, result: StepResult) -> None:
+        self.skipped += skipped
+        if skipped and not result.tokens:
+            return
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteGradientError(
+                f"{self.skipped_in_a_row} steps in a row were skipped after step {self.step}: every gradient was "
+                f"NaN or infinite (last loss {float(result.loss):g})"
+            )
+
+    def _log(self) -> None:
+        """Make one record of the steps since the last one."""
+        results, self.pending = self.pending, []
+        if self.settings.on_nonfinite == "raise":
+            for result in results:
+                raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
+        done = [result for result in results if not result.skipped]
+        tokens = sum(int(result.tokens) for result in done)
+        self.tokens += tokens
+        self._record(
+            "train",
+            loss=sum(float(result.loss) * int(result.tokens) for result in done) / tokens if tokens else math.nan,
+            lr=self.optimizer.param_groups[0]["lr"],
+            grad_norm=float(done[-1].grad_norm) if done else math.nan,
+            tokens=self.tokens,
+            skipped=self.skipped,
+            tokens_per_second=self.throughput.update(self.tokens),
+        )
+
+    def _record(self, event: str, **metrics: float) -> None:
+        record = {"event": event, "step": self.step, "epoch": self.epoch, **metrics}
+        self.history.append(record)
+        self.observers.log(record)
+
+    def _validate(self, val_loader: Iterable[Batch] | None) -> None:
+        """Measure the validation loss, keep the best weights, and count for early stopping."""
+        if val_loader is None or self.validated_at == self.step:
+            return
+        metrics = self.evaluate(val_loader)
+        self.validated_at = self.step
+        self._record("validation", **metrics)
+        if self.stopper is not None:
+            self.stopper.update(metrics["val_loss"])
+        if metrics["val_loss"] < self.best_loss:
+            self.best_loss = metrics["val_loss"]
+            self._keep_best()
+        self.throughput.restart(self.tokens)
+
+    def _keep_best(self) -> None:
+        if self.folder is not None:
+            self.save_checkpoint(self.folder / "checkpoint_best.pt")
+        else:
+            self.best_weights = {name: part.detach().clone() for name, part in self.model.state_dict().items()}
+
+    def _save_step(self) -> None:
+        if self.folder is None:
+            return
+        self.save_checkpoint(self.folder / f"checkpoint_step_{self.step}.pt")
+        if self.settings.save_total_limit is not None:
+            prune_checkpoints(self.folder, self.settings.save_total_limit)
+        self.throughput.restart(self.tokens)
+
+    def _save_last(self) -> None:
+        if self.folder is not None:
+            self.save_checkpoint(self.folder / "checkpoint_last.pt")
+
+    def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
+        self.epoch, self.batch = self.epoch + 1, 0
+        if hasattr(self._loader, "set_epoch"):
+            self._loader.set_epoch(self.epoch)
+        if not self.settings.eval_steps:
+            self._validate(val_loader)
+        self._save_last()
+
+    def _interrupt(self, number: int) -> None:
+        self.interrupted = number
+
+    def _finish(self, val_loader: Iterable[Batch] | None) -> None:
+        """Close the books of a run that is over, or save one that was interrupted."""
+        if self.interrupted is None:
+            if self.pending:
+                self._log()
+            self._validate(val_loader)
+        self._save_last()
+        if self.interrupted is not None:
+            name = signal.Signals(self.interrupted).name
+            saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"
+            print(f"stopped by {name} after step {self.step}: {saved}")
+
+
+def _length(loader: Iterable[Batch]) -> int | None:
+    return len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]

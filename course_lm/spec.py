@@ -1,7 +1,7 @@
 """The training loop once more, written to be obviously right and not to be fast.
 
-All of it is float64 and plain loops, and nothing of it is shared with the package. Whoever doubts a loop trains
-the same model on the same batches with `train` and compares the weights. Each name in `FAULTS` switches on one
+All of it is float64 and plain loops, and nothing of it is shared with the package. If you doubt a loop, train
+the same model on the same batches with `train` and compare the weights. Each name in `FAULTS` switches on one
 mistake, where real loops make it. Out of scope: `lr_scale` of groups, early stopping, many processes.
 """
 
@@ -38,7 +38,7 @@ FAULTS: Mapping[str, str] = {
     "best_is_a_reference": "the best weights are the live tensors, which training goes on to change",
 }
 
-Batch = Mapping[str, Any]
+Batches = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Settings:
     loss_scale: float = 1.0
     overflow_steps: Collection[int] = frozenset()
     on_nonfinite: str = "raise"
-    validation: Sequence[Batch] = ()
+    validation: Batches = ()
     eos_id: int | None = None
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class SpecResult:
 
 
 def train(
-    model: nn.Module, epochs: Sequence[Sequence[Batch]], settings: Settings, faults: Collection[str] = ()
+    model: nn.Module, epochs: Sequence[Batches], settings: Settings, faults: Collection[str] = frozenset()
 ) -> SpecResult:
     """Train a float64 copy of `model` on `epochs`, a list of lists of batches, and leave `model` as it is.
 
@@ -131,7 +131,7 @@ class _Run:
     micro_batches: int = 0
     best_loss: float = math.inf
 
-    def step(self, window: Sequence[Batch]) -> bool:
+    def step(self, window: Batches) -> bool:
         """Make one optimizer step of the micro-batches in `window`; say whether it was made."""
         self.micro_batches += len(window)
         is_tail = len(window) < self.settings.accumulation_steps
@@ -153,7 +153,7 @@ class _Run:
             self.model.zero_grad()
         return may_step
 
-    def accumulate(self, window: Sequence[Batch], tokens: int) -> float:
+    def accumulate(self, window: Batches, tokens: int) -> float:
         """Add up the gradient of the mean loss over all `tokens` targets of the window; return that loss."""
         loss = 0.0
         for batch in window:
@@ -174,7 +174,7 @@ class _Run:
             loss += part.item()
         return loss
 
-    def targets(self, batch: Batch) -> list[tuple[int, int, int]]:
+    def targets(self, batch: Mapping[str, Any]) -> list[tuple[int, int, int]]:
         """Return (row, position, target id) for each position that has a target."""
         labels = batch["labels"].clone()  # (B, T)
         if "pads_counted" in self.faults:
@@ -189,7 +189,7 @@ class _Run:
             if target != -100
         ]
 
-    def token_loss_sum(self, batch: Batch) -> tuple[Tensor, int]:
+    def token_loss_sum(self, batch: Mapping[str, Any]) -> tuple[Tensor, int]:
         """Return the sum of the batch's token losses, in nats, and the number of its target tokens."""
         packed = {name: batch[name] for name in ("document_ids", "position_ids") if name in batch}
         output = self.model(batch["input_ids"], attention_mask=batch["attention_mask"], **packed)

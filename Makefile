@@ -1,0 +1,69 @@
+# One environment (.venv), one lock (requirements.lock), a handful of commands. `make help` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with tests/nbval_sanitize.cfg
+NEWS := @jupyterlab/apputils-extension:announcements
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help lab test check lint test-slow notebooks lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+lab: $(VENV)/.lab ## open the lessons in JupyterLab
+	@$(PY) -m course_lm.cli lab
+
+test: lint ## lint, types, all tests but the slow ones, and every lesson
+	$(PY) -m pytest -m "not slow" $(NBVAL) tests $(LESSONS)
+
+check: lint ## the fast loop: lint, types, fast tests
+	$(PY) -m pytest -m "not slow and not long" -q tests
+
+lint: $(VENV)/.test ## ruff, pyright, import order
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright
+	$(VENV)/bin/lint-imports
+
+test-slow: $(VENV)/.test ## the long sets: other CPU kernels, wheel, browser
+	$(PY) -m pytest -m slow tests
+
+notebooks: $(VENV)/.test ## run every lesson and store its outputs
+	@$(PY) -m course_lm.cli lessons --write
+
+# Resolves afresh in an empty environment. The `+cpu` of a CPU build of torch is dropped, so that the lock
+# fits whatever build of the same version the machine's package index offers.
+lock: ## write requirements.lock anew from pyproject.toml
+	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
+	$(PYTHON) -m venv "$$tmp/venv" && \
+	"$$tmp/venv/bin/python" -m pip install --quiet -e ".[test]" && \
+	"$$tmp/venv/bin/python" -m pip freeze --exclude course-lm > "$$tmp/all" && \
+	sed 's/+[a-z0-9.]*$$//' "$$tmp/all" > requirements.lock && \
+	wc -l requirements.lock
+
+clean: ## remove the environment, caches and builds
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	{ echo "course_lm needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | tail -n 1)." \
+	       "Install one, or name it: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	{ echo "'$(PYTHON)' has no venv module; on Debian and Ubuntu: sudo apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+
+# The stamps stand for a finished installation; the test environment holds all that the lab needs.
+$(VENV)/.lab: $(PY) pyproject.toml requirements.lock
+	$(PY) -m pip install --quiet -c requirements.lock -e ".[lab]"
+	$(PY) -m jupyter labextension disable "$(NEWS)" --level=sys_prefix
+	@touch $@
+
+$(VENV)/.test: $(PY) pyproject.toml requirements.lock
+	$(PY) -m pip install --quiet -c requirements.lock -e ".[test]"
+	$(PY) -m jupyter labextension disable "$(NEWS)" --level=sys_prefix
+	@touch $(VENV)/.lab $@

@@ -1,0 +1,299 @@
+"""What the lessons stand on: their first cell, printed sources, running them headless and storing their outputs.
+
+A lesson is a notebook `NN_name.ipynb` whose stored outputs are the ones that a reader sees before running anything.
+`write` is the only thing that changes them, and it is reproducible: written twice, a file stays the same. Cells
+tagged `timing` show clock times, which differ on every run: they keep the outputs they have as long as the new ones
+differ in numbers only.
+"""
+
+import inspect
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from course_lm import __version__, plots
+from course_lm.allocator import tune_allocator
+from course_lm.config import resolve_device, seed_everything
+
+MAX_THREADS = 4
+CELL_TIMEOUT_SECONDS = 300
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+_KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
+_ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_KERNEL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]+\d+\.py")
+_NUMBER = re.compile(r"\s*[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
+_ABSOLUTE_PATH = re.compile(
+    r"""file://\S+
+    | (?<![\w.~<:/\\)\]}]) /(?:[\w.+-]+/)+[\w.+-]+              # two segments or more, so that 1/2 and nats/s pass
+    | (?<![\w.~<:/\\)\]}]) /(?:home|root|Users|tmp|var|usr|opt|mnt|private)\b
+    | \b[A-Za-z]:\\{1,2}\w[\w .-]*\\                            # C:\Users\
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class LessonResult:
+    """How one lesson ran: its name, the seconds it took, and None or one line saying which cell failed and how."""
+
+    name: str
+    seconds: float
+    error: str | None = None
+
+
+def setup(seed: int = 0, threads: int | None = None) -> None:
+    """The first cell of every lesson: threads, seed, warnings, figure style; prints versions and device.
+
+    `threads` is the number of CPU threads that torch uses; by default what the machine offers, at most 4.
+    """
+    tune_allocator()
+    torch.set_num_threads(threads or min(MAX_THREADS, torch.get_num_threads()))
+    seed_everything(seed)
+    warnings.formatwarning = _format_warning
+    plots.style()
+    count = torch.get_num_threads()
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, course_lm {__version__}")
+    print(f"device {resolve_device('auto')}, {count} CPU thread{'s' if count > 1 else ''}, seed {seed}")
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *_: object) -> str:
+    # Without the file name: it would store a path of the author's machine in the notebook.
+    return f"{category.__name__}: {message}\n"
+
+
+def show_source(thing: Any) -> None:
+    """Print the source of a function, method, class or module as it stands in the package."""
+    print(inspect.getsource(thing).rstrip())
+
+
+def lesson_folder() -> Path:
+    """The folder that holds the lessons: of this checkout, else `notebooks/` under the current folder.
+
+    Raises FileNotFoundError where there is neither (the lessons are not part of an installed wheel).
+    """
+    folders = [Path(__file__).resolve().parent.parent / "notebooks", Path.cwd() / "notebooks"]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"no lessons at {' or '.join(map(str, folders))}; they come with a checkout of the repository"
+    )
+
+
+def lesson_paths(numbers: Iterable[str | int] | None = None) -> list[Path]:
+    """The notebooks of the named lessons (`0`, `"00"` or `"00_the_whole_loop"`), by default of all, in order.
+
+    Raises ValueError for a lesson that does not exist, FileNotFoundError where there are no lessons at all.
+    """
+    lessons = {path.stem: path for path in sorted(lesson_folder().glob("[0-9][0-9]_*.ipynb"))}
+    if not lessons:
+        raise FileNotFoundError(f"no lessons in {lesson_folder()}")
+    if numbers is None:
+        return list(lessons.values())
+    by_number = {stem[:2]: path for stem, path in lessons.items()}
+    found = [by_number.get(str(number).zfill(2)) or lessons.get(str(number)) for number in numbers]
+    for number, path in zip(numbers, found, strict=True):
+        if path is None:
+            raise ValueError(f"there is no lesson {number!r}; there are {', '.join(by_number)}")
+    return sorted({path for path in found if path is not None})
+
+
+def run(paths: Sequence[Path]) -> list[LessonResult]:
+    """Run lessons from top to bottom, each in a fresh kernel, and print a table of seconds; changes no file."""
+    return _run_all(paths, store=False)
+
+
+def write(paths: Sequence[Path]) -> list[LessonResult]:
+    """Run lessons and store their outputs, cleaned of all that differs between machines; a failed one stays as is.
+
+    Raises ValueError where an output holds an absolute path.
+    """
+    return _run_all(paths, store=True)
+
+
+def open_lab() -> int:
+    """Open JupyterLab in the lessons' folder at the first lesson; without a display, print the URL and serve.
+
+    Returns the server's exit code where it is waited for. Raises OSError where JupyterLab is not installed.
+    """
+    _need("jupyterlab")
+    folder = lesson_folder()
+    first = min((path.name for path in folder.glob("[0-9][0-9]_*.ipynb")), default=None)
+    command = lab_command(folder, first, browser=has_display(), as_root=getattr(os, "geteuid", lambda: 1)() == 0)
+    sys.stdout.flush()
+    if os.name == "posix":
+        os.execv(command[0], command)  # signals reach the server itself
+    return subprocess.call(command)
+
+
+def lab_command(folder: Path, lesson: str | None, *, browser: bool, as_root: bool) -> list[str]:
+    """The command that serves `folder` in JupyterLab, with `lesson` (a file name in it) opened."""
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
+    if lesson:
+        command.append(f"--LabApp.default_url=/lab/tree/{lesson}")
+    if not browser:
+        command.append("--no-browser")
+    if as_root:
+        command.append("--allow-root")
+    return command
+
+
+def has_display() -> bool:
+    """Whether a browser can be opened on this machine."""
+    if sys.platform in ("darwin", "win32"):
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def find_absolute_path(text: str) -> str | None:
+    """The first thing in `text` that looks like an absolute file path; None where there is none."""
+    match = _ABSOLUTE_PATH.search(text)
+    return match.group(0) if match else None
+
+
+def clean(notebook: Any) -> None:
+    """Strip an executed notebook, in place, of all that differs between runs or machines."""
+    notebook.metadata = {"kernelspec": dict(_KERNELSPEC), "language_info": {"name": "python"}}
+    for number, cell in enumerate(notebook.cells):
+        cell.setdefault("id", f"cell-{number:02d}")
+        cell.metadata = {key: cell.metadata[key] for key in ("tags", "jupyter") if key in cell.metadata}
+        if cell.cell_type == "code":
+            cell.outputs = [_clean_output(output) for output in cell.outputs if not _is_widget(output)]
+
+
+def _is_widget(output: Any) -> bool:
+    return WIDGET_VIEW in output.get("data", {})
+
+
+def _clean_output(output: Any) -> Any:
+    if "text" in output:
+        output.text = _clean_text(output.text)
+    for kind, value in output.get("data", {}).items():
+        if kind.startswith("text/"):
+            output.data[kind] = _clean_text(value)
+    return output
+
+
+def _clean_text(text: str) -> str:
+    return _KERNEL_FILE.sub("<cell>", _ANSI_CODE.sub("", text))
+
+
+def keep_timings(notebook: Any, stored: Any) -> None:
+    """Give `timing` cells of `notebook` back their `stored` outputs where only numbers (or figures) have changed."""
+    before = {cell.get("id"): cell for cell in stored.cells}
+    for cell in notebook.cells:
+        old = before.get(cell.id)
+        if "timing" in cell.metadata.get("tags", []) and old is not None and old.source == cell.source:
+            if [_shape(output) for output in old.outputs] == [_shape(output) for output in cell.outputs]:
+                cell.outputs = old.outputs
+
+
+def _shape(output: Any) -> Any:
+    data = {"text": output["text"]} if "text" in output else output.get("data", {})
+    return {kind: _NUMBER.sub("#", text) if kind.startswith("text") else None for kind, text in data.items()}
+
+
+def _refuse_absolute_paths(name: str, notebook: Any) -> None:
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            found = find_absolute_path("\n".join(_texts(output)))
+            if found:
+                raise ValueError(f"{name}: the output of cell {number} holds an absolute path: {found}")
+
+
+def _texts(output: Any) -> list[str]:
+    data = output.get("data", {})
+    return [output.get("text", ""), *(data[kind] for kind in data if kind.startswith("text/"))]
+
+
+def _run_all(paths: Sequence[Path], *, store: bool) -> list[LessonResult]:
+    _need("nbclient")
+    import nbformat
+
+    notebooks = [nbformat.read(path, as_version=4) for path in paths]
+    cells = sum(cell.cell_type == "code" for notebook in notebooks for cell in notebook.cells)
+    results = []
+    with tqdm(total=cells, unit="cell") as bar:
+        for path, notebook in zip(paths, notebooks, strict=True):
+            bar.set_description(path.stem)
+            results.append(_run_one(path, notebook, bar.update))
+            if store and results[-1].error is None:
+                _store(path, notebook)
+    print(format_table(results))
+    return results
+
+
+def _run_one(path: Path, notebook: Any, advance: Callable[[int], object]) -> LessonResult:
+    from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
+
+    started, code_cells = time.perf_counter(), 0
+
+    def count(cell: Any, **_: Any) -> None:
+        nonlocal code_cells
+        code_cells += 1
+        advance(1)
+
+    client = NotebookClient(
+        notebook,
+        kernel_name=NATIVE_KERNEL_NAME,
+        timeout=CELL_TIMEOUT_SECONDS,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_executed=count,
+    )
+    error = None
+    try:
+        client.execute()
+    except CellExecutionError as failure:
+        error = f"code cell {code_cells}: {failure.ename}: {_last_line(failure.evalue)}"
+    except (CellControlSignal, DeadKernelError) as failure:
+        error = f"code cell {code_cells + 1}: {type(failure).__name__}: {_first_line(str(failure))}"
+    return LessonResult(path.stem, time.perf_counter() - started, error)
+
+
+def _store(path: Path, notebook: Any) -> None:
+    import nbformat
+
+    clean(notebook)
+    keep_timings(notebook, nbformat.read(path, as_version=4))
+    _refuse_absolute_paths(path.stem, notebook)
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+
+
+def format_table(results: Sequence[LessonResult]) -> str:
+    """The lessons with their seconds and failures, one line each, and the total."""
+    width = max([len(result.name) for result in results] + [len("total")])
+    rows = [f"{'lesson':<{width}}  seconds"]
+    for result in results:
+        rows.append(f"{result.name:<{width}}  {result.seconds:7.1f}  {result.error or ''}".rstrip())
+    rows.append(f"{'total':<{width}}  {sum(result.seconds for result in results):7.1f}")
+    return "\n".join(rows)
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _need(module: str) -> None:
+    if find_spec(module) is None:
+        raise OSError(f"the lessons need {module}, which is not installed here: pip install 'course-lm[lab]'")

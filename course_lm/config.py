@@ -233,11 +233,13 @@ def parse_config(
         parser.set_defaults(vars(parser.parse_object(dict(tree)).as_flat()))
     except ArgumentError as error:
         raise ValueError(f"{source}: {_one_line(error)}") from error
+    config = _build(parser.parse_args([]).as_dict(), source)
+    if not arguments:
+        return config
     try:
-        values = parser.parse_args(list(arguments)).as_dict()
+        return _build(parser.parse_args(list(arguments)).as_dict(), "command line")
     except ArgumentError as error:
         raise ValueError(f"command line: {_one_line(error)}") from error
-    return _build(values, f"{source} and command line" if arguments else source)
 
 
 def seed_everything(seed: int, deterministic: bool = True) -> None:

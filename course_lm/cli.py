@@ -1,0 +1,73 @@
+"""The command line: `course-lm lab | lessons | train`.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from course_lm import __version__
+
+DEFAULT_CONFIG = "python-docs"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command is not _train:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return options.command(options, rest)
+    except (ValueError, OSError, ImportError) as error:
+        return _fail(error, 2)
+    except FloatingPointError as error:
+        return _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"course-lm: error: {error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="course-lm", description="The training loop of a language model, and the course that builds it."
+    )
+    parser.add_argument("--version", action="version", version=f"course-lm {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    lab = commands.add_parser("lab", help="open the lessons in JupyterLab")
+    lab.set_defaults(command=_lab)
+    lessons = commands.add_parser("lessons", help="run lessons from top to bottom, without a browser")
+    lessons.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers; all of them by default")
+    lessons.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
+    lessons.set_defaults(command=_lessons)
+    train = commands.add_parser("train", help="train a model on a text", add_help=False)
+    train.add_argument("--config", default=DEFAULT_CONFIG)
+    train.set_defaults(command=_train)
+    return parser
+
+
+def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm.lessons import open_lab
+
+    return open_lab()
+
+
+def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm import lessons
+
+    paths = lessons.lesson_paths(options.numbers or None)
+    results = lessons.write(paths) if options.write else lessons.run(paths)
+    return 1 if any(result.error for result in results) else 0
+
+
+def _train(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm.config import config_parser, find_config, parse_config, read_yaml
+    from course_lm.text_run import train_on_text
+
+    source = find_config(options.config)
+    parser = config_parser()
+    parser.add_argument("--config", help=f"YAML file, or the name of a shipped one (default: {DEFAULT_CONFIG})")
+    return train_on_text(parse_config(parser, read_yaml(source), str(source), rest))

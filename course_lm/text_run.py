@@ -1,0 +1,120 @@
+"""From a configuration to a trained model: text, tokenizer, loaders, training, and a report to judge it by."""
+
+import lzma
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from course_lm.batching import Loader, make_loader
+from course_lm.config import TrainingConfig, seed_everything
+from course_lm.corpus import Corpus, load_corpus
+from course_lm.model import GPT, count_parameters, generate
+from course_lm.runs import run_folder
+from course_lm.tokenizer import decode, eos_id, train_tokenizer
+from course_lm.trainer import Trainer
+
+SAMPLE_TOKENS = 120
+SAMPLE_TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """What a configuration makes before the first step: both splits, the tokenizer, loaders and the model."""
+
+    train: Corpus
+    validation: Corpus
+    tokenizer: Tokenizer
+    train_loader: Loader
+    val_loader: Loader
+    model: GPT
+
+
+def prepare(config: TrainingConfig) -> TextRun:
+    """Read the text and build everything from it; ValueError or OSError for bad input."""
+    data, settings = config.data, config.training
+    seed_everything(settings.seed, settings.deterministic)
+    train, validation = load_corpus(data.corpus).split(data.val_fraction, settings.seed)
+    tokenizer = train_tokenizer(train.documents, data.vocab_size)
+
+    def loader(corpus: Corpus, shuffle: bool) -> Loader:
+        return make_loader(
+            corpus.documents,
+            tokenizer,
+            mode=data.batching,
+            batch_size=settings.batch_size,
+            max_length=data.max_length,
+            seed=settings.seed,
+            shuffle=shuffle,
+        )
+
+    model = GPT(config.model, data.vocab_size, data.max_length)
+    return TextRun(train, validation, tokenizer, loader(train, True), loader(validation, False), model)
+
+
+def train_on_text(config: TrainingConfig) -> int:
+    """Train as configured and print a report; return 0, or 128 + the number of the signal that stopped the run."""
+    started = time.perf_counter()
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    print(
+        f"{config.data.corpus}: {len(run.train.documents):,} documents to train on, {len(run.validation.documents):,} "
+        f"held out; {count_parameters(run.model):,} parameters, {trainer.precision.name} on {trainer.device}"
+    )
+    trainer.train(run.train_loader, run.val_loader)
+    folder = run_folder(config)
+    if folder is not None:
+        run.tokenizer.save(str(folder / "tokenizer.json"))
+    if trainer.interrupted is not None:
+        return 128 + trainer.interrupted
+    print(report(run, trainer, time.perf_counter() - started))
+    print(f"\n{sample(run, config.training.seed)}")
+    return 0
+
+
+def report(run: TextRun, trainer: Trainer, seconds: float) -> str:
+    """A table of the finished run, with `xz -9e` on the same held-out text beside it."""
+    last = trainer.history.validation[-1]
+    speeds = sorted(record["tokens_per_second"] for record in trainer.history.train)
+    alone, primed = xz_bits_per_byte(run.train.documents, run.validation.documents)
+    rows = [
+        ("optimizer steps", f"{trainer.step:,}"),
+        ("validation loss, nats per token", f"{last['val_loss']:.4f}"),
+        ("accuracy", f"{last['accuracy']:.1%}"),
+        ("tokens per second, median", f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "-"),
+        ("seconds", f"{seconds:.0f}"),
+        ("bits per byte", f"{last['bits_per_byte']:.3f}"),
+        ("bits per byte, xz -9e alone", f"{alone:.3f}"),
+        ("bits per byte, xz -9e after the training text", f"{primed:.3f}"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value:>10}" for name, value in rows)
+
+
+def xz_bits_per_byte(train: Sequence[str], validation: Sequence[str]) -> tuple[float, float]:
+    """Bits that `xz -9e` needs for each byte of the validation text: alone, and after it has read the training text."""
+    known, held_out = ("\n\n".join(documents).encode() for documents in (train, validation))
+    alone = _xz_size(held_out)
+    primed = _xz_size(known + b"\n\n" + held_out) - _xz_size(known)
+    return 8 * alone / len(held_out), 8 * primed / len(held_out)
+
+
+def _xz_size(text: bytes) -> int:
+    return len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+
+
+def sample(run: TextRun, seed: int) -> str:
+    """A document drawn from the model, from its first token on."""
+    generator = torch.Generator().manual_seed(seed)
+    eos = eos_id(run.tokenizer)
+    ids = generate(
+        run.model,
+        [eos],
+        max_new_tokens=SAMPLE_TOKENS,
+        temperature=SAMPLE_TEMPERATURE,
+        eos_id=eos,
+        generator=generator,
+    )
+    return decode(run.tokenizer, ids)

@@ -1,6 +1,5 @@
 """Clipping by the global gradient norm (Pascanu et al. 2013, section 3.2)."""
 
-import math
 from collections.abc import Iterable
 
 import torch
@@ -23,7 +22,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in with_gradient if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    if max_norm is not None and max_norm != math.inf:
+    if max_norm is not None:
         # inf would become a factor of 0, and nan spread to every gradient; a norm of 0 gives a factor of 1.
         finite_norm = torch.where(norm.isfinite(), norm, 0.0)
         torch.nn.utils.clip_grads_with_norm_(with_gradient, max_norm, finite_norm)

@@ -156,6 +156,12 @@ def test_the_fused_update_equals_the_plain_one(kind):
     torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adafactor"])
+def test_every_group_has_the_configured_learning_rate(kind):
+    optimizer = build_optimizer(TinyLanguageModel(), OptimizerConfig(type=kind, learning_rate=0.123))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.123, 0.123]
+
+
 def test_parameters_without_a_fused_kernel_get_the_plain_update():
     optimizer = build_optimizer(nn.Linear(3, 2, device="meta"), OptimizerConfig())
     assert optimizer.defaults["fused"] is False

@@ -23,7 +23,7 @@ configs = st.builds(
     type=st.sampled_from(TYPES),
     warmup_ratio=st.floats(0, 1, exclude_max=True),
     num_cycles=st.just(0.5),
-    min_lr=st.floats(0, 1e-3),
+    min_lr=st.floats(0, 1),
     step_size=st.none() | st.integers(1, 50),
     gamma=st.floats(0.01, 1),
     timescale=st.none() | st.integers(1, 500),

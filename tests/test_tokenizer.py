@@ -126,7 +126,7 @@ def test_a_missing_special_token_is_named() -> None:
 def test_a_file_that_holds_no_tokenizer_is_refused_by_name(tmp_path, content: bytes) -> None:
     path = tmp_path / "broken.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="broken.json is not a tokenizer file"):
+    with pytest.raises(ValueError, match=r"broken\.json is not a tokenizer file"):
         load_tokenizer(path)
 
 

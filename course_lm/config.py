@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.utils.deterministic as deterministic_settings
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -25,13 +26,9 @@ from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.precision import PRECISIONS
 from course_lm.schedules import ScheduleConfig
+from course_lm.validation import require
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-
-
-def _require(holds: bool, key: str, accepted: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{key} must be {accepted}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,9 @@ class DataConfig:
     val_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        _require(self.vocab_size >= 258, "vocab_size", "at least 258 (256 bytes and two specials)", self.vocab_size)
-        _require(self.max_length >= 2, "max_length", "at least 2", self.max_length)
-        _require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
+        require(self.vocab_size >= 258, "vocab_size", "at least 258 (256 bytes and two specials)", self.vocab_size)
+        require(self.max_length >= 2, "max_length", "at least 2", self.max_length)
+        require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class CurriculumConfig:
     warmup_epochs: int = 2
 
     def __post_init__(self) -> None:
-        _require(not self.enabled, "enabled", "false (this version has no curriculum yet)", self.enabled)
+        require(not self.enabled, "enabled", "false (this version has no curriculum yet)", self.enabled)
 
 
 @dataclass(frozen=True)
@@ -132,16 +129,16 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         for key in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "save_steps"):
-            _require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
+            require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
         for key in ("max_steps", "eval_steps", "save_total_limit", "early_stopping_patience"):
             value = getattr(self, key)
-            _require(value is None or value >= 1, key, "at least 1, or null", value)
+            require(value is None or value >= 1, key, "at least 1, or null", value)
         norm = self.max_grad_norm
-        _require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
-        _require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
+        require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
+        require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
         threshold = self.early_stopping_threshold
-        _require(threshold >= 0, "early_stopping_threshold", "a number of at least 0", threshold)
-        _require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)
+        require(threshold >= 0, "early_stopping_threshold", "a number of at least 0", threshold)
+        require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         plain = self.experiment_name not in ("", ".", "..") and not re.search(r"[/\\\0]", self.experiment_name)
-        _require(plain, "experiment_name", "a folder name", self.experiment_name)
+        require(plain, "experiment_name", "a folder name", self.experiment_name)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "TrainingConfig":
@@ -249,7 +246,7 @@ def seed_everything(seed: int, deterministic: bool = True) -> None:
     torch.manual_seed(seed)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+        deterministic_settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 

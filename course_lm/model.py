@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from course_lm.validation import require
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -27,12 +29,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "d_model"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.d_model % self.n_head:
-            raise ValueError(f"d_model must be a multiple of n_head ({self.n_head}), got {self.d_model}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        divides = self.d_model % self.n_head == 0
+        require(divides, "d_model", f"a multiple of n_head ({self.n_head})", self.d_model)
+        require(0.0 <= self.dropout < 1.0, "dropout", "in [0, 1)", self.dropout)
 
 
 def allowed_attention(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
@@ -126,6 +126,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        """Mix each position with those it may see."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.n_head, width // self.n_head)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, C)
@@ -146,6 +147,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        """Attention, then the perceptron, (B, T, D) -> (B, T, D)."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask))
         return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
+from course_lm.validation import require
+
 OptimizerType = Literal["adamw", "adam", "sgd", "adafactor"]
 FUSED_DEVICES = ("cpu", "cuda")
 
@@ -41,15 +43,13 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         types = get_args(OptimizerType)
-        _require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
-        _require(0 < self.learning_rate < math.inf, "learning_rate", "a positive number", self.learning_rate)
-        _require(0 <= self.beta1 < 1, "beta1", "in [0, 1)", self.beta1)
-        _require(0 <= self.beta2 < 1, "beta2", "in [0, 1)", self.beta2)
-        _require(0 < self.epsilon < math.inf, "epsilon", "a positive number", self.epsilon)
-        _require(
-            0 <= self.weight_decay < math.inf, "weight_decay", "a number of at least 0", self.weight_decay
-        )
-        _require(0 <= self.momentum < 1, "momentum", "in [0, 1)", self.momentum)
+        require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
+        require(0 < self.learning_rate < math.inf, "learning_rate", "a positive number", self.learning_rate)
+        require(0 <= self.beta1 < 1, "beta1", "in [0, 1)", self.beta1)
+        require(0 <= self.beta2 < 1, "beta2", "in [0, 1)", self.beta2)
+        require(0 < self.epsilon < math.inf, "epsilon", "a positive number", self.epsilon)
+        require(0 <= self.weight_decay < math.inf, "weight_decay", "a number of at least 0", self.weight_decay)
+        require(0 <= self.momentum < 1, "momentum", "in [0, 1)", self.momentum)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -86,11 +86,4 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _can_fuse(parameters: list[torch.Tensor]) -> bool:
-    return all(
-        parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters
-    )
-
-
-def _require(holds: bool, key: str, accepted: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{key} must be {accepted}, got {value!r}")
+    return all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters)

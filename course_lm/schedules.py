@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
+from course_lm.validation import require
+
 ScheduleType = Literal[
     "cosine_with_warmup",
     "cosine",
@@ -33,9 +35,7 @@ def constant(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int =
     return _warm_up(step, peak_lr, warmup_steps) if step < warmup_steps else peak_lr
 
 
-def linear(
-    step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0, min_lr: float = 0.0
-) -> float:
+def linear(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0, min_lr: float = 0.0) -> float:
     """A straight line from `peak_lr` after the warm-up down to `min_lr` at `total_steps`."""
     step = min(step, total_steps)
     if step < warmup_steps:
@@ -157,15 +157,15 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         types = get_args(ScheduleType)
-        _require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
-        _require(0 <= self.warmup_ratio < 1, "warmup_ratio", "in [0, 1)", self.warmup_ratio)
+        require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
+        require(0 <= self.warmup_ratio < 1, "warmup_ratio", "in [0, 1)", self.warmup_ratio)
         _require_count("warmup_steps", self.warmup_steps, least=0)
-        _require(0 < self.num_cycles < math.inf, "num_cycles", "a positive number", self.num_cycles)
-        _require(0 <= self.min_lr < math.inf, "min_lr", "a number of at least 0", self.min_lr)
+        require(0 < self.num_cycles < math.inf, "num_cycles", "a positive number", self.num_cycles)
+        require(0 <= self.min_lr < math.inf, "min_lr", "a number of at least 0", self.min_lr)
         _require_count("step_size", self.step_size, least=1)
-        _require(0 < self.gamma <= 1, "gamma", "in (0, 1]", self.gamma)
+        require(0 < self.gamma <= 1, "gamma", "in (0, 1]", self.gamma)
         _require_count("timescale", self.timescale, least=1)
-        _require(0 <= self.decay_ratio <= 1, "decay_ratio", "in [0, 1]", self.decay_ratio)
+        require(0 <= self.decay_ratio <= 1, "decay_ratio", "in [0, 1]", self.decay_ratio)
 
 
 def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) -> Callable[[int], float]:
@@ -173,8 +173,8 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
 
     Raises ValueError for a run without steps, a warm-up longer than the run, and a `min_lr` above `peak_lr`.
     """
-    _require(total_steps >= 1, "total_steps", "at least 1", total_steps)
-    _require(config.min_lr <= peak_lr, "min_lr", f"at most the peak learning rate {peak_lr}", config.min_lr)
+    require(total_steps >= 1, "total_steps", "at least 1", total_steps)
+    require(config.min_lr <= peak_lr, "min_lr", f"at most the peak learning rate {peak_lr}", config.min_lr)
     shared = {
         "peak_lr": peak_lr,
         "total_steps": total_steps,
@@ -193,9 +193,7 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
         case "inverse_sqrt":
             return partial(inverse_sqrt, **shared, timescale=config.timescale, min_lr=config.min_lr)
         case "warmup_stable_decay":
-            return partial(
-                warmup_stable_decay, **shared, decay_ratio=config.decay_ratio, min_lr=config.min_lr
-            )
+            return partial(warmup_stable_decay, **shared, decay_ratio=config.decay_ratio, min_lr=config.min_lr)
 
 
 def _warm_up(step: int, peak_lr: float, warmup_steps: int) -> float:
@@ -206,16 +204,11 @@ def _warmup_steps(config: ScheduleConfig, total_steps: int) -> int:
     if config.warmup_steps is None:
         return min(round(config.warmup_ratio * total_steps), total_steps - 1)
     accepted = f"at most the run's {total_steps} steps"
-    _require(config.warmup_steps <= total_steps, "warmup_steps", accepted, config.warmup_steps)
+    require(config.warmup_steps <= total_steps, "warmup_steps", accepted, config.warmup_steps)
     return config.warmup_steps
 
 
 def _require_count(key: str, value: int | None, least: int) -> None:
     if value is not None:
         holds = isinstance(value, int) and value >= least
-        _require(holds, key, f"a whole number of at least {least}, or null", value)
-
-
-def _require(holds: bool, key: str, accepted: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{key} must be {accepted}, got {value!r}")
+        require(holds, key, f"a whole number of at least {least}, or null", value)

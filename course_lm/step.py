@@ -251,7 +251,12 @@ def _defers(optimizer: Optimizer, precision: Precision, device: torch.device) ->
 
 
 def _update(
-    optimizer: Optimizer, parameters: list[Tensor], precision: Precision, loss: Tensor, tokens: Tensor, norm: Tensor
+    optimizer: Optimizer,
+    parameters: list[Tensor],
+    precision: Precision,
+    loss: Tensor,
+    tokens: Tensor,
+    norm: Tensor,
 ) -> StepResult:
     """Step the optimizer unless the gradient is not finite."""
     device = norm.device
@@ -273,6 +278,7 @@ def _update(
 
 def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
     """Index of the first parameter whose gradient is not finite, -1 for none."""
-    norms = torch.stack(torch._foreach_norm([p.grad for p in parameters], ord=float("inf")))  # (parameters,)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = torch.stack([gradient.norm(p=math.inf) for gradient in gradients])  # (parameters,)
     bad = ~torch.isfinite(norms)
     return torch.where(bad.any(), bad.int().argmax(), -1)

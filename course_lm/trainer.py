@@ -90,7 +90,7 @@ class Trainer:
         if self.device.type == "cpu":
             tune_allocator()
         self.model = model.to(self.device)
-        self.runner = torch.compile(model) if self.settings.compile else model
+        self.runner: nn.Module = torch.compile(model) if self.settings.compile else model  # type: ignore[assignment]
         self.precision = Precision(self.settings.precision, self.device)
         self.optimizer = optimizer or build_optimizer(model, config.optimizer)
         self.loss_fn, self.schedule, self.clip = loss_fn, schedule, clip
@@ -189,7 +189,7 @@ class Trainer:
             "history": self.history.state_dict(),
             "rng": rng_state(),
             "config": asdict(self.config),
-            "versions": {"torch": torch.__version__},
+            "versions": {"torch": str(torch.__version__)},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -268,7 +268,9 @@ class Trainer:
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
         self.pending.append(result)
-        deferred = result.skipped.device.type != "cpu" and settings.on_nonfinite == "raise" and not self.precision.scales
+        deferred = (
+            result.skipped.device.type != "cpu" and settings.on_nonfinite == "raise" and not self.precision.scales
+        )
         skipped = not deferred and bool(result.skipped)  # a deferred one is looked at when the results are logged
         self.step += not skipped
         self._count_skips(skipped, result)

@@ -1,15 +1,12 @@
-"""What the lessons stand on: their first cell, printed sources, running them headless and storing their outputs.
+"""What the lessons stand on: their first cell, printed sources, headless runs and stored outputs.
 
-A lesson is a notebook `NN_name.ipynb` whose stored outputs are the ones that a reader sees before running anything.
-`write` is the only thing that changes them, and it is reproducible: written twice, a file stays the same. Cells
-tagged `timing` show clock times, which differ on every run: they keep the outputs they have as long as the new ones
-differ in numbers only.
+A lesson is a notebook `NN_name.ipynb` whose stored outputs are what a reader sees before running anything.
+`write` alone changes them, and it is reproducible: written twice, a file stays the same.
 """
 
 import inspect
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -26,28 +23,15 @@ from tqdm.auto import tqdm
 from course_lm import __version__, plots
 from course_lm.allocator import tune_allocator
 from course_lm.config import resolve_device, seed_everything
+from course_lm.stored_outputs import clean, keep_timings, refuse_absolute_paths
 
 MAX_THREADS = 4
 CELL_TIMEOUT_SECONDS = 300
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-
-_KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
-_ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_KERNEL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]+\d+\.py")
-_NUMBER = re.compile(r"\s*[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
-_ABSOLUTE_PATH = re.compile(
-    r"""file://\S+
-    | (?<![\w.~<:/\\)\]}]) /(?:[\w.+-]+/)+[\w.+-]+              # two segments or more, so that 1/2 and nats/s pass
-    | (?<![\w.~<:/\\)\]}]) /(?:home|root|Users|tmp|var|usr|opt|mnt|private)\b
-    | \b[A-Za-z]:\\{1,2}\w[\w .-]*\\                            # C:\Users\
-    """,
-    re.VERBOSE,
-)
 
 
 @dataclass(frozen=True)
 class LessonResult:
-    """How one lesson ran: its name, the seconds it took, and None or one line saying which cell failed and how."""
+    """How one lesson ran: its name, the seconds it took, and None or a line that says which cell failed."""
 
     name: str
     seconds: float
@@ -94,7 +78,7 @@ def lesson_folder() -> Path:
 
 
 def lesson_paths(numbers: Iterable[str | int] | None = None) -> list[Path]:
-    """The notebooks of the named lessons (`0`, `"00"` or `"00_the_whole_loop"`), by default of all, in order.
+    """The notebooks of the named lessons (`0`, `"00"`, `"00_the_whole_loop"`), by default of all.
 
     Raises ValueError for a lesson that does not exist, FileNotFoundError where there are no lessons at all.
     """
@@ -117,7 +101,7 @@ def run(paths: Sequence[Path]) -> list[LessonResult]:
 
 
 def write(paths: Sequence[Path]) -> list[LessonResult]:
-    """Run lessons and store their outputs, cleaned of all that differs between machines; a failed one stays as is.
+    """Run lessons and store their outputs, without what differs between machines; a failed one stays.
 
     Raises ValueError where an output holds an absolute path.
     """
@@ -132,7 +116,8 @@ def open_lab() -> int:
     _need("jupyterlab")
     folder = lesson_folder()
     first = min((path.name for path in folder.glob("[0-9][0-9]_*.ipynb")), default=None)
-    command = lab_command(folder, first, browser=has_display(), as_root=getattr(os, "geteuid", lambda: 1)() == 0)
+    as_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    command = lab_command(folder, first, browser=has_display(), as_root=as_root)
     sys.stdout.flush()
     if os.name == "posix":
         os.execv(command[0], command)  # signals reach the server itself
@@ -156,67 +141,6 @@ def has_display() -> bool:
     if sys.platform in ("darwin", "win32"):
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def find_absolute_path(text: str) -> str | None:
-    """The first thing in `text` that looks like an absolute file path; None where there is none."""
-    match = _ABSOLUTE_PATH.search(text)
-    return match.group(0) if match else None
-
-
-def clean(notebook: Any) -> None:
-    """Strip an executed notebook, in place, of all that differs between runs or machines."""
-    notebook.metadata = {"kernelspec": dict(_KERNELSPEC), "language_info": {"name": "python"}}
-    for number, cell in enumerate(notebook.cells):
-        cell.setdefault("id", f"cell-{number:02d}")
-        cell.metadata = {key: cell.metadata[key] for key in ("tags", "jupyter") if key in cell.metadata}
-        if cell.cell_type == "code":
-            cell.outputs = [_clean_output(output) for output in cell.outputs if not _is_widget(output)]
-
-
-def _is_widget(output: Any) -> bool:
-    return WIDGET_VIEW in output.get("data", {})
-
-
-def _clean_output(output: Any) -> Any:
-    if "text" in output:
-        output.text = _clean_text(output.text)
-    for kind, value in output.get("data", {}).items():
-        if kind.startswith("text/"):
-            output.data[kind] = _clean_text(value)
-    return output
-
-
-def _clean_text(text: str) -> str:
-    return _KERNEL_FILE.sub("<cell>", _ANSI_CODE.sub("", text))
-
-
-def keep_timings(notebook: Any, stored: Any) -> None:
-    """Give `timing` cells of `notebook` back their `stored` outputs where only numbers (or figures) have changed."""
-    before = {cell.get("id"): cell for cell in stored.cells}
-    for cell in notebook.cells:
-        old = before.get(cell.id)
-        if "timing" in cell.metadata.get("tags", []) and old is not None and old.source == cell.source:
-            if [_shape(output) for output in old.outputs] == [_shape(output) for output in cell.outputs]:
-                cell.outputs = old.outputs
-
-
-def _shape(output: Any) -> Any:
-    data = {"text": output["text"]} if "text" in output else output.get("data", {})
-    return {kind: _NUMBER.sub("#", text) if kind.startswith("text") else None for kind, text in data.items()}
-
-
-def _refuse_absolute_paths(name: str, notebook: Any) -> None:
-    for number, cell in enumerate(notebook.cells):
-        for output in cell.get("outputs", []):
-            found = find_absolute_path("\n".join(_texts(output)))
-            if found:
-                raise ValueError(f"{name}: the output of cell {number} holds an absolute path: {found}")
-
-
-def _texts(output: Any) -> list[str]:
-    data = output.get("data", {})
-    return [output.get("text", ""), *(data[kind] for kind in data if kind.startswith("text/"))]
 
 
 def _run_all(paths: Sequence[Path], *, store: bool) -> list[LessonResult]:
@@ -272,7 +196,7 @@ def _store(path: Path, notebook: Any) -> None:
 
     clean(notebook)
     keep_timings(notebook, nbformat.read(path, as_version=4))
-    _refuse_absolute_paths(path.stem, notebook)
+    refuse_absolute_paths(path.stem, notebook)
     path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
 

@@ -164,9 +164,10 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.d_model)
         self.apply(self._initialise)
-        for block in self.blocks:  # keeps the residual stream's variance independent of depth (GPT-2, section 2.3)
-            for layer in (block.attention.out, block.down):
-                nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * config.n_layer))
+        for name, weight in self.named_parameters():
+            if name.endswith(("attention.out.weight", "down.weight")):
+                # the residual stream's variance then does not grow with depth (GPT-2, section 2.3)
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.n_layer))
 
     @staticmethod
     def _initialise(module: nn.Module) -> None:

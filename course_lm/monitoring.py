@@ -197,7 +197,7 @@ class ProgressBar:
         """Move to the record's step and show its metrics; a validation loss stays in view."""
         bar = self._open(0, None) if self._bar is None else self._bar
         for key, (label, form) in _POSTFIX.items():
-            if key in record:
+            if record.get(key) is not None:
                 self._shown[label] = form.format(record[key])
         bar.set_postfix(self._shown, refresh=False)
         bar.update(record["step"] - bar.n)
@@ -365,7 +365,11 @@ def _json_value(value: Any) -> Any:
 
 def _tagged(record: Record) -> dict[str, float]:
     metrics = ((key, value) for key, value in record.items() if key not in ("event", "step"))
-    return {f"{record['event']}/{key}": float(value) for key, value in metrics if value is not None}
+    return {
+        f"{record['event']}/{key}": float(value)
+        for key, value in metrics
+        if not isinstance(value, str | None)
+    }
 
 
 def _check_mode(mode: str, name: str) -> None:

@@ -1,15 +1,17 @@
-"""The course's figures: one style, one way to show a figure with its alternative text, and the pictures of lesson 00.
+"""The course's figures: one style, one way to show a figure with its alternative text, the loop's picture.
 
-Colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay apart under the common kinds of colour
-blindness. Curves are named by a label at their end instead of a legend.
+Colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay apart under the common kinds
+of colour blindness. Curves are named by a label at their end instead of a legend.
 """
 
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -27,7 +29,7 @@ def style() -> None:
             "axes.edgecolor": GREY,
             "axes.grid": True,
             "axes.labelsize": 13,
-            "axes.prop_cycle": mpl.cycler(color=PALETTE),
+            "axes.prop_cycle": cycler(color=PALETTE),
             "axes.spines.right": False,
             "axes.spines.top": False,
             "axes.titlelocation": "left",
@@ -72,8 +74,8 @@ def loss_curve(
 ) -> Figure:
     """The training loss (nats per token) after each of `steps` optimizer steps.
 
-    `validation` adds points of the same kind, (steps, losses). `floor` draws the loss that the true distribution of
-    the text itself has on it: no model goes lower, other than by chance. Raises ValueError for unequal lengths.
+    `validation` adds points of the same kind, (steps, losses). `floor` is the loss of the distribution that
+    made the text: no model goes lower, other than by chance. Raises ValueError for unequal lengths.
     """
     _check_same_length(steps, losses, "training")
     figure, axes = plt.subplots()
@@ -98,8 +100,9 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 
 
     Labels that would overlap are moved apart to `gap`, a fraction of the axes' height.
     """
-    heights = axes.transAxes.inverted().transform(axes.transData.transform([(0.0, end[0]) for end in ends]))[:, 1]
-    for (_, text, colour), height in zip(ends, spread(list(heights), gap), strict=True):
+    on_screen = axes.transData.transform([(0.0, height) for height, _, _ in ends])
+    in_axes = axes.transAxes.inverted().transform(on_screen)[:, 1]
+    for (_, text, colour), height in zip(ends, spread(list(in_axes), gap), strict=True):
         axes.text(1.015, height, text, transform=axes.transAxes, color=colour, va="center", weight="bold")
 
 
@@ -107,14 +110,15 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     """`heights` moved up just as far as needed so that no two are closer than `gap`; their order is kept."""
     moved = list(heights)
     order = sorted(range(len(moved)), key=moved.__getitem__)
-    for below, above in zip(order, order[1:], strict=False):
+    for below, above in pairwise(order):
         moved[above] = max(moved[above], moved[below] + gap)
     return moved
 
 
 def _check_same_length(steps: Sequence[int], losses: Sequence[float], name: str) -> None:
     if len(steps) != len(losses) or len(steps) == 0:
-        raise ValueError(f"the {name} curve needs one loss per step, got {len(steps)} steps and {len(losses)} losses")
+        got = f"{len(steps)} steps and {len(losses)} losses"
+        raise ValueError(f"the {name} curve needs one loss per step, got {got}")
 
 
 # Each part of the loop: its place in the picture (column, row), and what it does.
@@ -152,8 +156,8 @@ _ARROWS = (
 def loop_picture(links: Mapping[str, str]) -> Figure:
     """The training loop as a picture: one box for each of `LOOP_PARTS`, in the order in which they run.
 
-    `links` maps a part to the lesson that replaces it, by its file name ("09_clipping.ipynb"): its number and name
-    stand in the box. Saved as SVG, the box links to the file. Raises ValueError for a part that is not in the picture.
+    `links` maps a part to the lesson that replaces it, by its file name ("09_clipping.ipynb"): its number and
+    name stand in the box. Saved as SVG, the box links to the file. Raises ValueError for an unknown part.
     """
     for part in links:
         if part not in _PARTS:
@@ -181,15 +185,15 @@ def _corner(part: str) -> tuple[float, float]:
 
 def _box(axes: Axes, part: str, link: str | None) -> None:
     (x, y), (_, row, purpose) = _corner(part), _PARTS[part]
-    shape = "round,pad=0,rounding_size=0.14"
-    box = FancyBboxPatch((x, y), _WIDTH, _HEIGHT, shape, facecolor=_FILLS[row], edgecolor=_EDGES[row], lw=1.5, url=link)
+    box = FancyBboxPatch((x, y), _WIDTH, _HEIGHT, "round,pad=0,rounding_size=0.14", linewidth=1.5)
+    box.set(facecolor=_FILLS[row], edgecolor=_EDGES[row], url=link)
     axes.add_patch(box)
     middle = x + _WIDTH / 2
     axes.text(middle, y + 1.06, part, ha="center", va="center", size=14, weight="bold")
     axes.text(middle, y + 0.63, purpose, ha="center", va="center", size=10, linespacing=1.1)
     if link:
-        label = axes.text(middle, y + 0.19, _lesson_label(link), ha="center", va="center", size=10, weight="bold")
-        label.set(color=BLUE, url=link)
+        label = axes.text(middle, y + 0.19, _lesson_label(link), ha="center", va="center", size=10)
+        label.set(color=BLUE, weight="bold", url=link)
 
 
 def _lesson_label(link: str) -> str:
@@ -203,7 +207,7 @@ def _frame(axes: Axes, first: int, row: int, last: int, label: str) -> None:
     shape = "round,pad=0,rounding_size=0.2"
     style = {"facecolor": "none", "edgecolor": _EDGES[row], "linestyle": (0, (4, 3)), "linewidth": 1.2}
     axes.add_patch(FancyBboxPatch((x, y), width, _HEIGHT + pad, shape, **style))
-    axes.text(x + 0.1, y + _HEIGHT + pad + 0.09, label, color=_EDGES[row], size=11, va="bottom", style="italic")
+    axes.text(x + 0.1, y + _HEIGHT + pad + 0.09, label, color=_EDGES[row], size=11, style="italic")
 
 
 def _between(start: str, end: str) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -216,7 +220,8 @@ def _between(start: str, end: str) -> tuple[tuple[float, float], tuple[float, fl
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    arrow = FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, color=INK, lw=1.6, shrinkA=2, shrinkB=2)
+    arrow = FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, shrinkA=2, shrinkB=2)
+    arrow.set(color=INK, linewidth=1.6)
     axes.add_patch(arrow)
 
 
@@ -227,4 +232,4 @@ def _return_arrow(axes: Axes) -> None:
     ys = [stop_y + _HEIGHT / 2, stop_y + _HEIGHT / 2, top, top]
     axes.plot(xs, ys, color=INK, lw=1.6, solid_joinstyle="round")
     _arrow(axes, (entry, top), (entry, window_y + _HEIGHT))
-    axes.text((entry + right) / 2, top + 0.08, "not stopped: the next step", ha="center", va="bottom", size=11)
+    axes.text((entry + right) / 2, top + 0.08, "not stopped: the next step", ha="center", size=11)

@@ -1,15 +1,18 @@
 """A run from outside: its folder, its loggers, whether a checkpoint belongs to it, and the signals that end it."""
 
+import itertools
+import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from course_lm.config import TrainingConfig
+from course_lm.checkpoints import latest_checkpoint
+from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -41,14 +44,38 @@ def default_observers(config: TrainingConfig) -> list[Observer]:
     return observers
 
 
-def move_aside(folder: Path) -> Path | None:
-    """Rename an earlier run's folder to `<name>.1`, `.2`, …; return where it went, None where there was none."""
-    if not folder.exists():
+def open_folder(config: TrainingConfig) -> Path | None:
+    """Make the run's folder, write its configuration, and return its newest intact checkpoint, if any.
+
+    With `training.resume` "never" a folder that is already there is renamed to `<name>.1`, `.2`, … first.
+    """
+    folder = run_folder(config)
+    if folder is None:
         return None
-    number = 1
-    while (target := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    return folder.rename(target)
+    if folder.exists() and config.training.resume == "never":
+        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.{number}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = latest_checkpoint(folder)
+    if newest is None:
+        config.to_yaml(folder / "config.yaml")
+    return newest
+
+
+def length_of(loader: Iterable[object]) -> int | None:
+    """Batches in an epoch, or None where the loader cannot tell."""
+    return len(loader) if isinstance(loader, Sized) else None
+
+
+def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
+    """Optimizer steps of the whole run; ValueError where neither a length nor `max_steps` tells."""
+    if settings.max_steps is not None:
+        return settings.max_steps
+    batches = length_of(loader)
+    if not batches:
+        problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"
+        raise ValueError(f"the training loader {problem}")
+    return settings.num_epochs * math.ceil(batches / settings.gradient_accumulation_steps)
 
 
 def check_same_run(mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from course_lm.accumulation import windows
 from course_lm.allocator import tune_allocator
 from course_lm.checkpoints import (
-    latest_checkpoint,
     load_checkpoint,
     prune_checkpoints,
     rng_state,
@@ -35,7 +34,15 @@ from course_lm.loss import next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, Observers, Throughput
 from course_lm.optim import build_optimizer
 from course_lm.precision import Precision
-from course_lm.runs import check_same_run, default_observers, move_aside, on_interrupt, run_folder
+from course_lm.runs import (
+    check_same_run,
+    count_steps,
+    default_observers,
+    length_of,
+    on_interrupt,
+    open_folder,
+    run_folder,
+)
 from course_lm.schedules import build_schedule
 from course_lm.step import Batch, NonFiniteGradientError, StepResult, raise_if_nonfinite, train_step
 
@@ -138,7 +145,7 @@ class Trainer:
                     self._log()
                 if settings.eval_steps and self.step % settings.eval_steps == 0:
                     self._validate(val_loader)
-                if self.step % settings.save_steps == 0 and self.batch != _length(train_loader):
+                if self.step % settings.save_steps == 0 and self.batch != length_of(train_loader):
                     self._save_step()
             if self.finished:
                 return
@@ -156,16 +163,6 @@ class Trainer:
         if self.settings.max_steps is not None:
             return self.step >= self.settings.max_steps
         return self.epoch >= self.settings.num_epochs
-
-    def total_steps(self, train_loader: Iterable[Batch]) -> int:
-        """Optimizer steps of the whole run; ValueError where neither a length nor `max_steps` tells."""
-        if self.settings.max_steps is not None:
-            return self.settings.max_steps
-        batches = _length(train_loader)
-        if not batches:
-            problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"
-            raise ValueError(f"the training loader {problem}")
-        return self.settings.num_epochs * math.ceil(batches / self.settings.gradient_accumulation_steps)
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state of the run to one file; OSError where that cannot be done."""
@@ -209,22 +206,17 @@ class Trainer:
 
     def _start_or_resume(self) -> None:
         """Go on from the run's newest checkpoint, or seed everything for a new run."""
+        self.interrupted = None
         if self.step:
             return
-        if self.folder is not None and self.settings.resume == "never":
-            move_aside(self.folder)
         seed_everything(self.settings.seed, self.settings.deterministic)
-        if self.folder is None:
-            return
-        newest = latest_checkpoint(self.folder) if self.folder.is_dir() else None
+        newest = open_folder(self.config)
         if newest is not None:
             self.load_checkpoint(newest)
             print(f"resumed {newest} after step {self.step}")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.config.to_yaml(self.folder / "config.yaml")
 
     def _prepare(self, train_loader: Iterable[Batch]) -> int:
-        total_steps = self.total_steps(train_loader)
+        total_steps = count_steps(train_loader, self.settings)
         if self.schedule is None:
             peak_lr = self.config.optimizer.learning_rate
             self.schedule = build_schedule(self.config.lr_scheduler, peak_lr=peak_lr, total_steps=total_steps)
@@ -234,20 +226,27 @@ class Trainer:
 
     def _rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
         """The batches of this epoch that are still to come, counted as they are taken."""
-        self._loader = loader
         rest: Iterable[Batch] = loader
         if hasattr(loader, "load_state_dict"):
-            loader.load_state_dict(self._loader_state or {"epoch": self.epoch, "batch": self.batch})
+            self._set_position(loader)
         elif isinstance(loader, Sequence):
             rest = islice(loader, self.batch, None)
         elif self.batch:
             warnings.warn("this loader cannot be set to a position: the epoch's data is repeated", stacklevel=2)
             self.batch = 0
-        self._loader_state = None
+        self._loader, self._loader_state = loader, None
         self.throughput.restart(self.tokens)
         for batch in rest:
             self.batch += 1
             yield batch
+
+    def _set_position(self, loader: Any) -> None:
+        if self._loader_state is None and self.batch:
+            self._loader_state = loader.state_dict()  # this process stopped here itself
+        if self._loader_state is None:
+            loader.set_epoch(self.epoch)
+        else:
+            loader.load_state_dict(self._loader_state)
 
     def _take_step(self, window: list[Batch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
@@ -268,10 +267,9 @@ class Trainer:
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
         self.pending.append(result)
-        deferred = (
-            result.skipped.device.type != "cpu" and settings.on_nonfinite == "raise" and not self.precision.scales
-        )
-        skipped = not deferred and bool(result.skipped)  # a deferred one is looked at when the results are logged
+        # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
+        on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
+        skipped = on_host and bool(result.skipped)
         self.step += not skipped
         self._count_skips(skipped, result)
         return not skipped
@@ -365,7 +363,3 @@ class Trainer:
             name = signal.Signals(self.interrupted).name
             saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"
             print(f"stopped by {name} after step {self.step}: {saved}")
-
-
-def _length(loader: Iterable[Batch]) -> int | None:
-    return len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]

@@ -187,9 +187,7 @@ class ProgressBar:
     def _open(self, step: int, total_steps: int | None) -> Any:
         in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
         interval = 0.1 if in_notebook or sys.stderr.isatty() else self.quiet_seconds
-        self._bar = tqdm(
-            total=total_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=interval
-        )
+        self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=interval)
         self._shown = {}
         return self._bar
 
@@ -345,9 +343,10 @@ class Throughput:
 
     def update(self, tokens: int) -> float:
         """Return tokens per second since the last call, given the tokens so far; start a new interval."""
-        new, seconds = tokens - self._tokens, self._clock() - self._time
+        before_tokens, before_time = self._tokens, self._time
         self.restart(tokens)
-        return new / seconds if seconds > 0 else math.nan
+        seconds = self._time - before_time
+        return (tokens - before_tokens) / seconds if seconds > 0 else math.nan
 
 
 def _belongs(line: bytes, step: int) -> bool:
@@ -365,11 +364,7 @@ def _json_value(value: Any) -> Any:
 
 def _tagged(record: Record) -> dict[str, float]:
     metrics = ((key, value) for key, value in record.items() if key not in ("event", "step"))
-    return {
-        f"{record['event']}/{key}": float(value)
-        for key, value in metrics
-        if not isinstance(value, str | None)
-    }
+    return {f"{record['event']}/{key}": float(value) for key, value in metrics if not isinstance(value, str | None)}
 
 
 def _check_mode(mode: str, name: str) -> None:

@@ -261,9 +261,7 @@ def _rows_at(batch_size: int | None, tokens_per_batch: int | None, max_length: i
         return lambda width: batch_size
     if tokens_per_batch is not None and batch_size is None:
         if tokens_per_batch < max_length:
-            raise ValueError(
-                f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}"
-            )
+            raise ValueError(f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}")
         return lambda width: tokens_per_batch // width
     raise ValueError(
         f"give either batch_size or tokens_per_batch, got batch_size={batch_size} "

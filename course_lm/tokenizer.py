@@ -26,9 +26,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     Raises ValueError for a `vocab_size` below 258, or above what the text has merges for.
     """
     if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(
-            f"vocab_size must be at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}), got {vocab_size}"
-        )
+        raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}), got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,9 +56,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception for every kind of bad content
-        raise ValueError(
-            f"{path} is not a tokenizer file (JSON written by Tokenizer.save): {error}"
-        ) from error
+        raise ValueError(f"{path} is not a tokenizer file (JSON written by Tokenizer.save): {error}") from error
     for token in (PAD, EOS):
         _special_id(tokenizer, token)
     return _specials_as_text(tokenizer)

@@ -17,9 +17,7 @@ from torch import Tensor
 from course_lm.batching import MODES, Batch, Loader, epoch_generator, labels_of, make_loader, padding_share
 from course_lm.tokenizer import EOS, PAD, encode_documents, train_tokenizer
 
-TOKENIZER = train_tokenizer(
-    ["the cat sat on the mat", "a cat and a hat on a mat", "<eos> and <pad>"] * 2, 280
-)
+TOKENIZER = train_tokenizer(["the cat sat on the mat", "a cat and a hat on a mat", "<eos> and <pad>"] * 2, 280)
 
 
 def realistic_documents(count: int) -> list[str]:
@@ -33,9 +31,7 @@ def realistic_documents(count: int) -> list[str]:
 DOCUMENTS = realistic_documents(150)
 
 modes = pytest.mark.parametrize("mode", MODES)
-any_documents = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=12).filter(
-    any
-)
+any_documents = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=12).filter(any)
 any_max_length = st.integers(2, 20)
 
 
@@ -96,9 +92,7 @@ def assert_same_batches(left: Iterable[Batch], right: Iterable[Batch]) -> None:
 @example(["a"], {"mode": "packed", "max_length": 2, "batch_size": 1})
 @example(["", "a", "", "the cat sat" * 9], {"mode": "bucketed", "max_length": 5, "tokens_per_batch": 17})
 @settings(deadline=None)
-def test_an_epoch_is_exactly_the_documents_cut_with_one_token_of_overlap(
-    documents: list[str], options: dict
-) -> None:
+def test_an_epoch_is_exactly_the_documents_cut_with_one_token_of_overlap(documents: list[str], options: dict) -> None:
     loader = make_loader(documents, TOKENIZER, **options)
     seen = Counter(segment for batch in loader for segment in segments_of(batch))
     assert seen == Counter(pieces_of(documents, options["max_length"]))
@@ -109,9 +103,7 @@ def test_an_epoch_is_exactly_the_documents_cut_with_one_token_of_overlap(
 def test_every_token_of_every_document_is_a_target_exactly_once(documents: list[str], options: dict) -> None:
     loader = make_loader(documents, TOKENIZER, **options)
     expected = Counter(
-        pair
-        for ids in encode_documents(TOKENIZER, [text for text in documents if text])
-        for pair in pairwise(ids)
+        pair for ids in encode_documents(TOKENIZER, [text for text in documents if text]) for pair in pairwise(ids)
     )
     assert Counter(pair for batch in loader for pair in targets_of(batch)) == expected
     assert loader.num_targets == expected.total()
@@ -146,11 +138,15 @@ def test_num_bytes_of_a_batch_are_the_bytes_of_its_own_targets() -> None:
 def test_a_tokenizer_of_another_kind_batches(mode: str) -> None:
     tokenizer = Tokenizer(models.WordLevel({"cat": 0, EOS: 1, "hat": 2, PAD: 3}, unk_token="cat"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    loader = make_loader(
-        ["cat hat", " ", "hat"], tokenizer, mode=mode, batch_size=9, max_length=5, shuffle=False
-    )
+    loader = make_loader(["cat hat", " ", "hat"], tokenizer, mode=mode, batch_size=9, max_length=5, shuffle=False)
     seen = sorted(segment for batch in loader for segment in segments_of(batch))
     assert seen == [(1, 0, 2, 1), (1, 2, 1)]
+
+
+def test_documents_encoded_in_several_goes_give_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = loader_of("fixed")
+    monkeypatch.setattr("course_lm.packing.ENCODE_AT_ONCE", 7)
+    assert_same_batches(loader_of("fixed"), at_once)
 
 
 # The modes
@@ -238,9 +234,7 @@ def test_packed_labels_leave_out_exactly_document_starts_and_padding() -> None:
 @settings(deadline=None)
 def test_labels_equal_a_plain_loop_on_either_padding_side(data, rows: int, width: int, left: bool) -> None:
     lengths = data.draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
-    ids = torch.randint(
-        0, 3, (rows, width), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    )
+    ids = torch.randint(0, 3, (rows, width), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     real = torch.arange(width) < torch.tensor(lengths)[:, None]
     mask = (real.flip(1) if left else real).long()
     labels = labels_of(ids, mask)
@@ -268,9 +262,7 @@ def test_labels_leave_their_inputs_as_they_were() -> None:
 
 
 def test_labels_of_a_mask_of_another_shape_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"attention_mask must have the shape of input_ids \(2, 3\), got \(2, 4\)"
-    ):
+    with pytest.raises(ValueError, match=r"attention_mask must have the shape of input_ids \(2, 3\), got \(2, 4\)"):
         labels_of(torch.zeros(2, 3), torch.zeros(2, 4))
 
 
@@ -324,6 +316,11 @@ def test_without_shuffle_rows_come_in_corpus_order_in_every_epoch(mode: str) -> 
     assert order_of(loader, 0) == order_of(loader, 1)
 
 
+def test_shuffled_buckets_do_not_come_by_length() -> None:
+    widths = [batch["input_ids"].shape[1] for batch in loader_of("bucketed")]
+    assert widths != sorted(widths)
+
+
 def test_without_shuffle_buckets_come_shortest_first() -> None:
     widths = [batch["input_ids"].shape[1] for batch in loader_of("bucketed", shuffle=False)]
     assert widths[0] < widths[-1] == max(widths)
@@ -350,9 +347,7 @@ def test_a_loader_set_to_any_position_goes_on_exactly_there(mode: str, data) -> 
 def test_a_resumed_loader_reads_nothing_of_what_it_skips(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     collated = []
     collate = Loader.collate
-    monkeypatch.setattr(
-        Loader, "collate", lambda self, rows: collated.append(rows.tolist()) or collate(self, rows)
-    )
+    monkeypatch.setattr(Loader, "collate", lambda self, rows: collated.append(rows.tolist()) or collate(self, rows))
     loader = loader_of(mode)
     loader.load_state_dict({"epoch": 2, "batch": len(loader) - 2})
     list(loader)
@@ -365,6 +360,13 @@ def test_state_counts_the_batches_yielded() -> None:
     counts = [loader.state_dict()["batch"] for _ in loader]
     assert counts == list(range(1, len(loader) + 1))
     assert loader.state_dict() == {"epoch": 0, "batch": len(loader)}
+
+
+def test_state_goes_on_counting_from_a_loaded_position() -> None:
+    loader = loader_of("packed")
+    loader.load_state_dict({"epoch": 0, "batch": 2})
+    next(iter(loader))
+    assert loader.state_dict() == {"epoch": 0, "batch": 3}
 
 
 def test_a_loaded_position_is_used_once() -> None:
@@ -419,9 +421,7 @@ def test_pinned_memory_is_accepted_without_an_accelerator_and_without_a_warning(
         assert_same_batches(loader_of("packed", pin_memory=True), loader_of("packed"))
 
 
-@pytest.mark.skipif(
-    not torch.accelerator.is_available(), reason="pinning has no effect without an accelerator"
-)
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="pinning has no effect without an accelerator")
 def test_pinned_batches_lie_in_pinned_memory() -> None:
     batch = next(iter(loader_of("packed", pin_memory=True)))
     assert all(value.is_pinned() for key, value in batch.items() if key != "num_bytes")

@@ -1,6 +1,7 @@
 """Claims about rows: pieces packed tightly, grouped by length, none lost."""
 
 from collections import Counter
+from itertools import pairwise
 
 import torch
 from hypothesis import given, settings
@@ -22,9 +23,7 @@ def plain_best_fit(lengths: list[int], width: int) -> int:
 
 @given(st.lists(st.integers(2, 16), min_size=1, max_size=60), st.integers(16, 40))
 @settings(deadline=None)
-def test_packing_fills_no_row_beyond_its_width_and_uses_the_rows_of_plain_best_fit(
-    lengths: list[int], width: int
-):
+def test_packing_fills_no_row_beyond_its_width_and_uses_the_rows_of_plain_best_fit(lengths: list[int], width: int):
     rows = best_fit_decreasing(lengths, width)
     filled = Counter[int]()
     for row, length in zip(rows, lengths, strict=True):
@@ -38,13 +37,11 @@ any_lengths = st.lists(st.integers(2, 40), min_size=1, max_size=200)
 
 @given(any_lengths, st.integers(1, 9))
 @settings(deadline=None)
-def test_buckets_hold_each_row_once_in_ranges_of_length_that_do_not_overlap(
-    lengths: list[int], size: int
-) -> None:
+def test_buckets_hold_each_row_once_in_ranges_of_length_that_do_not_overlap(lengths: list[int], size: int) -> None:
     buckets = length_buckets(torch.tensor(lengths), lambda width: size)
     assert sorted(row for rows, _ in buckets for row in rows.tolist()) == list(range(len(lengths)))
     spans = [[lengths[row] for row in rows.tolist()] for rows, _ in buckets]
-    assert all(max(shorter) < min(longer) for shorter, longer in zip(spans, spans[1:], strict=False))
+    assert all(max(shorter) < min(longer) for shorter, longer in pairwise(spans))
 
 
 @given(any_lengths, st.integers(40, 400))

@@ -57,11 +57,16 @@ def show(figure: Figure, alt: str) -> None:
         raise ValueError("a figure needs an alternative text that says what it shows, got an empty one")
     from IPython.display import display
 
+    data = {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": alt}
+    display(data, metadata={"image/png": {"alt": alt}}, raw=True)
+
+
+def png(figure: Figure) -> bytes:
+    """`figure` as a PNG file; the figure is closed."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", bbox_inches="tight")
     plt.close(figure)
-    data = {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": alt}
-    display(data, metadata={"image/png": {"alt": alt}}, raw=True)
+    return picture.getvalue()
 
 
 def loss_curve(

@@ -1,0 +1,72 @@
+"""Pictures with knobs: a control is moved, the picture is drawn again, the numbers stand below it as text.
+
+Every control works from the keyboard. The picture is an image widget, which redraws in place and needs no output
+area of the notebook.
+"""
+
+import html
+from collections.abc import Callable, Mapping
+
+import ipywidgets
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from course_lm import plots
+
+_PICTURE_WIDTH = "760px"
+_MOST_TOKENS = 12
+
+
+def explorer(
+    draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, ipywidgets.ValueWidget]
+) -> ipywidgets.VBox:
+    """Controls above a picture that follows them.
+
+    Args:
+        draw: called with the controls' values by name; returns a figure and what it shows, in words and numbers.
+        controls: widgets that have a `value`.
+    """
+    picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(width=_PICTURE_WIDTH, max_width="100%"))
+    words = ipywidgets.HTML()
+
+    def redraw(_: object = None) -> None:
+        figure, text = draw(**{name: control.value for name, control in controls.items()})
+        picture.value = plots.png(figure)
+        words.value = f"<pre aria-live='polite'>{html.escape(text)}</pre>"
+
+    for control in controls.values():
+        control.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([*controls.values(), picture, words])
+
+
+def draw_next_token(logits: Tensor, tokens: list[str], temperature: float) -> tuple[Figure, str]:
+    """Bars of the most probable next tokens at one temperature, and their numbers.
+
+    Args:
+        logits: (V,).
+        tokens: the V tokens as text.
+        temperature: divides the logits, above 0.
+    """
+    probabilities = (logits.float() / temperature).softmax(dim=-1)  # (V,)
+    top = probabilities.topk(min(_MOST_TOKENS, len(tokens)))
+    names = [repr(tokens[index])[1:-1] for index in top.indices.tolist()]
+    entropy = float(-(probabilities * probabilities.clamp(min=1e-30).log()).sum())
+    figure, axes = plt.subplots()
+    axes.barh(names, top.values, color=plots.BLUE)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel="probability of the next token", title=f"temperature {temperature:.2f}")
+    text = f"temperature {temperature:.2f}: entropy {entropy:.2f} nats, first choice {names[0]!r} {top.values[0]:.1%}"
+    return figure, text
+
+
+def temperature_explorer(logits: Tensor, tokens: list[str]) -> ipywidgets.VBox:
+    """Turn the sampling temperature and see the distribution that the next token is drawn from.
+
+    Args:
+        logits: (V,), the model's scores for the next token.
+        tokens: the V tokens as text.
+    """
+    slider = ipywidgets.FloatSlider(value=1.0, min=0.1, max=2.0, step=0.1, description="temperature")
+    return explorer(lambda temperature: draw_next_token(logits, tokens, temperature), {"temperature": slider})

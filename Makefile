@@ -15,7 +15,7 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 lab: $(VENV)/.lab ## open the lessons in JupyterLab
-	@$(PY) -m course_lm.cli lab
+	@$(VENV)/bin/course-lm lab
 
 test: lint ## lint, types, all tests but the slow ones, and every lesson
 	$(PY) -m pytest -m "not slow" $(NBVAL) tests $(LESSONS)
@@ -33,7 +33,7 @@ test-slow: $(VENV)/.test ## the long sets: other CPU kernels, wheel, browser
 	$(PY) -m pytest -m slow tests
 
 notebooks: $(VENV)/.test ## run every lesson and store its outputs
-	@$(PY) -m course_lm.cli lessons --write
+	@$(VENV)/bin/course-lm lessons --write
 
 # Resolves afresh in an empty environment. The `+cpu` of a CPU build of torch is dropped, so that the lock
 # fits whatever build of the same version the machine's package index offers.

@@ -96,7 +96,7 @@ def lesson_paths(numbers: Iterable[str | int] | None = None) -> list[Path]:
 
 
 def run(paths: Sequence[Path]) -> list[LessonResult]:
-    """Run lessons from top to bottom, each in a fresh kernel, and print a table of seconds; changes no file."""
+    """Run lessons from top to bottom, each in a fresh kernel; print a table of seconds, change no file."""
     return _run_all(paths, store=False)
 
 

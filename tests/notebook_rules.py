@@ -1,4 +1,4 @@
-"""The rules that every stored lesson keeps. Each takes a notebook and returns its violations, one line each."""
+"""The rules that every stored lesson keeps. Each takes a notebook and returns its violations, a line each."""
 
 import ast
 import re
@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from course_lm.lessons import find_absolute_path
+from course_lm.stored_outputs import find_absolute_path
 
 ANSI = "\x1b["
 DETAILS = re.compile(r"<details.*?</details>", re.DOTALL)
 CODE_FENCE = re.compile(r"```.*?```", re.DOTALL)
 MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
+PICTURE_WITHOUT_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*alt=)")
 WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 
 
@@ -41,7 +42,7 @@ def figures_have_alternative_text(notebook: Any) -> list[str]:
             if kind.startswith("image/") and not alt.strip():
                 problems.append(f"cell {number}: a figure without alternative text")
     for number, cell in enumerate(notebook.cells):
-        if cell.cell_type == "markdown" and ("![](" in cell.source or re.search(r"<img(?![^>]*alt=)", cell.source)):
+        if cell.cell_type == "markdown" and PICTURE_WITHOUT_ALT.search(cell.source):
             problems.append(f"cell {number}: a picture without alternative text")
     return problems
 
@@ -50,7 +51,8 @@ def no_absolute_paths(notebook: Any) -> list[str]:
     places: list[tuple[str, Any]] = [("the notebook's metadata", notebook.metadata)]
     for number, cell in enumerate(notebook.cells):
         places.append((f"cell {number}'s metadata", cell.metadata))
-        places += [(f"cell {number}'s output", _without_pictures(output)) for output in cell.get("outputs", [])]
+        for output in cell.get("outputs", []):
+            places.append((f"cell {number}'s output", _without_pictures(output)))
     found = [(place, find_absolute_path(text)) for place, value in places for text in _strings(value)]
     return [f"{place} holds an absolute path: {path}" for place, path in found if path]
 
@@ -70,7 +72,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def no_stored_errors(notebook: Any) -> list[str]:
-    return [f"cell {n}: a stored error, {out.ename}" for n, out in outputs(notebook) if out.output_type == "error"]
+    errors = [(number, output) for number, output in outputs(notebook) if output.output_type == "error"]
+    return [f"cell {number}: a stored error, {output.ename}" for number, output in errors]
 
 
 def no_ansi_codes(notebook: Any) -> list[str]:
@@ -97,9 +100,9 @@ def stable_ids(notebook: Any) -> list[str]:
 
 
 def starts_with_setup(notebook: Any) -> list[str]:
-    first = code_cells(notebook)[0] if code_cells(notebook) else None
-    if first is not None and "setup(" in first.source and "nbval-ignore-output" in first.metadata.get("tags", []):
-        return []
+    for cell in code_cells(notebook)[:1]:
+        if "setup(" in cell.source and "nbval-ignore-output" in cell.metadata.get("tags", []):
+            return []
     return ["the first code cell does not call lessons.setup(), tagged nbval-ignore-output"]
 
 
@@ -126,7 +129,8 @@ def number_of_words(notebook: Any) -> list[str]:
 
 
 def number_of_figures(notebook: Any) -> list[str]:
-    return _between("figures", sum("image/png" in output.get("data", {}) for _, output in outputs(notebook)), 4, 8)
+    figures = sum("image/png" in output.get("data", {}) for _, output in outputs(notebook))
+    return _between("figures", figures, 4, 8)
 
 
 def _between(what: str, count: int, low: int, high: int) -> list[str]:
@@ -190,7 +194,8 @@ def _exists(name: str) -> bool:
     thing, checked = import_module("course_lm"), "course_lm"
     for part in name.split(".")[1:]:
         checked = f"{checked}.{part}"
-        if (part.startswith("_") and part != "__version__") or not (hasattr(thing, part) or _is_module(checked)):
+        private = part.startswith("_") and part != "__version__"
+        if private or not (hasattr(thing, part) or _is_module(checked)):
             return False
         thing = getattr(thing, part)
     return True

@@ -1,0 +1,190 @@
+"""Every stored lesson keeps the rules, each rule can fail, and each lesson turns red when the package is broken."""
+
+import copy
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from tests import notebook_rules as rules
+
+ROOT = Path(__file__).resolve().parent.parent
+LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+# For each lesson: a file of the package, a piece of it, and the fault that takes its place.
+SABOTAGE = {
+    "00_the_whole_loop": (
+        "loss.py",
+        "F.pad(labels[:, 1:], (0, 1), value=ignore_index)",
+        "F.pad(labels[:, 2:], (0, 2), value=ignore_index)",
+    ),
+}
+
+
+def run_nbval(lesson: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one lesson under nbval in a process of its own, with `environment` added to this one's."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rf"]
+    command += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
+    command += ["--nbval-sanitize-with", str(ROOT / "tests" / "nbval_sanitize.cfg"), *options, str(lesson)]
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=570)
+
+
+def test_the_course_starts_with_lesson_00():
+    assert [lesson.stem for lesson in LESSONS][:1] == ["00_the_whole_loop"]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_a_stored_lesson_keeps_the_rule(lesson, rule):
+    assert rule(nbformat.read(lesson, as_version=4)) == []
+
+
+def figure(alt="A line that falls."):
+    return new_output(
+        "display_data", data={"image/png": "iVBORw0=", "text/plain": alt}, metadata={"image/png": {"alt": alt}}
+    )
+
+
+@pytest.fixture
+def good() -> Any:
+    """A lesson that keeps every rule: 20 cells of code, 20 of prose, 5 figures."""
+    setup = new_code_cell("from course_lm import lessons, loss\nlessons.setup()")
+    setup.metadata["tags"] = ["nbval-ignore-output"]
+    code = [setup, *(new_code_cell(f"x = {number}\nprint(x)") for number in range(18))]
+    code.append(new_code_cell("loss.next_token_loss", metadata={"tags": ["prove"]}))
+    for number, cell in enumerate(code, start=1):
+        cell.execution_count = number
+        cell.outputs = [new_output("stream", text=f"{number} tokens/s\n"), *([figure()] if number <= 5 else [])]
+    prose = [new_markdown_cell("one two three four five " * 10) for _ in range(20)]
+    cells = [cell for pair in zip(prose, code, strict=True) for cell in pair]
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"
+    return new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
+
+
+def set_path(notebook: Any) -> None:
+    notebook.cells[3].outputs[0].text = "saved to /home/ada/model.pt"
+
+
+def set_error(notebook: Any) -> None:
+    notebook.cells[3].outputs.append(new_output("error", ename="KeyError", evalue="'x'", traceback=[]))
+
+
+def set_widget(notebook: Any) -> None:
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "IntSlider()"}
+    notebook.cells[3].outputs.append(new_output("display_data", data=view))
+
+
+def put(cell: int, name: str, value: Any) -> Callable[[Any], None]:
+    return lambda notebook: setattr(notebook.cells[cell], name, value)
+
+
+def add(*cells: Any) -> Callable[[Any], None]:
+    return lambda notebook: notebook.cells.extend(copy.deepcopy(cells))
+
+
+BREAKS = [
+    (rules.executed_in_order, "a null count", put(5, "execution_count", None)),
+    (rules.executed_in_order, "run twice", put(5, "execution_count", 41)),
+    (rules.figures_have_alternative_text, "no alt", put(1, "outputs", [new_output("display_data", {"image/png": ""})])),
+    (rules.figures_have_alternative_text, "an empty alt", put(1, "outputs", [figure(alt=" ")])),
+    (rules.figures_have_alternative_text, "a linked picture", put(0, "source", "![](loop.png)")),
+    (rules.no_absolute_paths, "in an output", set_path),
+    (rules.no_absolute_paths, "in the metadata", lambda nb: nb.metadata.update(papermill={"path": "/root/a.ipynb"})),
+    (rules.no_absolute_paths, "in a cell's metadata", put(3, "metadata", {"file": "C:\\Users\\ada\\a.py"})),
+    (rules.no_stored_errors, "a stored error", set_error),
+    (rules.no_ansi_codes, "a colour", put(3, "outputs", [new_output("stream", text="\x1b[31mred\x1b[0m")])),
+    (rules.no_widget_state, "a view", set_widget),
+    (rules.no_widget_state, "a state", lambda nb: nb.metadata.update(widgets={"state": {}})),
+    (rules.plain_metadata, "a version", lambda nb: nb.metadata.language_info.update(version="3.11.7")),
+    (rules.stable_ids, "an id twice", put(3, "id", "cell-5")),
+    (rules.starts_with_setup, "no setup", put(1, "source", "x = 1")),
+    (rules.starts_with_setup, "setup's output compared", put(1, "metadata", {})),
+    (rules.has_a_proof, "no proof", put(39, "metadata", {})),
+    (rules.number_of_cells, "too few", lambda nb: nb.update(cells=nb.cells[:29])),
+    (rules.number_of_cells, "too many", add(*[new_markdown_cell("more")] * 21)),
+    (rules.short_code_cells, "a long cell", put(5, "source", "x = 1\n" * 26)),
+    (rules.short_code_cells, "long cells", lambda nb: [put(n, "source", "x = 1\n" * 7)(nb) for n in range(1, 39, 2)]),
+    (rules.number_of_words, "too few", lambda nb: [put(n, "source", "few words")(nb) for n in range(0, 40, 2)]),
+    (rules.number_of_words, "too many", put(0, "source", "word " * 1100)),
+    (rules.number_of_figures, "too few", lambda nb: [put(n, "outputs", [])(nb) for n in (1, 3)]),
+    (rules.number_of_figures, "too many", put(1, "outputs", [figure()] * 5)),
+    (rules.names_exist, "a wrong import", put(3, "source", "from course_lm.loss import no_such_loss")),
+    (rules.names_exist, "a wrong attribute", put(3, "source", "loss.no_such_loss(1)")),
+    (rules.names_exist, "a wrong module", put(3, "source", "import course_lm\ncourse_lm.no_such_room")),
+    (rules.names_exist, "a private name", put(3, "source", "from course_lm.loss import _check_inputs")),
+]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_a_good_notebook_passes(good, rule):
+    assert rule(good) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "damage"), BREAKS, ids=[f"{rule.__name__}-{name}" for rule, name, _ in BREAKS]
+)
+def test_a_broken_notebook_fails_the_rule(good, rule, name, damage):
+    damage(good)
+    assert rule(good) != []
+
+
+def test_every_rule_is_seen_to_fail():
+    assert {rule for rule, _, _ in BREAKS} == set(rules.RULES)
+
+
+def test_what_folds_away_is_not_counted_as_words(good):
+    good.cells[0].source += "<details><summary>Solution</summary>" + "word " * 3000 + "</details>"
+    assert rules.number_of_words(good) == []
+
+
+@pytest.mark.long
+def test_nbval_refuses_an_output_that_has_changed(tmp_path):
+    lesson = tmp_path / "00_small.ipynb"
+    cells = [new_code_cell("1 + 1", execution_count=1), new_code_cell("print('3')", execution_count=2)]
+    cells[0].outputs = [new_output("execute_result", data={"text/plain": "2"}, execution_count=1)]
+    cells[1].outputs = [new_output("stream", text="4\n")]
+    nbformat.write(new_notebook(cells=cells), lesson)
+    result = run_nbval(lesson)
+    assert result.returncode == 1
+    assert "1 failed, 1 passed" in result.stdout
+
+
+def test_each_lesson_has_a_fault_that_must_turn_it_red():
+    assert [lesson.stem for lesson in LESSONS] == list(SABOTAGE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
+    file, right, wrong = SABOTAGE[name]
+    for folder in ("course_lm", "data"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (tmp_path / "course_lm" / file).read_text()
+    assert source.count(right) == 1, f"{file} no longer holds the line that this test breaks"
+    (tmp_path / "course_lm" / file).write_text(source.replace(right, wrong))
+    lesson = ROOT / "notebooks" / f"{name}.ipynb"
+    result = run_nbval(lesson, "-x", PYTHONPATH=str(tmp_path))
+    red = [int(number) for number in re.findall(r"^FAILED .*::Cell (\d+)", result.stdout, re.MULTILINE)]
+    proofs = [
+        number
+        for number, cell in enumerate(rules.code_cells(nbformat.read(lesson, as_version=4)))
+        if "prove" in cell.metadata.get("tags", [])
+    ]
+    assert len(red) == 1 and red[0] in proofs, f"red: {red}, proofs: {proofs}\n{result.stdout[-3000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_a_lesson_passes_with_the_baseline_cpu_kernels(lesson):
+    result = run_nbval(lesson, ATEN_CPU_CAPABILITY="default")
+    assert result.returncode == 0, result.stdout[-5000:]

@@ -1,0 +1,274 @@
+"""What is installed: the lock, the wheel, the conda environment, the commands, and the order of imports."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import course_lm
+from course_lm.config import TrainingConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK = (ROOT / "requirements.lock").read_text().splitlines()
+CONDA_SPEC = re.compile(r"[a-z0-9_.-]+\s*([=<>!~]{1,2}\s*[\w.*]+(,[=<>!~]{1,2}[\w.*]+)*)?")
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def run(*command, cwd=ROOT, **environment):
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=variables, capture_output=True, text=True, timeout=300
+    )
+
+
+def locked():
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in LOCK)}
+
+
+def declared():
+    groups = [PROJECT["dependencies"], *EXTRAS.values()]
+    return [Requirement(text) for group in groups for text in group]
+
+
+def needed():
+    """Every distribution that the package and all its extras need on this machine, however indirectly."""
+    found, waiting = set(), [(canonicalize_name("course-lm"), frozenset(EXTRAS))]
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in found:
+            continue
+        found.add((name, extras))
+        for text in importlib.metadata.requires(name) or []:
+            requirement = Requirement(text)
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras | {""}):
+                waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return {name for name, _ in found} - {"course-lm"}
+
+
+def test_torch_is_pinned_exactly():
+    (torch,) = [requirement for requirement in declared() if requirement.name == "torch"]
+    assert re.fullmatch(r"==\d+\.\d+\.\d+", str(torch.specifier))
+
+
+def test_the_lock_holds_plain_exact_versions():
+    wrong = [line for line in LOCK if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.!]+", line)]
+    assert wrong == []
+    assert len(locked()) == len(LOCK)
+
+
+def test_the_lock_covers_everything_that_gets_installed():
+    # setuptools and wheel come with the environment, pip's own tools are not ours to pin
+    assert needed() - set(locked()) - {"pip", "setuptools", "wheel"} == set()
+
+
+def test_the_lock_satisfies_what_the_project_asks_for():
+    for requirement in declared():
+        name = canonicalize_name(requirement.name)
+        assert name == "course-lm" or requirement.specifier.contains(locked()[name], prereleases=True), requirement
+
+
+def test_the_conda_environment_is_valid_and_leaves_the_versions_to_the_project():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    specs = [spec for spec in environment["dependencies"] if isinstance(spec, str)]
+    (pip,) = [spec["pip"] for spec in environment["dependencies"] if isinstance(spec, dict)]
+    assert environment["name"] == "course-lm" and environment["channels"]
+    assert all(CONDA_SPEC.fullmatch(spec) for spec in specs)
+    assert [re.split("[=<>]", spec)[0] for spec in specs] == ["python", "pip"]
+    assert pip == ["-c requirements.lock", "-e .[lab]"]
+
+
+def test_the_conda_environment_installs_an_extra_that_exists_and_a_python_that_is_allowed():
+    text = (ROOT / "environment.yml").read_text()
+    (extra,) = re.findall(r"-e \.\[(\w+)\]", text)
+    (python,) = re.findall(r"python=([\d.]+)", text)
+    assert extra in EXTRAS
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+
+
+def test_the_version_is_written_once():
+    assert course_lm.__version__ == importlib.metadata.version("course-lm")
+
+
+def test_importing_the_package_loads_none_of_its_rooms():
+    code = "import sys, course_lm; print([name for name in sys.modules if name.startswith('course_lm.')])"
+    assert run(sys.executable, "-c", code).stdout.strip() == "[]"
+
+
+def test_a_room_is_loaded_when_it_is_named():
+    result = run(sys.executable, "-c", "import course_lm; print(course_lm.clipping.clip_gradients.__module__)")
+    assert result.stdout.strip() == "course_lm.clipping"
+
+
+def test_a_name_that_is_no_room_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_room'"):
+        _ = course_lm.no_such_room
+
+
+def test_importing_the_package_costs_little_beside_torch():
+    code = "import time, torch; start = time.perf_counter(); import course_lm; print(time.perf_counter() - start)"
+    seconds = min(float(run(sys.executable, "-c", code).stdout) for _ in range(3))
+    assert seconds < 0.3
+
+
+@pytest.mark.parametrize("config", sorted(files("course_lm").joinpath("configs").iterdir()), ids=lambda path: path.name)
+def test_every_shipped_configuration_loads(config):
+    assert isinstance(TrainingConfig.from_yaml(Path(str(config))), TrainingConfig)
+
+
+def lint_imports(folder):
+    tool = Path(sys.executable).parent / "lint-imports"
+    return run(tool, "--config", ROOT / "pyproject.toml", "--no-cache", cwd=folder, PYTHONPATH=str(folder))
+
+
+def test_the_order_of_imports_holds():
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("room", "statement", "contract"),
+    [
+        ("clipping", "import course_lm.trainer", "a room imports only the rooms below it BROKEN"),
+        ("schedules", "import course_lm.optim", "the rooms of one step do not import each other BROKEN"),
+        ("trainer", "import course_lm.spec", "the specification is read by checks and audit alone BROKEN"),
+        ("spec", "import course_lm.loss", "a room imports only the rooms below it BROKEN"),
+    ],
+)
+def test_an_import_against_the_order_is_refused(tmp_path, room, statement, contract):
+    shutil.copytree(ROOT / "course_lm", tmp_path / "course_lm", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "course_lm" / f"{room}.py").open("a") as file:
+        file.write(f"\n{statement}\n")
+    result = lint_imports(tmp_path)
+    assert result.returncode == 1
+    assert contract in result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    result = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(wheel):
+    """The wheel, installed alone in a folder far from the checkout."""
+    folder = wheel.parent / "site"
+    result = run(
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", folder, wheel
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_the_wheel_holds_corpora_configurations_and_types_and_no_tests(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    for folder, target in (("data", "course_lm/_data"), ("course_lm/configs", "course_lm/configs")):
+        shipped = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert shipped and {f"{target}/{path.as_posix()}" for path in shipped} - set(names) == set()
+    assert "course_lm/py.typed" in names
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"course_lm"}
+
+
+def test_the_installed_wheel_loads_its_corpus_and_its_configurations(site):
+    code = "import course_lm, sys; from course_lm.corpus import load_corpus; from course_lm.config import find_config;"
+    code += "print(course_lm.__file__, len(load_corpus('stories').documents), find_config('python-docs'))"
+    result = run(sys.executable, "-c", code, cwd=site.parent, PYTHONPATH=str(site))
+    assert result.returncode == 0, result.stderr
+    where, stories, config = result.stdout.split()
+    assert Path(where).is_relative_to(site) and Path(config).is_relative_to(site)
+    assert int(stories) > 1000
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]], ids=" ".join)
+def test_the_installed_command_runs(site, arguments):
+    result = run(site / "bin" / "course-lm", *arguments, cwd=site.parent, PYTHONPATH=str(site))
+    assert result.returncode == 0, result.stderr
+    assert "course-lm" in result.stdout
+
+
+def test_the_installed_command_says_where_the_lessons_are_found(site):
+    result = run(site / "bin" / "course-lm", "lessons", cwd=site.parent, PYTHONPATH=str(site))
+    assert result.returncode == 2
+    assert "they come with a checkout of the repository" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+FAKE_PYTHON = """#!/bin/sh
+echo "$@" >> {log}
+if [ "$2" = venv ]; then mkdir -p .venv/bin && cp "$0" .venv/bin/python; fi
+"""
+
+
+@pytest.fixture
+def workshop(tmp_path):
+    """A folder with the Makefile and a `python` that only writes down how it is called."""
+    for name in ("Makefile", "pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "python"
+    python.write_text(FAKE_PYTHON.format(log=tmp_path / "log"))
+    python.chmod(0o755)
+    return tmp_path
+
+
+def installs(workshop, target):
+    before = _calls(workshop)
+    result = run("make", target, f"PYTHON={workshop / 'python'}", cwd=workshop)
+    assert result.returncode == 0, result.stderr
+    return [call for call in _calls(workshop)[len(before) :] if "pip install" in call]
+
+
+def _calls(workshop):
+    return (workshop / "log").read_text().splitlines() if (workshop / "log").exists() else []
+
+
+def test_make_installs_once_under_the_lock(workshop):
+    (first,) = installs(workshop, ".venv/.lab")
+    assert "-c requirements.lock" in first and "-e .[lab]" in first
+    assert installs(workshop, ".venv/.lab") == []
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "requirements.lock"])
+def test_make_installs_again_when_the_project_or_the_lock_changes(workshop, changed):
+    installs(workshop, ".venv/.lab")
+    later = (workshop / ".venv" / ".lab").stat().st_mtime + 1
+    os.utime(workshop / changed, (later, later))
+    assert len(installs(workshop, ".venv/.lab")) == 1
+
+
+def test_the_test_environment_serves_the_lab_too(workshop):
+    (install,) = installs(workshop, ".venv/.test")
+    assert "-e .[test]" in install
+    assert installs(workshop, ".venv/.lab") == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("exit 1", "course_lm needs Python 3.11 or newer"),
+        ('case "$2" in *ensurepip*) exit 1;; esac', "sudo apt-get install python3-venv"),
+    ],
+    ids=["an old Python", "no venv module"],
+)
+def test_make_says_in_one_line_what_the_machine_lacks(workshop, answer, message):
+    (workshop / "python").write_text(f"#!/bin/sh\n{answer}\n")
+    result = run("make", "lab", f"PYTHON={workshop / 'python'}", cwd=workshop)
+    assert result.returncode != 0
+    first, *rest = result.stderr.splitlines()
+    assert message in first
+    assert all(line.startswith("make") for line in rest)

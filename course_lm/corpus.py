@@ -1,9 +1,7 @@
 """Text for the course: a corpus is a list of documents, split without leaks, some with their true probability.
 
-The documents of `stories` are written by a grammar that is known to the last weight (the tables of `stories.py`),
-so each comes with its exact -log p: the loss that the true distribution itself would have on it.
-`generate_stories` makes the choices and `story_neg_log_p` recovers them from the text alone; the tables are all
-that the two share.
+Five kinds of source: `stories` (written by a grammar that is known to the last weight, so each document comes with
+its exact -log p; see `stories.py`), `python-docs`, the user's own files, a list, and Hugging Face datasets.
 """
 
 from __future__ import annotations
@@ -11,10 +9,15 @@ from __future__ import annotations
 import difflib
 import glob
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from course_lm.stories import Story, data_file, generate_stories, story_neg_log_p, write_stories
+
+__all__ = ["Corpus", "Story", "generate_stories", "load_corpus", "story_neg_log_p", "write_stories"]
 
 CORPORA = ("stories", "python-docs")
 ACCEPTED = f"{', '.join(CORPORA)}, a file, a glob, a list of strings or hf:<dataset>[:<split>[:<column>]]"
@@ -112,7 +115,7 @@ def load_corpus(
 
 def _load(source: str | Path | Sequence[str]) -> Corpus:
     if isinstance(source, Path):
-        return _read_files(str(source), [source])
+        return _read_files(str(source), _matching_files(str(source)))
     if not isinstance(source, str):
         return _from_list(source)
     if source == "stories":
@@ -124,17 +127,10 @@ def _load(source: str | Path | Sequence[str]) -> Corpus:
     return _read_files(source, _matching_files(source))
 
 
-def data_file(name: str) -> Path:
-    """Where a shipped file lies: inside the installed package, or in `data/` of a checkout."""
-    package = Path(__file__).parent
-    installed = package / "_data" / name
-    return installed if installed.exists() else package.parent / "data" / name
-
-
 def _from_list(documents: Sequence[str]) -> Corpus:
     for i, document in enumerate(documents):
         if not isinstance(document, str):
-            raise ValueError(f"documents must be strings, got {type(document).__name__} at position {i} of the list")
+            raise ValueError(f"a list of documents must hold strings, got {type(document).__name__} at position {i}")
     return Corpus("the list", _not_blank(documents))
 
 
@@ -178,23 +174,79 @@ def _matching_files(pattern: str) -> list[Path]:
 
 
 def _read_files(name: str, paths: list[Path]) -> Corpus:
-    documents: list[str] = []
-    costs: list[float | None] = []
+    found: list[tuple[str, float | None]] = []
     for path in paths:
-        stories = _read_jsonl(path) if path.suffix == ".jsonl" else [(text, None) for text in _paragraphs(_read_text(path))]
-        if not stories:
+        text = _read_text(path)
+        lines = _read_jsonl(path, text) if path.suffix == ".jsonl" else [(p, None) for p in _paragraphs(text)]
+        if not lines:
             raise ValueError(f"{path} is empty: it holds no document")
-        documents += [text for text, _ in stories]
-        costs += [cost for _, cost in stories]
-    known = [cost for cost in costs if cost is not None]
-    return Corpus(name, documents, known if len(known) == len(costs) else None)
+        found += lines
+    costs = [cost for _, cost in found if cost is not None]
+    return Corpus(name, [text for text, _ in found], costs if len(costs) == len(found) else None)
 
 
 def _read_text(path: Path) -> str:
     content = path.read_bytes()
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        at = error.start + content.startswith(b"\xef\xbb\xbf") * 3
+        at = error.start
         raise ValueError(f"{path} is not UTF-8: byte 0x{content[at]:02x} at offset {at}") from None
-    return text.replace("\r\n", "\n")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def _read_jsonl(path: Path, text: str) -> list[tuple[str, float | None]]:
+    documents: list[tuple[str, float | None]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise ValueError(f'{path}, line {number} must be an object with a string "text", got {line[:60]}')
+        cost = row.get("neg_log_p")
+        if not isinstance(cost, int | float | None) or isinstance(cost, bool):
+            raise ValueError(f'{path}, line {number}: "neg_log_p" must be a number (nats), got {cost!r}')
+        if row["text"].strip():
+            documents.append((row["text"], cost))
+    return documents
+
+
+LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+
+
+def _read_hub(address: str) -> list[str]:
+    name, configuration, split, column = _split_address(address)
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError:
+        raise ValueError(f"{address} needs the package datasets: pip install 'course-lm[hub]'") from None
+    try:
+        if Path(name).is_file():
+            loader = LOADERS.get(Path(name).suffix, "text")
+            rows = datasets.load_dataset(loader, data_files=name, split=split)
+        else:
+            rows = datasets.load_dataset(name, configuration, split=split)
+    except (ValueError, OSError, DatasetsError) as error:
+        raise ValueError(f"{address} cannot be loaded: {(str(error).splitlines() or [repr(error)])[0]}") from error
+    if column not in rows.column_names:
+        raise ValueError(f"{address} has no column {column!r}; it has {', '.join(rows.column_names)}")
+    documents = list(rows[column])
+    if not all(isinstance(document, str) for document in documents):
+        raise ValueError(f"column {column!r} of {address} must hold strings, got {rows.features[column]}")
+    return _not_blank(documents)
+
+
+def _split_address(address: str) -> tuple[str, str | None, str, str]:
+    """The dataset, its configuration, the split and the column that "hf:..." names."""
+    name, *parts = address.removeprefix("hf:").split(":")
+    if len(parts) > 2 or not name:
+        raise ValueError(f"{address!r} is not of the form hf:<dataset>[:<split>[:<column>]]")
+    split, column = [*parts, "", ""][:2]
+    configuration = None
+    if name.count("/") == 2 and not Path(name).exists():
+        name, _, configuration = name.rpartition("/")
+    return name, configuration, split or "train", column or "text"

@@ -1,0 +1,201 @@
+"""How fast the loop is, and why: `python tests/benchmarks/throughput.py [--quick] [--json FILE]` prints five tables.
+
+Every figure is the median over rounds of child processes that take turns (A B C, C B A, …), and every ratio is the
+median of the ratios within a round: what else the machine does then falls on all of them alike. A quiet machine is
+still needed; the load is printed. This file imports nothing heavy, so that a child's peak memory is its own.
+
+The loops train on random tokens, in bf16 unless said otherwise, without dropout: the textbook loop on full rows that
+lie ready in memory, `Trainer` on full rows and on packed rows that its loader collates.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Result = Mapping[str, float]
+Measure = Callable[[dict[str, Any]], Result]
+Specs = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure: steps for each size of model, rounds of child processes, paragraphs of real text."""
+
+    sizes: dict[str, dict[str, int]]
+    rounds: int
+    documents: int
+    lengths: tuple[int, ...]
+    same_module_size: str = "1M"
+    threads: int = 2
+
+
+FULL = Plan(
+    sizes={"1M": {"steps": 63, "warmup": 3}, "10M": {"steps": 12, "warmup": 2}},
+    rounds=5,
+    documents=1500,
+    lengths=(256, 512),
+)
+QUICK = Plan(
+    sizes={"1M": {"steps": 23, "warmup": 3}, "10M": {"steps": 6, "warmup": 1}},
+    rounds=3,
+    documents=500,
+    lengths=(256,),
+)
+TARGETS = {"1M": 1.8, "10M": 1.4, "same module": 0.97, "packed": 6.0}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print; with `--json FILE` also keep every single measurement."""
+    parser = argparse.ArgumentParser(description="Tokens per second of the loop against a textbook loop.")
+    parser.add_argument("--quick", action="store_true", help="fewer steps, rounds and documents")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
+    options = parser.parse_args(arguments)
+    results = run(QUICK if options.quick else FULL, in_child)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+def run(plan: Plan, measure: Measure) -> dict[str, dict[str, list[Result]]]:
+    """Print every table as soon as it is measured; return the measurements, by table and row."""
+    print(f"{os.cpu_count()} cores, {plan.threads} threads, load average {os.getloadavg()[0]:.2f} at the start")
+    results = {}
+    for size, steps in plan.sizes.items():
+        title = f"{size} parameters, bf16: the textbook loop and what replaces it"
+        results[size] = compare(loop_specs(size, steps), plan, measure)
+        show(title, results[size], baseline="textbook", target=TARGETS.get(size))
+    results["same module"] = compare(same_module_specs(plan), plan, measure)
+    show_shares(results["same module"])
+    for length in plan.lengths:
+        name = f"real text, T {length}"
+        results[name] = compare(batching_specs(plan, length), plan, measure)
+        title = f"target tokens/s on {plan.documents} python-docs paragraphs, T {length}, 1M parameters"
+        show(title, results[name], baseline="fixed", target=TARGETS["packed"])
+    results["imports"] = import_seconds(plan.rounds)
+    show_imports(results["imports"])
+    return results
+
+
+def loop_specs(size: str, steps: dict[str, int]) -> Specs:
+    """From the textbook loop to the trainer, one part after the other."""
+    textbook = {"job": "textbook", "size": size, **steps}
+    shipped = {"job": "shipped", "size": size, **steps}
+    return {
+        "textbook": textbook,
+        "+ allocator": textbook | {"allocator": True},
+        "+ matmul attention": textbook | {"allocator": True, "attention": "matmul"},
+        "+ erf GELU": textbook | {"allocator": True, "attention": "matmul", "gelu": "none"},
+        "+ fused AdamW": textbook | {"allocator": True, "attention": "matmul", "gelu": "none", "fused": True},
+        "Trainer, full rows": shipped,
+        "Trainer, packed rows": shipped | {"packed": True},
+    }
+
+
+def same_module_specs(plan: Plan) -> Specs:
+    """Trainer and bare loop on one module; one process measures both."""
+    size = plan.same_module_size
+    spec = {"job": "same_module", "size": size, **plan.sizes[size]}
+    return {f"{size} {precision}": spec | {"precision": precision} for precision in ("fp32", "bf16")}
+
+
+def batching_specs(plan: Plan, length: int) -> Specs:
+    """The same paragraphs batched in every mode."""
+    size = plan.same_module_size
+    spec = {"job": "real_text", "size": size, "documents": plan.documents, "warmup": 1, "max_length": length}
+    modes: Specs = {mode: spec | {"mode": mode} for mode in ("fixed", "dynamic", "bucketed")}
+    budget = {"bucketed, token budget": spec | {"mode": "bucketed", "tokens_per_batch": 32 * length}}
+    return modes | budget | {"packed": spec | {"mode": "packed"}}
+
+
+def compare(specs: Specs, plan: Plan, measure: Measure) -> dict[str, list[Result]]:
+    """Measure every spec once a round, every second round in reverse order; results by name, round after round."""
+    results: dict[str, list[Result]] = {name: [] for name in specs}
+    for number in range(plan.rounds):
+        names = list(specs) if number % 2 == 0 else list(reversed(specs))
+        for name in names:
+            results[name].append(measure(specs[name] | {"threads": plan.threads}))
+    return results
+
+
+def in_child(spec: dict[str, Any]) -> Result:
+    """Measure in a fresh process with the allocator's own defaults; RuntimeError with its last words if it fails."""
+    environment = {name: value for name, value in os.environ.items() if not changes_allocator(name)}
+    environment |= {"OMP_NUM_THREADS": str(spec["threads"]), "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, str(Path(__file__).with_name("workloads.py")), json.dumps(spec)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{spec} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def changes_allocator(name: str) -> bool:
+    """Whether an environment variable of this name would replace or tune malloc."""
+    return name.startswith("MALLOC_") or name in ("LD_PRELOAD", "GLIBC_TUNABLES")
+
+
+def import_seconds(rounds: int) -> dict[str, list[Result]]:
+    """Seconds that an import takes once torch is there, and that torch itself takes."""
+    statements = {
+        "torch": ("pass", "import torch"),
+        "course_lm": ("import torch", "import course_lm"),
+        "course_lm.trainer": ("import torch", "import course_lm.trainer"),
+    }
+    results: dict[str, list[Result]] = {name: [] for name in statements}
+    for _ in range(rounds):
+        for name, (before, timed) in statements.items():
+            program = f"{before}\nfrom time import perf_counter as now\nt = now()\n{timed}\nprint(now() - t)"
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+            results[name].append({"seconds": float(done.stdout)})
+    return results
+
+
+def paired_ratio(results: Sequence[Result], baseline: Sequence[Result]) -> float:
+    """Median over rounds of tokens/s divided by the baseline's in the same round."""
+    key = "tokens_per_second"
+    return median(ours[key] / theirs[key] for ours, theirs in zip(results, baseline))
+
+
+def show(title: str, results: dict[str, list[Result]], *, baseline: str, target: float | None) -> None:
+    """Print tokens/s, ratio to the baseline and peak memory of each row."""
+    wanted = "" if target is None else f" (wanted in the end: {target:g})"
+    print(f"\n{title}{wanted}")
+    print(f"{'':<24}{'tokens/s':>10}{'ratio':>8}{'lowest':>8}{'highest':>9}{'peak MiB':>10}")
+    for name, rows in results.items():
+        pairs = [paired_ratio([ours], [theirs]) for ours, theirs in zip(rows, results[baseline])]
+        speed = median(row["tokens_per_second"] for row in rows)
+        peak = median(row["peak_mib"] for row in rows)
+        print(
+            f"{name:<24}{speed:>10,.0f}{median(pairs):>8.2f}{min(pairs):>8.2f}{max(pairs):>9.2f}{peak:>10,.0f}",
+            flush=True,
+        )
+
+
+def show_shares(results: dict[str, list[Result]]) -> None:
+    """Print what share of a bare loop's speed the trainer keeps on the same module."""
+    print(f"\nTrainer against a bare loop, same module and step (wanted: {TARGETS['same module']:g})")
+    print(f"{'':<24}{'tokens/s':>10}{'bare':>10}{'share':>8}{'lowest':>8}{'highest':>9}")
+    for name, rows in results.items():
+        shares = [row["trainer_share"] for row in rows]
+        speeds = (median(row[key] for row in rows) for key in ("tokens_per_second", "bare_tokens_per_second"))
+        print(
+            f"{name:<24}{next(speeds):>10,.0f}{next(speeds):>10,.0f}"
+            f"{median(shares):>8.3f}{min(shares):>8.3f}{max(shares):>9.3f}",
+            flush=True,
+        )
+
+
+def show_imports(results: dict[str, list[Result]]) -> None:
+    """Print the least seconds of each import."""
+    print("\nseconds to import, least of all rounds; course_lm is counted after torch")
+    for name, rows in results.items():
+        print(f"{name:<24}{min(row['seconds'] for row in rows):>10.3f}")
+
+
+if __name__ == "__main__":
+    main()

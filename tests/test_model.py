@@ -1,0 +1,378 @@
+"""The model: what a position may see, how its attention is computed, and how text is drawn from it."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from course_lm.model import (
+    GPT,
+    Block,
+    ModelConfig,
+    allowed_attention,
+    count_parameters,
+    generate,
+    plain_attention,
+    positions_of,
+    prefers_plain_attention,
+)
+
+VOCAB, MAX_LENGTH = 13, 16
+CPU_HALF_TYPES = (torch.bfloat16, torch.float16)
+lengths_of_rows = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+seeds = st.integers(0, 10_000)
+
+
+def make_model(*, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> GPT:
+    """A tiny model with weights large enough that a look at a forbidden position shows in the logits."""
+    config = ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 8, "dropout": 0.0} | settings))
+    model = GPT(config, VOCAB, MAX_LENGTH).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.6)
+    return model
+
+
+def random_ids(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def attention_path(plain: bool) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("course_lm.model.prefers_plain_attention", lambda query: plain)
+        yield
+
+
+def padded(lengths: list[int], width: int, side: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of random tokens, PAD included (what stands there must not matter), and their attention mask."""
+    mask = torch.zeros(len(lengths), width, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        mask[row, slice(0, length) if side == "right" else slice(width - length, width)] = 1
+    return random_ids(len(lengths), width, seed=seed), mask
+
+
+def packed(lengths: list[int], pads: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One row with all documents one after another: ids, document_ids and attention mask, each (1, T)."""
+    numbers = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1] * pads
+    document_ids = torch.tensor([numbers])
+    return random_ids(1, len(numbers), seed=seed), document_ids, (document_ids >= 0).long()
+
+
+@settings(max_examples=40)
+@given(lengths_of_rows, st.integers(0, 5), st.sampled_from(["left", "right"]), st.booleans(), seeds)
+def test_padding_never_changes_the_logits_of_a_token(lengths, extra, side, plain, seed):
+    model = make_model(seed=seed)
+    ids, mask = padded(lengths, max(lengths) + extra, side, seed)
+    with attention_path(plain):
+        together = model(ids, attention_mask=mask)
+        for row in range(len(lengths)):
+            real = mask[row].bool()
+            alone = model(ids[row, real][None])[0]
+            torch.testing.assert_close(together[row, real], alone, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 4), st.booleans(), seeds)
+def test_a_packed_document_has_the_logits_that_it_has_alone(lengths, pads, plain, seed):
+    model = make_model(seed=seed)
+    ids, document_ids, mask = packed(lengths, pads, seed)
+    with attention_path(plain):
+        together = model(ids, attention_mask=mask, document_ids=document_ids)[0]
+        for number in range(len(lengths)):
+            inside = document_ids[0] == number
+            alone = model(ids[0, inside][None])[0]
+            torch.testing.assert_close(together[inside], alone, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_without_document_ids_packed_documents_would_see_each_other(plain):
+    model = make_model()
+    ids, document_ids, mask = packed([4, 5], 0, seed=1)
+    with attention_path(plain):
+        mixed = model(ids, attention_mask=mask)[0, 4:]
+        apart = model(ids, attention_mask=mask, document_ids=document_ids)[0, 4:]
+    assert (mixed - apart).abs().max() > 1e-3
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 9), st.booleans(), seeds)
+def test_no_position_sees_a_later_token(position, plain, seed):
+    model = make_model(seed=seed)
+    ids = random_ids(2, 10, seed=seed)
+    changed = torch.cat([ids[:, :position], (ids[:, position:] + 1) % VOCAB], dim=1)
+    with attention_path(plain):
+        before, after = model(ids), model(changed)
+    torch.testing.assert_close(before[:, :position], after[:, :position], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(before[:, position:], after[:, position:])
+
+
+def loss_and_gradients(model: nn.Module, **inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    model.zero_grad()
+    logits = model(**inputs)
+    logits.float().logsumexp(-1).sum().backward()
+    return logits.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("masked", ["not at all", "padded left", "padded right", "packed"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_both_attention_paths_give_the_same_logits_and_gradients(masked, dtype, tolerance):
+    model = make_model(dtype=dtype)
+    inputs: dict[str, Tensor] = {"input_ids": random_ids(3, 9)}
+    if masked.startswith("padded"):
+        inputs["input_ids"], inputs["attention_mask"] = padded([9, 2, 5], 9, masked.split()[1], seed=0)
+    if masked == "packed":
+        inputs["input_ids"], inputs["document_ids"], inputs["attention_mask"] = packed([4, 1, 5], 2, seed=0)
+    with attention_path(plain=False):
+        logits, gradients = loss_and_gradients(model, **inputs)
+    with attention_path(plain=True):
+        plain_logits, plain_gradients = loss_and_gradients(model, **inputs)
+    torch.testing.assert_close(plain_logits, logits, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(plain_gradients, gradients, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", CPU_HALF_TYPES)
+def test_half_precision_on_a_cpu_never_takes_the_fused_kernel(dtype, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("the fused kernel was called")
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fail)
+    with torch.autocast("cpu", dtype=dtype):
+        logits = make_model(dtype=torch.float32)(random_ids(2, 8))
+    assert logits.isfinite().all()
+
+
+def test_single_precision_on_a_cpu_takes_the_fused_kernel(monkeypatch):
+    def fail(*args):
+        raise AssertionError("the two matrix products were called")
+
+    monkeypatch.setattr("course_lm.model.plain_attention", fail)
+    assert make_model(dtype=torch.float32)(random_ids(2, 8)).isfinite().all()
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, *CPU_HALF_TYPES])
+def test_an_accelerator_always_takes_the_fused_kernel(device, dtype):
+    class Query:
+        def __init__(self) -> None:
+            self.device, self.dtype = torch.device(device), dtype
+
+    assert not prefers_plain_attention(Query())  # type: ignore[arg-type]
+
+
+def test_bf16_logits_are_near_those_of_fp32():
+    model = make_model(dtype=torch.float32)
+    ids, mask = padded([8, 3], 8, "right", seed=3)
+    exact = model(ids, attention_mask=mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = model(ids, attention_mask=mask)
+    assert rounded.dtype == torch.bfloat16
+    error = (rounded.float() - exact).norm() / exact.norm()
+    assert error < 0.03
+
+
+def test_plain_attention_equals_a_softmax_over_the_allowed_scores():
+    query, key, value = torch.randn(3, 1, 1, 4, 6, generator=torch.Generator().manual_seed(0)).double().unbind()
+    bias = torch.full((1, 4, 4), -torch.inf).double().triu(1)
+    for position in range(4):
+        scores = key[0, 0, : position + 1] @ query[0, 0, position] / 6**0.5
+        expected = scores.softmax(0) @ value[0, 0, : position + 1]
+        torch.testing.assert_close(plain_attention(query, key, value, bias)[0, 0, position], expected)
+
+
+@pytest.mark.parametrize("plain, half", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_a_row_of_pad_alone_gives_no_nan_in_logits_or_gradients(kind, plain, half):
+    model = make_model(dtype=torch.float32)
+    ids, mask = padded([5, 0], 5, "right", seed=0)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if kind == "packed":
+        inputs["document_ids"] = mask - 1  # 0 for the document, -1 for PAD
+    with attention_path(plain), torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+        logits, gradients = loss_and_gradients(model, **inputs)
+    assert logits.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_allowed_attention_by_hand():
+    mask = torch.tensor([[0, 1, 1, 1]])
+    documents = torch.tensor([[-1, 0, 0, 1]])
+    seen = allowed_attention(mask, documents)
+    assert seen is not None
+    assert seen[0].int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+
+
+def test_nothing_given_means_plain_causal_attention():
+    assert allowed_attention(None, None) is None
+
+
+def test_positions_count_from_the_first_token_of_each_document():
+    ids = torch.zeros(1, 6, dtype=torch.int64)
+    left = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2]])
+    assert positions_of(ids, None, None).tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert positions_of(ids, left, None).tolist() == [[0, 0, 0, 1, 2, 3]]
+    assert positions_of(ids, torch.ones_like(ids), documents).tolist() == [[0, 1, 0, 1, 2, 0]]
+
+
+def test_given_positions_replace_the_counted_ones():
+    model = make_model()
+    ids = random_ids(1, 5)
+    shifted = torch.arange(5)[None] + 3
+    counted = model(ids)
+    torch.testing.assert_close(model(ids, position_ids=torch.arange(5)[None]), counted)
+    assert not torch.allclose(model(ids, position_ids=shifted), counted)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(half, masked):
+    ids, mask = padded([9, 4], 9, "right", seed=0)
+    inputs = {"input_ids": ids} | ({"attention_mask": mask} if masked else {})
+    results = []
+    for checkpointing in (False, True):
+        model = make_model(dtype=torch.float32, dropout=0.4, gradient_checkpointing=checkpointing).train()
+        torch.manual_seed(7)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            results.append(loss_and_gradients(model, **inputs))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training, runs", [(True, 2), (False, 1)])
+def test_gradient_checkpointing_computes_each_block_again_in_training_only(training, runs, monkeypatch):
+    calls = []
+    forward = Block.forward
+    monkeypatch.setattr(Block, "forward", lambda *args: calls.append(1) or forward(*args))
+    model = make_model(gradient_checkpointing=True).train(training)
+    loss_and_gradients(model, input_ids=random_ids(1, 4))
+    assert len(calls) == runs * model.config.n_layer
+
+
+def test_the_head_is_the_token_embedding_and_no_weight_of_its_own():
+    model = make_model(n_layer=1, d_model=4)
+    embeddings = VOCAB * 4 + MAX_LENGTH * 4
+    block = 2 * 2 * 4 + (4 * 12 + 12) + (4 * 4 + 4) + (4 * 16 + 16) + (16 * 4 + 4)
+    assert count_parameters(model) == embeddings + block + 2 * 4
+
+
+def test_a_frozen_weight_is_not_counted_as_trained():
+    model = make_model()
+    everything = count_parameters(model)
+    model.position_embedding.requires_grad_(False)
+    assert everything - count_parameters(model) == MAX_LENGTH * 8
+
+
+def test_the_first_loss_is_that_of_a_uniform_guess():
+    torch.manual_seed(0)
+    logits = GPT(ModelConfig(d_model=32), 512, MAX_LENGTH).eval()(random_ids(4, MAX_LENGTH))
+    loss = F.cross_entropy(logits.flatten(0, 1), random_ids(4 * MAX_LENGTH, seed=1))
+    assert float(loss.detach()) == pytest.approx(torch.tensor(512.0).log().item(), abs=0.05)
+
+
+def test_dropout_acts_in_training_and_not_in_eval_mode():
+    model = make_model(dropout=0.5)
+    ids = random_ids(2, 6)
+    model.train()
+    assert not torch.equal(model(ids), model(ids))
+    model.eval()
+    assert torch.equal(model(ids), model(ids))
+
+
+def test_an_input_longer_than_the_positions_is_refused():
+    with pytest.raises(ValueError, match="at most 16 positions, got 17"):
+        make_model()(random_ids(1, MAX_LENGTH + 1))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"n_layer": 0}, "n_layer must be at least 1, got 0"),
+        ({"n_head": -1}, "n_head must be at least 1, got -1"),
+        ({"d_model": 0}, "d_model must be at least 1, got 0"),
+        ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head (4), got 10"),
+        ({"dropout": 1.0}, "dropout must be in [0, 1), got 1.0"),
+        ({"dropout": -0.1}, "dropout must be in [0, 1), got -0.1"),
+        ({"dropout": float("nan")}, "dropout must be in [0, 1), got nan"),
+    ],
+)
+def test_a_bad_size_is_refused_by_name_and_value(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ModelConfig(**given)
+
+
+def test_temperature_zero_takes_the_most_probable_token_each_time():
+    model = make_model().eval()
+    ids = [1, 2, 3]
+    for _ in range(5):
+        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    assert generate(model, [1, 2, 3], max_new_tokens=5, temperature=0) == ids[3:]
+
+
+def test_eos_ends_the_text_and_is_not_returned():
+    model = make_model(seed=2)
+    text = generate(model, [1], max_new_tokens=12, generator=torch.Generator().manual_seed(0))
+    eos = text[5]
+    again = torch.Generator().manual_seed(0)
+    assert generate(model, [1], max_new_tokens=12, eos_id=eos, generator=again) == text[: text.index(eos)]
+
+
+def test_the_same_generator_state_draws_the_same_text_and_leaves_the_global_one_alone():
+    model = make_model()
+    before = torch.get_rng_state()
+    texts = [
+        generate(model, [1, 2], max_new_tokens=20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_tokens_are_drawn_with_the_probabilities_of_the_model():
+    model = make_model(dtype=torch.float32).eval()
+    expected = (model(torch.tensor([[4]]))[0, -1].detach() / 2.0).softmax(-1)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [generate(model, [4], max_new_tokens=1, temperature=2.0, generator=generator)[0] for _ in range(800)]
+    observed = torch.bincount(torch.tensor(drawn), minlength=VOCAB) / len(drawn)
+    assert (observed - expected).abs().max() < 0.06
+
+
+def test_a_prompt_longer_than_the_model_is_continued_from_its_end():
+    model = make_model()
+    prompt = random_ids(MAX_LENGTH + 9, seed=4).tolist()
+    shortened = generate(model, prompt[-MAX_LENGTH:], max_new_tokens=6, temperature=0)
+    assert generate(model, prompt, max_new_tokens=6, temperature=0) == shortened
+
+
+def test_generation_never_drops_out_and_gives_the_mode_back():
+    model = make_model(dropout=0.5)
+    quiet = generate(model.eval(), [1, 2], max_new_tokens=8, temperature=0)
+    assert generate(model.train(), [1, 2], max_new_tokens=8, temperature=0) == quiet
+    assert model.training
+
+
+def test_generation_gives_each_module_its_own_mode_back_even_after_an_error():
+    model = make_model().train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    generate(model, [1], max_new_tokens=1)
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(IndexError):
+        generate(model, [VOCAB], max_new_tokens=1)
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="prompt_ids must hold at least one token, got none"):
+        generate(make_model(), [], max_new_tokens=1)
+
+
+def test_a_negative_temperature_is_refused():
+    with pytest.raises(ValueError, match=r"temperature must be .*, got -1"):
+        generate(make_model(), [1], max_new_tokens=1, temperature=-1.0)

@@ -1,0 +1,739 @@
+"""One optimizer step: one mean over all tokens, a true norm, and nothing moved by a gradient that is not finite."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import course_lm.step
+from course_lm.batching import labels_of
+from course_lm.clipping import clip_gradients
+from course_lm.loss import next_token_loss
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.precision import Precision
+from course_lm.step import (
+    NonFiniteGradientError,
+    StepResult,
+    forward_logits,
+    raise_if_nonfinite,
+    train_step,
+    unwrap,
+)
+
+VOCAB, MAX_LENGTH = 13, 24
+SIDES = ("left", "right")
+BAD_PARAMETER = "blocks.0.up.weight"
+row_lengths = st.lists(st.integers(1, 7), min_size=1, max_size=3)
+seeds = st.integers(0, 10_000)
+
+
+def make_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> GPT:
+    torch.manual_seed(seed)
+    config = ModelConfig(n_layer=2, n_head=2, d_model=8, dropout=0.0)
+    model = GPT(config, VOCAB, MAX_LENGTH).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def make_batch(lengths: list[int], *, side: str = "right", width: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Rows of random tokens of these lengths, padded on one side; one in six labels is ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(width, *lengths))
+    mask = torch.zeros(shape, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        mask[row, slice(0, length) if side == "right" else slice(shape[1] - length, None)] = 1
+    ids = torch.randint(0, VOCAB, shape, generator=generator)
+    labels = labels_of(ids, mask).masked_fill(torch.rand(shape, generator=generator) < 1 / 6, -100)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def make_packed(lengths: list[int], *, pads: int = 2, seed: int = 0) -> dict[str, Any]:
+    numbers = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1] * pads
+    positions = [position for length in lengths for position in range(length)] + [0] * pads
+    document_ids = torch.tensor([numbers])
+    mask = (document_ids >= 0).long()
+    ids = torch.randint(0, VOCAB, mask.shape, generator=torch.Generator().manual_seed(seed))
+    labels = labels_of(ids, mask, document_ids)
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": labels,
+        "document_ids": document_ids,
+        "position_ids": torch.tensor([positions]),
+    }
+
+
+def documents_of(packed: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each document of a packed row as a batch of its own."""
+    batches = []
+    for number in range(int(packed["document_ids"].max()) + 1):
+        inside = packed["document_ids"] == number
+        ids = packed["input_ids"][inside][None]
+        batches.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()})
+    return batches
+
+
+def together(batches: list[dict[str, Any]], side: str) -> dict[str, Any]:
+    """All rows of all batches as one batch, padded to the widest; a first label is no target wherever it ends up."""
+    width = max(batch["input_ids"].size(1) for batch in batches)
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+
+    def widen(part: Tensor, value: int) -> Tensor:
+        missing = width - part.size(1)
+        part = torch.cat([torch.full_like(part[:, :1], -100), part[:, 1:]], dim=1) if value == -100 else part
+        return F.pad(part, (missing, 0) if side == "left" else (0, missing), value=value)
+
+    return {name: torch.cat([widen(batch[name], value) for batch in batches]) for name, value in fill.items()}
+
+
+def without_targets(lengths: list[int]) -> dict[str, Any]:
+    batch = make_batch(lengths)
+    return batch | {"labels": torch.full_like(batch["labels"], -100)}
+
+
+def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
+    return build_optimizer(model, OptimizerConfig(type="adamw", learning_rate=lr, weight_decay=0.1))
+
+
+def still(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that moves nothing, for looking at gradients."""
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+def gradient_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def gradient_after(model: nn.Module, micro_batches: list[dict[str, Any]], **settings: Any) -> Tensor:
+    train_step(model, micro_batches, still(model), max_grad_norm=None, **settings)
+    return gradient_of(model)
+
+
+def assert_same_direction_and_size(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert (actual - expected).norm() <= tolerance * expected.norm()
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return copy.deepcopy({"model": model.state_dict(), "state": optimizer.state_dict()["state"]})
+
+
+def assert_untouched(before: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    torch.testing.assert_close(snapshot(model, optimizer), before, rtol=0, atol=0)
+
+
+def spoil_gradients(model: nn.Module, value: float = math.nan) -> Any:
+    """Make one parameter's gradient non-finite until the returned handle is removed."""
+    return model.get_parameter(BAD_PARAMETER).register_hook(lambda gradient: gradient * value)
+
+
+def loss_by_hand(model: nn.Module, micro_batches: list[dict[str, Any]]) -> tuple[Tensor, int]:
+    """Sum of -log p over every target, one position at a time, and how many there are."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for batch in micro_batches:
+        log_p = model(batch["input_ids"], attention_mask=batch["attention_mask"]).log_softmax(-1)
+        rows, length = batch["labels"].shape
+        for row in range(rows):
+            for position in range(1, length):
+                target = int(batch["labels"][row, position])
+                if target != -100:
+                    total, count = total - log_p[row, position - 1, target], count + 1
+    return total, count
+
+
+@settings(max_examples=40)
+@given(st.lists(row_lengths, min_size=1, max_size=5), st.sampled_from(SIDES), seeds)
+def test_splitting_a_batch_never_changes_the_gradient(groups, side, seed):
+    batches = [make_batch(lengths, side=side, seed=seed + k) for k, lengths in enumerate(groups)]
+    batches.append(make_batch([5, 6], side=side, seed=seed))  # so that there is always a target
+    model = make_model(seed)
+    in_parts, at_once = gradient_after(model, batches), gradient_after(model, [together(batches, side)])
+    assert_same_direction_and_size(in_parts, at_once, 1e-12)
+
+
+@settings(max_examples=15)
+@given(st.lists(row_lengths, min_size=1, max_size=3), st.sampled_from(SIDES), seeds)
+def test_loss_and_gradient_are_those_of_the_mean_written_as_a_plain_loop(groups, side, seed):
+    batches = [make_batch([*lengths, 5], side=side, seed=seed + k) for k, lengths in enumerate(groups)]
+    batches.append(make_batch([6, 6], side=side, seed=0))
+    model = make_model(seed)
+    total, count = loss_by_hand(model, batches)
+    model.zero_grad()
+    (total / count).backward()
+    expected = gradient_of(model)
+    result = train_step(model, batches, still(model), max_grad_norm=None)
+    assert int(result.tokens) == count
+    assert float(result.loss) == pytest.approx(float(total.detach()) / count, rel=1e-12)
+    assert_same_direction_and_size(gradient_of(model), expected, 1e-12)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(2, 7), min_size=1, max_size=3), seeds)
+def test_packing_documents_into_one_row_never_changes_the_gradient(lengths, seed):
+    model, row = make_model(seed), make_packed(lengths, seed=seed)
+    in_one_row, apart = gradient_after(model, [row]), gradient_after(model, documents_of(row))
+    assert_same_direction_and_size(in_one_row, apart, 1e-12)
+
+
+def test_a_micro_batch_without_targets_adds_nothing_to_a_step():
+    model, batches = make_model(), [make_batch([5, 3])]
+    expected = gradient_after(model, batches)
+    torch.testing.assert_close(gradient_after(model, [*batches, without_targets([4])]), expected)
+
+
+@pytest.mark.parametrize("window", [[], [without_targets([4, 2])], [without_targets([3]), make_batch([1])]])
+def test_a_step_without_targets_moves_nothing_and_warns_once(window):
+    model = make_model()
+    optimizer = adamw(model)
+    train_step(model, [make_batch([6])], optimizer, lr=0.02)
+    before, rng = snapshot(model, optimizer), torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = train_step(model, window, optimizer, lr=0.5)
+    assert [str(one.message) for one in caught] == ["skipped a step: its micro-batches hold no target token"]
+    assert math.isnan(result.loss)
+    assert (int(result.tokens), float(result.grad_norm), bool(result.skipped)) == (0, 0.0, True)
+    assert_untouched(before, model, optimizer)
+    assert optimizer.param_groups[0]["lr"] == 0.02
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_the_update_itself_skips_where_the_count_of_targets_is_zero():
+    model = make_model()
+    optimizer = adamw(model)
+    before = snapshot(model, optimizer)
+    gradient_after(model, [make_batch([6])])
+    parameters = course_lm.step.trained_parameters(optimizer)
+    zero = torch.tensor(0)
+    result = course_lm.step._update(
+        optimizer, parameters, Precision("fp32", "cpu"), torch.tensor(0.0), zero, torch.tensor(0.0)
+    )
+    assert math.isnan(result.loss) and result.skipped and int(result.bad_parameter) == -1
+    assert_untouched(before, model, optimizer)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adafactor"])
+@pytest.mark.parametrize("good_steps", [0, 2])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_non_finite_gradient_raises_and_leaves_everything_as_it_was(kind, good_steps, value):
+    model = make_model()
+    optimizer = build_optimizer(model, OptimizerConfig(type=kind))
+    for seed in range(good_steps):
+        train_step(model, [make_batch([6, 4], seed=seed)], optimizer)
+    before = snapshot(model, optimizer)
+    spoil_gradients(model, value)
+    with pytest.raises(NonFiniteGradientError) as error:
+        train_step(model, [make_batch([6, 4], seed=9)], optimizer)
+    assert_untouched(before, model, optimizer)
+    loss = loss_by_hand(model, [make_batch([6, 4], seed=9)])
+    assert f"loss {float(loss[0].detach()) / loss[1]:g}, norm " in str(error.value)
+    assert f"first bad parameter {BAD_PARAMETER};" in str(error.value)
+
+
+def test_the_first_bad_parameter_is_named_even_where_later_ones_are_bad_too():
+    model = make_model()
+    for name in ("blocks.1.down.weight", "blocks.0.down.weight"):
+        model.get_parameter(name).register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(NonFiniteGradientError, match=r"parameter blocks\.0\.down\.weight;"):
+        train_step(model, [make_batch([6])], torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_finite_gradients_whose_norm_overflows_are_refused_too():
+    model = make_model(dtype=torch.float32)
+    before = weights_of(model)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
+    with pytest.raises(NonFiniteGradientError, match="norm inf, first bad parameter none alone"):
+        train_step(model, [make_batch([6])], adamw(model))
+    assert torch.equal(weights_of(model), before)
+
+
+def test_with_skip_training_goes_on_as_if_the_bad_step_had_never_been():
+    models = make_model(), make_model()
+    optimizers = [adamw(model) for model in models]
+    for model, optimizer in zip(models, optimizers):
+        train_step(model, [make_batch([6], seed=1)], optimizer)
+    handle = spoil_gradients(models[0])
+    result = train_step(models[0], [make_batch([5], seed=2)], optimizers[0], on_nonfinite="skip")
+    handle.remove()
+    assert result.skipped and math.isnan(result.grad_norm)
+    for model, optimizer in zip(models, optimizers):
+        train_step(model, [make_batch([4], seed=3)], optimizer)
+    assert_untouched(snapshot(models[1], optimizers[1]), models[0], optimizers[0])
+
+
+def test_a_finite_step_says_that_it_was_not_skipped():
+    model = make_model()
+    before = weights_of(model)
+    result = train_step(model, [make_batch([6])], adamw(model))
+    assert not result.skipped and int(result.bad_parameter) == -1
+    assert not torch.equal(weights_of(model), before)
+
+
+def test_an_unknown_on_nonfinite_is_refused():
+    model = make_model()
+    with pytest.raises(ValueError, match="on_nonfinite must be one of raise, skip, got 'ignore'"):
+        train_step(model, [make_batch([6])], adamw(model), on_nonfinite="ignore")
+
+
+def fp16_at_scale(scale: float) -> Precision:
+    precision = Precision("fp16", "cpu")
+    precision.load_state_dict(precision.state_dict() | {"scale": scale})
+    return precision
+
+
+def test_fp16_lowers_its_scale_until_it_fits_and_then_trains():
+    model = make_model(dtype=torch.float32)
+    optimizer, precision = adamw(model), fp16_at_scale(2.0**24)
+    before = snapshot(model, optimizer)
+    skipped = 0
+    while train_step(model, [make_batch([6, 4])], optimizer, precision=precision).skipped:
+        skipped += 1
+        assert precision.scaler.get_scale() == 2.0 ** (24 - skipped)
+        assert_untouched(before, model, optimizer)
+    assert 1 <= skipped <= 20
+    assert not torch.equal(weights_of(model), torch.cat([w.flatten() for w in before["model"].values()]))
+    assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
+
+
+@pytest.mark.parametrize("name, tolerance", [("fp16", 0.01), ("bf16", 0.05)])
+def test_half_precision_trains_as_fp32_does_to_its_rounding(name, tolerance):
+    start = weights_of(make_model(dtype=torch.float32))
+    moves, losses = [], []
+    for precision in (Precision("fp32", "cpu"), fp16_at_scale(2.0**10) if name == "fp16" else Precision(name, "cpu")):
+        model = make_model(dtype=torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+        for seed in range(5):
+            batches = [make_batch([9, 4], seed=seed), make_batch([3], seed=seed + 50)]
+            result = train_step(model, batches, optimizer, precision=precision)
+            assert not result.skipped
+        moves.append(weights_of(model) - start)
+        losses.append(float(result.loss))
+    assert_same_direction_and_size(moves[1], moves[0], tolerance)
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
+def test_fp16_reports_the_unscaled_norm_and_loss():
+    batch = make_batch([9, 4])
+    exact = train_step(model := make_model(dtype=torch.float32), [batch], still(model))
+    scaled = train_step(model, [batch], still(model), precision=fp16_at_scale(2.0**10))
+    assert float(scaled.grad_norm) == pytest.approx(float(exact.grad_norm), rel=0.01)
+    assert float(scaled.loss) == pytest.approx(float(exact.loss), rel=0.01)
+
+
+def test_an_fp16_gradient_that_stays_infinite_is_an_error_at_the_minimum_scale():
+    model = make_model(dtype=torch.float32)
+    optimizer, precision = adamw(model), fp16_at_scale(4.0)
+    before = snapshot(model, optimizer)
+    spoil_gradients(model, math.inf)
+    for scale in (2.0, 1.0):
+        assert train_step(model, [make_batch([6])], optimizer, precision=precision).skipped
+        assert precision.scaler.get_scale() == scale
+    with pytest.raises(NonFiniteGradientError, match=rf"at loss scale .* parameter {BAD_PARAMETER};"):
+        train_step(model, [make_batch([6])], optimizer, precision=precision)
+    assert_untouched(before, model, optimizer)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1e-3, 1e6])
+def test_the_norm_before_clipping_is_reported_whatever_the_limit(max_grad_norm):
+    model, batches = make_model(), [make_batch([6, 4]), make_batch([5])]
+    expected = gradient_after(model, batches).norm()
+    result = train_step(model, batches, still(model), max_grad_norm=max_grad_norm)
+    torch.testing.assert_close(result.grad_norm, expected)
+    after = gradient_of(model).norm()
+    torch.testing.assert_close(after, expected.clamp(max=max_grad_norm or math.inf), rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("precision", [None, fp16_at_scale(2.0**10)])
+def test_clip_is_called_once_with_the_unscaled_gradients_of_the_whole_step(precision):
+    model, batches = make_model(dtype=torch.float32), [make_batch([6, 4]), make_batch([5])]
+    expected = gradient_after(model, batches)
+    calls = []
+
+    def spy(parameters: list[Tensor], max_norm: float | None) -> Tensor:
+        seen = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+        calls.append((seen, max_norm))
+        return clip_gradients(parameters, max_norm)
+
+    train_step(model, batches, still(model), clip=spy, max_grad_norm=0.7, precision=precision)
+    ((seen, max_norm),) = calls
+    assert max_norm == 0.7
+    assert_same_direction_and_size(seen, expected, 0.02 if precision else 1e-6)
+
+
+def test_the_loss_is_asked_for_a_sum_and_nothing_else():
+    calls = []
+
+    def spy(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+        calls.append((logits.shape, labels.shape, options))
+        return next_token_loss(logits, labels, **options)
+
+    model = make_model()
+    train_step(model, [make_batch([6, 4]), make_batch([3])], still(model), loss_fn=spy)
+    assert calls == [((2, 6, VOCAB), (2, 6), {"reduction": "sum"}), ((1, 3, VOCAB), (1, 3), {"reduction": "sum"})]
+
+
+def test_each_group_gets_the_rate_times_its_own_scale():
+    model = make_model()
+    names = dict(model.named_parameters())
+    slow = [names.pop("token_embedding.weight")]
+    groups: list[dict[str, Any]] = [{"params": list(names.values())}, {"params": slow, "lr_scale": 0.25}]
+    optimizer = torch.optim.SGD(groups, lr=9.0)
+    for lr in (0.1, 0.2):  # twice: a scale must not be applied to what it has scaled
+        before = weights_of(model)
+        train_step(model, [make_batch([6])], optimizer, lr=lr, max_grad_norm=None)
+        assert [group["lr"] for group in optimizer.param_groups] == [lr, lr * 0.25]
+        moved = before - weights_of(model)
+        head = slow[0].numel()  # the token embedding comes first
+        torch.testing.assert_close(moved[:head], gradient_of(model)[:head] * lr * 0.25)
+        torch.testing.assert_close(moved[head:], gradient_of(model)[head:] * lr)
+
+
+def test_without_a_rate_the_optimizer_keeps_its_own():
+    model = make_model()
+    optimizer = adamw(model, lr=0.03)
+    train_step(model, [make_batch([6])], optimizer)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.03}
+
+
+def test_gradients_left_over_from_before_do_not_leak_into_a_step():
+    model, batches = make_model(), [make_batch([6, 4])]
+    expected = gradient_after(model, batches)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.testing.assert_close(gradient_after(model, batches), expected, rtol=0, atol=0)
+
+
+def test_weights_that_belong_to_the_loss_are_cleared_between_steps_too():
+    model, temperature = make_model(), nn.Parameter(torch.ones((), dtype=torch.float64))
+    optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.0)
+
+    def scaled_loss(logits: Tensor, labels: Tensor, *, reduction: Any) -> Tensor:
+        return next_token_loss(logits * temperature, labels, reduction=reduction)
+
+    gradients = []
+    for _ in range(2):
+        train_step(model, [make_batch([6, 4])], optimizer, loss_fn=scaled_loss, max_grad_norm=None)
+        assert temperature.grad is not None
+        gradients.append(temperature.grad.clone())
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_model_is_left_to_the_caller(training):
+    model = make_model().train(training)
+    train_step(model, [make_batch([6])], adamw(model))
+    assert model.training is training
+
+
+# ---- steps that never wait for the accelerator
+
+
+def fused(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+    groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    return kind(groups, lr=0.1, **options)  # type: ignore[call-arg]
+
+
+class AdamWithAName(torch.optim.AdamW):
+    """Someone's subclass: it inherits the step that honours found_inf."""
+
+
+@pytest.mark.parametrize(
+    "optimizer, expected",
+    [
+        (fused(torch.optim.AdamW, fused=True), True),
+        (fused(torch.optim.Adam, fused=True), True),
+        (fused(AdamWithAName, fused=True), True),
+        (fused(torch.optim.AdamW), False),
+        (fused(torch.optim.SGD, fused=True, momentum=0.9), False),
+        (fused(torch.optim.Adafactor), False),
+    ],
+)
+def test_only_a_fused_adam_on_an_accelerator_skips_without_the_host(optimizer, expected):
+    decide, fp32 = course_lm.step._defers, Precision("fp32", "cpu")
+    assert decide(optimizer, fp32, torch.device("cuda")) is expected
+    assert decide(optimizer, fp32, torch.device("cpu")) is False
+    assert decide(optimizer, Precision("fp16", "cpu"), torch.device("cuda")) is False
+
+
+def test_one_group_that_is_not_fused_is_enough_to_ask_the_host():
+    optimizer = fused(torch.optim.AdamW, fused=True)
+    optimizer.param_groups[1]["fused"] = False
+    assert not course_lm.step._defers(optimizer, Precision("fp32", "cpu"), torch.device("cuda"))
+
+
+@pytest.fixture
+def deferred(monkeypatch):
+    """Take the accelerator's branch of the update on the CPU."""
+    monkeypatch.setattr(course_lm.step, "_defers", lambda optimizer, precision, device: True)
+
+
+def train_some(steps: int) -> tuple[nn.Module, torch.optim.Optimizer, list[StepResult]]:
+    model = make_model(dtype=torch.float32)
+    optimizer = adamw(model)
+    windows = [[make_batch([6, 4], seed=k), make_batch([3], seed=k + 90)] for k in range(steps)]
+    return model, optimizer, [train_step(model, window, optimizer, lr=0.01) for window in windows]
+
+
+def test_the_deferred_update_equals_the_ordinary_one(monkeypatch):
+    model, optimizer, results = train_some(3)
+    expected = snapshot(model, optimizer)
+    monkeypatch.setattr(course_lm.step, "_defers", lambda optimizer, precision, device: True)
+    deferred_model, deferred_optimizer, deferred_results = train_some(3)
+    assert_untouched(expected, deferred_model, deferred_optimizer)
+    torch.testing.assert_close(deferred_results, results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_deferred_update_leaves_weights_moments_and_steps_as_they_were(deferred, value):
+    model, optimizer, _ = train_some(2)
+    before = snapshot(model, optimizer)
+    spoil_gradients(model, value)
+    result = train_step(model, [make_batch([5])], optimizer)
+    assert result.skipped
+    assert_untouched(before, model, optimizer)
+
+
+def test_a_deferred_first_step_that_is_skipped_leaves_moments_of_zero(deferred):
+    model = make_model(dtype=torch.float32)
+    optimizer = adamw(model)
+    before = weights_of(model)
+    handle = spoil_gradients(model)
+    train_step(model, [make_batch([6, 4], seed=0)], optimizer)
+    handle.remove()
+    assert torch.equal(weights_of(model), before)
+    assert all(not part.any() for state in optimizer.state.values() for part in state.values())
+
+
+def test_the_step_after_a_deferred_skip_is_an_ordinary_one(deferred):
+    model, optimizer, _ = train_some(2)
+    handle = spoil_gradients(model)
+    train_step(model, [make_batch([5])], optimizer)
+    handle.remove()
+    last = [make_batch([6, 4], seed=2), make_batch([3], seed=92)]
+    train_step(model, last, optimizer, lr=0.01)
+    expected_model, expected_optimizer, _ = train_some(3)
+    assert_untouched(snapshot(expected_model, expected_optimizer), model, optimizer)
+
+
+def test_a_deferred_error_is_raised_when_the_result_is_read(deferred):
+    model, optimizer, results = train_some(1)
+    raise_if_nonfinite(results[0], model, optimizer)
+    spoil_gradients(model)
+    result = train_step(model, [make_batch([5])], optimizer)
+    with pytest.raises(NonFiniteGradientError, match=f"first bad parameter {BAD_PARAMETER};"):
+        raise_if_nonfinite(result, model, optimizer)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the values that Python reads out of tensors: on an accelerator, each read waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
+            self.dtypes.append(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_deferred_step_reads_nothing_but_the_count_of_the_labels(deferred, name, bad):
+    model = make_model(dtype=torch.float32)
+    optimizer = adamw(model)
+    if bad:
+        spoil_gradients(model)
+    with HostReads() as reads:
+        train_step(model, [make_batch([6]), make_batch([4])], optimizer, lr=0.1, precision=Precision(name, "cpu"))
+    assert reads.dtypes == [torch.int64]
+
+
+# ---- any causal language model
+
+
+def hugging_face(kind: str, attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=VOCAB, n_positions=MAX_LENGTH, n_embd=8, n_layer=2, n_head=2,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, initializer_range=0.3,
+            bos_token_id=0, eos_token_id=0, attn_implementation=attention,
+        )  # fmt: skip
+        return transformers.GPT2LMHeadModel(config).double()
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, max_position_embeddings=MAX_LENGTH, hidden_size=8, intermediate_size=16,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3,
+        bos_token_id=0, eos_token_id=0, attn_implementation=attention,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).double()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_hugging_face_models_see_each_packed_document_as_if_alone(kind, attention):
+    model, row = hugging_face(kind, attention), make_packed([4, 1, 6], pads=3)
+    in_one_row = forward_logits(model, row)[row["document_ids"] >= 0]
+    apart = torch.cat([forward_logits(model, batch)[0] for batch in documents_of(row)])
+    torch.testing.assert_close(in_one_row, apart, rtol=1e-10, atol=1e-10)
+    mixed = model(row["input_ids"], attention_mask=row["attention_mask"]).logits[row["document_ids"] >= 0]
+    assert (mixed - apart).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_hugging_face_models_train_the_same_packed_or_not(kind, attention):
+    model, row = hugging_face(kind, attention), make_packed([4, 2, 6], pads=3)
+    in_one_row, apart = gradient_after(model, [row]), gradient_after(model, documents_of(row))
+    assert_same_direction_and_size(in_one_row, apart, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_hugging_face_models_train_packed_in_half_precision(kind, name):
+    model, row = hugging_face(kind, "sdpa").float(), make_packed([4, 2, 6], pads=3)
+    exact = gradient_after(model, [row])
+    precision = fp16_at_scale(2.0**8) if name == "fp16" else Precision(name, "cpu")
+    assert_same_direction_and_size(gradient_after(model, [row], precision=precision), exact, 0.1)
+
+
+def test_hugging_face_models_are_not_asked_for_a_cache():
+    model, asked = hugging_face("llama", "sdpa"), []
+    model.register_forward_pre_hook(lambda module, args, kwargs: asked.append(kwargs), with_kwargs=True)
+    forward_logits(model, make_batch([4]))
+    assert asked[0]["use_cache"] is False
+
+
+class Bigram(nn.Module):
+    """A model that can be told nothing about documents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, VOCAB)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.table(input_ids)
+
+
+def test_a_packed_batch_is_refused_by_a_model_that_cannot_keep_documents_apart():
+    with pytest.raises(ValueError, match=r"takes document_ids, or position_ids .* takes attention_mask, input_ids"):
+        forward_logits(Bigram(), make_packed([3, 2]))
+
+
+def test_any_module_from_tokens_to_logits_trains():
+    torch.manual_seed(0)
+    model = Bigram()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = [float(train_step(model, [make_batch([8, 8])], optimizer).loss) for _ in range(20)]
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.fixture
+def one_process_group(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        compiled,
+        DistributedDataParallel,
+        lambda model: compiled(DistributedDataParallel(model)),
+        lambda model: DistributedDataParallel(compiled(model)),
+    ],
+)
+def test_a_wrapped_model_is_asked_for_its_own_parameters(wrap: Callable[[nn.Module], nn.Module], one_process_group):
+    model = make_model()
+    assert unwrap(wrap(model)) is model
+
+
+def test_a_model_that_keeps_its_layers_under_the_name_module_is_not_unwrapped():
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = Bigram()
+
+    outer = Outer()
+    assert unwrap(outer) is outer
+
+
+def test_a_packed_batch_reaches_a_model_inside_ddp(one_process_group):
+    model, row = make_model(), make_packed([4, 3])
+    wrapped = DistributedDataParallel(model)
+    torch.testing.assert_close(forward_logits(wrapped, row), forward_logits(model, row))
+
+
+# ---- many processes
+
+STEPS_OF_RANKS = [  # step, rank, micro-batch: the row lengths; ranks and micro-batches hold different token counts
+    [[[7, 2], [5]], [[3], [1]]],
+    [[[4], [4, 2]], [[6], [9, 9]]],
+    [[[1], [1]], [[8], [2]]],  # no target at all on rank 0
+    [[[1], [1]], [[1], [1]]],  # none anywhere
+    [[[5], [6]], [[7], [3, 2]]],
+]
+
+
+def ragged_steps() -> list[list[list[dict[str, Any]]]]:
+    return [
+        [[make_batch(rows, seed=17 * k + rank) for rows in windows] for rank, windows in enumerate(ranks)]
+        for k, ranks in enumerate(STEPS_OF_RANKS)
+    ]
+
+
+def train_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    model = DistributedDataParallel(make_model())
+    optimizer = adamw(model)
+    results = [
+        train_step(model, windows[rank], optimizer, process_group=dist.group.WORLD) for windows in ragged_steps()
+    ]
+    parts = [[float(part) for part in result[:4]] for result in results]
+    torch.save({"weights": weights_of(model), "results": parts}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_with_ragged_batches_leave_the_weights_of_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spawn(train_rank, (str(tmp_path),), nprocs=2)
+    model = make_model()
+    optimizer = adamw(model)
+    expected = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for windows in ragged_steps():
+            result = train_step(model, [batch for window in windows for batch in window], optimizer)
+            expected.append([float(part) for part in result[:4]])
+    for rank in range(2):
+        left = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(torch.tensor(left["results"]), torch.tensor(expected), equal_nan=True)
+        assert_same_direction_and_size(left["weights"], weights_of(model), 1e-12)

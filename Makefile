@@ -5,7 +5,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with tests/nbval_sanitize.cfg
-NEWS := @jupyterlab/apputils-extension:announcements
+# JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
+NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" \
+	--level=sys_prefix > $(VENV)/news.log 2>&1 || { cat $(VENV)/news.log; exit 1; }
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -60,10 +62,10 @@ $(PY):
 # The stamps stand for a finished installation; the test environment holds all that the lab needs.
 $(VENV)/.lab: $(PY) pyproject.toml requirements.lock
 	$(PY) -m pip install --quiet -c requirements.lock -e ".[lab]"
-	$(PY) -m jupyter labextension disable "$(NEWS)" --level=sys_prefix
+	@$(NO_NEWS)
 	@touch $@
 
 $(VENV)/.test: $(PY) pyproject.toml requirements.lock
 	$(PY) -m pip install --quiet -c requirements.lock -e ".[test]"
-	$(PY) -m jupyter labextension disable "$(NEWS)" --level=sys_prefix
+	@$(NO_NEWS)
 	@touch $(VENV)/.lab $@

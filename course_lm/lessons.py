@@ -178,6 +178,7 @@ def _run_one(path: Path, notebook: Any, advance: Callable[[int], object]) -> Les
         timeout=CELL_TIMEOUT_SECONDS,
         record_timing=False,
         coalesce_streams=True,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_executed=count,
     )

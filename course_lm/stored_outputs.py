@@ -26,20 +26,22 @@ def find_absolute_path(text: str) -> str | None:
 
 
 def clean(notebook: Any) -> None:
-    """Strip an executed notebook, in place, of all that differs between runs or machines."""
+    """Strip an executed notebook, in place, of all that differs between runs or machines.
+
+    A widget keeps its text (`IntSlider(value=3)`), which nbval compares; where nothing is compared, it goes.
+    """
     notebook.metadata = {"kernelspec": dict(_KERNELSPEC), "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
         cell.setdefault("id", f"cell-{number:02d}")
         cell.metadata = {key: cell.metadata[key] for key in ("tags", "jupyter") if key in cell.metadata}
         if cell.cell_type == "code":
-            cell.outputs = [_clean_output(output) for output in cell.outputs if not _is_widget(output)]
-
-
-def _is_widget(output: Any) -> bool:
-    return WIDGET_VIEW in output.get("data", {})
+            if "nbval-ignore-output" in cell.metadata.get("tags", []):
+                cell.outputs = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
+            cell.outputs = [_clean_output(output) for output in cell.outputs]
 
 
 def _clean_output(output: Any) -> Any:
+    output.get("data", {}).pop(WIDGET_VIEW, None)
     if "text" in output:
         output.text = _clean_text(output.text)
     for kind, value in output.get("data", {}).items():

@@ -51,6 +51,7 @@ def python(code, **environment):
     ).stdout
 
 
+@pytest.mark.long
 def test_setup_fixes_threads_and_every_random_source_and_prints_versions():
     draw = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
     program = f"from course_lm.lessons import setup; setup(seed=3, threads=1); {draw}"
@@ -59,6 +60,7 @@ def test_setup_fixes_threads_and_every_random_source_and_prints_versions():
     assert "course_lm" in first and "torch 2." in first and "1 CPU thread, seed 3" in first
 
 
+@pytest.mark.long
 def test_warnings_after_setup_name_no_file():
     program = "import warnings; from course_lm.lessons import setup; setup(threads=1)\n"
     program += "import sys; sys.stderr = sys.stdout; warnings.warn('careful')"
@@ -112,6 +114,7 @@ def test_run_says_which_cell_failed_and_how_and_goes_on(folder, capsys):
     assert "ValueError: last line" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_cell_that_takes_too_long_fails_its_lesson(folder, monkeypatch):
     monkeypatch.setattr(lessons, "CELL_TIMEOUT_SECONDS", 1)
     (result,) = lessons.run([save(folder, "00_slow", "import time", "time.sleep(30)")])
@@ -137,8 +140,14 @@ def test_write_stores_nothing_of_the_machine_or_the_browser(folder):
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
-    assert notebook.cells[1].outputs == []
+    assert notebook.cells[1].outputs[0].data == {"text/plain": "IntSlider(value=3)"}
     assert notebook.cells[2].outputs[0].text == "red\n"
+
+
+def test_a_widget_leaves_no_trace_where_outputs_are_not_compared(folder):
+    path = save(folder, "00_first", WIDGET_CELL, tags=["nbval-ignore-output"])
+    lessons.write([path])
+    assert nbformat.read(path, as_version=4).cells[1].outputs == []
 
 
 def test_a_lesson_that_fails_is_not_written(folder):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -117,15 +116,16 @@ def test_a_name_that_is_no_room_is_an_attribute_error():
         _ = course_lm.no_such_room
 
 
+@pytest.mark.long
 def test_importing_the_package_costs_little_beside_torch():
     code = "import time, torch; start = time.perf_counter(); import course_lm; print(time.perf_counter() - start)"
     seconds = min(float(run(sys.executable, "-c", code).stdout) for _ in range(3))
     assert seconds < 0.3
 
 
-@pytest.mark.parametrize("config", sorted(files("course_lm").joinpath("configs").iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("config", sorted((ROOT / "course_lm" / "configs").iterdir()), ids=lambda path: path.name)
 def test_every_shipped_configuration_loads(config):
-    assert isinstance(TrainingConfig.from_yaml(Path(str(config))), TrainingConfig)
+    assert isinstance(TrainingConfig.from_yaml(config), TrainingConfig)
 
 
 def lint_imports(folder):
@@ -185,6 +185,7 @@ def test_the_wheel_holds_corpora_configurations_and_types_and_no_tests(wheel):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"course_lm"}
 
 
+@pytest.mark.long
 def test_the_installed_wheel_loads_its_corpus_and_its_configurations(site):
     code = "import course_lm, sys; from course_lm.corpus import load_corpus; from course_lm.config import find_config;"
     code += "print(course_lm.__file__, len(load_corpus('stories').documents), find_config('python-docs'))"
@@ -195,6 +196,7 @@ def test_the_installed_wheel_loads_its_corpus_and_its_configurations(site):
     assert int(stories) > 1000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]], ids=" ".join)
 def test_the_installed_command_runs(site, arguments):
     result = run(site / "bin" / "course-lm", *arguments, cwd=site.parent, PYTHONPATH=str(site))
@@ -202,6 +204,7 @@ def test_the_installed_command_runs(site, arguments):
     assert "course-lm" in result.stdout
 
 
+@pytest.mark.long
 def test_the_installed_command_says_where_the_lessons_are_found(site):
     result = run(site / "bin" / "course-lm", "lessons", cwd=site.parent, PYTHONPATH=str(site))
     assert result.returncode == 2

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -257,9 +258,11 @@ def test_wandb_offline_writes_the_metrics_to_its_folder(tmp_path: Path, monkeypa
     logger.log(validation_record(1, 1.5))
     logger.close()
     (stored,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    content = stored.read_bytes()
-    for part in (b"train/loss", b"7.0625", b"validation/val_loss", b"learning_rate", b"0.125", b"a-run"):
-        assert part in content
+    parts = [b"train/loss", b"7.0625", b"validation/val_loss", b"learning_rate", b"0.125", b"a-run"]
+    deadline = time.monotonic() + 30  # finishing a run returns before its service process has written everything
+    while (missing := [part for part in parts if part not in stored.read_bytes()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert missing == []
 
 
 @pytest.mark.parametrize(("module", "make"), [

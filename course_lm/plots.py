@@ -142,6 +142,20 @@ _PARTS = {
     "stop": (3, 2, "at the end, or when\nnothing improves"),
 }
 LOOP_PARTS = tuple(_PARTS)
+LOOP_LESSONS = {
+    "next window": "02_batching.ipynb",
+    "forward": "07_mixed_precision.ipynb",
+    "loss": "03_loss.ipynb",
+    "backward": "08_accumulation.ipynb",
+    "schedule": "05_schedules.ipynb",
+    "step": "04_optimizers.ipynb",
+    "clip": "09_clipping.ipynb",
+    "unscale": "07_mixed_precision.ipynb",
+    "log": "10_monitoring.ipynb",
+    "validate": "10_monitoring.ipynb",
+    "checkpoint": "11_checkpoints.ipynb",
+    "stop": "12_trainer.ipynb",
+}
 _FILLS, _EDGES = ("#E3F0F8", "#FDF1DA", "#E0F3EC"), (BLUE, "#B87A00", GREEN)
 _WIDTH, _HEIGHT, _COLUMN, _ROW = 2.3, 1.3, 3.0, 2.35
 _ARROWS = (

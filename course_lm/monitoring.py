@@ -49,7 +49,7 @@ class WandbConfig:
     mode: str = "offline"
 
     def __post_init__(self) -> None:
-        _check_mode(self.mode, "wandb.mode")
+        _check_mode(self.mode, "mode")
 
 
 class Observer(Protocol):

@@ -83,6 +83,15 @@ def test_the_metrics_by_hand():
     }
 
 
+def test_a_small_loss_is_not_lost_beside_a_huge_sum():
+    model = Table(torch.full((2, 2), 0.5))
+    with torch.no_grad():
+        model.logits[1, 0] = 2.0**24  # in fp32, adding ln 2 to it would add 0 or 1
+    huge, small = torch.tensor([[1, 1]]), torch.tensor([[0, 1]])
+    metrics = evaluate(model, [{"input_ids": ids, "labels": ids} for ids in [huge] + [small] * 50])
+    assert metrics["val_loss"] * 51 == pytest.approx(2.0**24 + 50 * math.log(2), rel=1e-9)
+
+
 def test_bytes_are_summed_over_batches():
     batches = batches_of(batch_size=2)
     metrics = evaluate(make_model(), batches)

@@ -444,9 +444,6 @@ def test_the_mode_of_the_model_is_left_to_the_caller(training):
     assert model.training is training
 
 
-# ---- steps that never wait for the accelerator
-
-
 def fused(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
     groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
     return kind(groups, lr=0.1, **options)  # type: ignore[call-arg]
@@ -534,6 +531,13 @@ def test_the_step_after_a_deferred_skip_is_an_ordinary_one(deferred):
     assert_untouched(snapshot(expected_model, expected_optimizer), model, optimizer)
 
 
+def test_the_optimizer_keeps_no_flag_of_a_deferred_update(deferred):
+    model, optimizer, _ = train_some(1)
+    spoil_gradients(model)
+    train_step(model, [make_batch([5])], optimizer)
+    assert not hasattr(optimizer, "found_inf") and not hasattr(optimizer, "grad_scale")
+
+
 def test_a_deferred_error_is_raised_when_the_result_is_read(deferred):
     model, optimizer, results = train_some(1)
     raise_if_nonfinite(results[0], model, optimizer)
@@ -566,9 +570,6 @@ def test_a_deferred_step_reads_nothing_but_the_count_of_the_labels(deferred, nam
     with HostReads() as reads:
         train_step(model, [make_batch([6]), make_batch([4])], optimizer, lr=0.1, precision=Precision(name, "cpu"))
     assert reads.dtypes == [torch.int64]
-
-
-# ---- any causal language model
 
 
 def hugging_face(kind: str, attention: str) -> nn.Module:
@@ -690,7 +691,22 @@ def test_a_packed_batch_reaches_a_model_inside_ddp(one_process_group):
     torch.testing.assert_close(forward_logits(wrapped, row), forward_logits(model, row))
 
 
-# ---- many processes
+def test_ranks_exchange_gradients_once_a_step_and_not_after_each_micro_batch(one_process_group):
+    exchanged = []
+
+    def note(state, bucket):
+        exchanged.append(bucket.index())
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model = DistributedDataParallel(make_model())
+    model.register_comm_hook(None, note)
+    batches = [make_batch([6], seed=k) for k in range(3)]
+    train_step(model, batches, still(model), process_group=dist.group.WORLD)
+    assert exchanged == [0]
+    torch.testing.assert_close(gradient_of(model), gradient_after(make_model(), batches))
+
 
 STEPS_OF_RANKS = [  # step, rank, micro-batch: the row lengths; ranks and micro-batches hold different token counts
     [[[7, 2], [5]], [[3], [1]]],
@@ -736,4 +752,4 @@ def test_two_processes_with_ragged_batches_leave_the_weights_of_one(tmp_path, mo
     for rank in range(2):
         left = torch.load(tmp_path / f"{rank}.pt")
         torch.testing.assert_close(torch.tensor(left["results"]), torch.tensor(expected), equal_nan=True)
-        assert_same_direction_and_size(left["weights"], weights_of(model), 1e-12)
+        assert_same_direction_and_size(left["weights"], weights_of(model), 1e-10)

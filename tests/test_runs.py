@@ -1,0 +1,533 @@
+"""Claims about a run from outside: its folder, the signals that end it, and a resume that changes no bit."""
+
+import json
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import course_lm.trainer
+from course_lm.batching import labels_of, make_loader
+from course_lm.checkpoints import load_checkpoint
+from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.loss import next_token_loss
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig
+from course_lm.runs import check_same_run, default_observers, on_interrupt, run_folder
+from course_lm.tokenizer import train_tokenizer
+from course_lm.trainer import Trainer
+
+VOCABULARY, LENGTH = 262, 8
+DOCUMENTS = [f"the {animal} sat on a {place}" for animal in ("cat", "dog") for place in ("mat", "hat", "sun", "bed")]
+TOKENIZER = train_tokenizer(DOCUMENTS, VOCABULARY)
+CLOCK = "tokens_per_second"
+
+
+def configure(folder: Path, **training: Any) -> TrainingConfig:
+    """Two micro-batches a step with a tail of one, three steps an epoch, three epochs, early stopping on."""
+    values: dict[str, Any] = {
+        "gradient_accumulation_steps": 2,
+        "num_epochs": 3,
+        "precision": "fp32",
+        "device": "cpu",
+        "logging_steps": 2,
+        "save_steps": 2,
+        "early_stopping_patience": 5,
+        "output_dir": str(folder),
+    }
+    return TrainingConfig(
+        experiment_name="toy",
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        training=LoopConfig(**{**values, **training}),
+    )
+
+
+def batch_list() -> list[dict[str, Any]]:
+    """Five batches of random tokens."""
+    draw = torch.Generator().manual_seed(1)
+    rows = [torch.randint(VOCABULARY, (1 + i % 2, LENGTH - i % 3), generator=draw) for i in range(5)]
+    return [
+        {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "labels": labels_of(ids, torch.ones_like(ids)),
+            "num_bytes": ids.numel(),
+        }
+        for ids in rows
+    ]
+
+
+def loader_of(kind: str, num_workers: int = 0) -> Any:
+    """Fresh training data: a list of batches, or a loader of this mode."""
+    if kind == "list":
+        return batch_list()
+    return make_loader(
+        DOCUMENTS[:5], TOKENIZER, mode=kind, batch_size=4, max_length=LENGTH, seed=7, num_workers=num_workers
+    )
+
+
+def trainer_of(config: TrainingConfig, dtype: torch.dtype = torch.float32, **parts: Any) -> Trainer:
+    """A trainer with a freshly built model, the same every time."""
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)
+    return Trainer(model.to(dtype), config, **parts)
+
+
+def counting_loss(act: Callable[[int], None]) -> Callable[..., Tensor]:
+    """The plain loss; `act` is called with the number of micro-batches so far."""
+    count = 0
+
+    def loss_fn(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        act(count)
+        return next_token_loss(logits, labels, reduction=reduction)
+
+    return loss_fn
+
+
+def signal_at(micro_batch: int, number: int = signal.SIGINT) -> Callable[..., Tensor]:
+    """A loss that sends this process a signal once."""
+    return counting_loss(lambda count: os.kill(os.getpid(), number) if count == micro_batch else None)
+
+
+class Crash(Exception):
+    """Stands for a process that dies."""
+
+
+def crash_at(micro_batch: int) -> Callable[..., Tensor]:
+    def act(count: int) -> None:
+        if count == micro_batch:
+            raise Crash
+
+    return counting_loss(act)
+
+
+def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != CLOCK} for record in records]
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    """Everything that a run leaves and that must not depend on where it was stopped."""
+    folder = trainer.folder
+    assert folder is not None
+    best = folder / "checkpoint_best.pt"
+    return {
+        "weights": dict(trainer.model.state_dict()),
+        "moments": trainer.optimizer.state_dict(),
+        "scaler": trainer.precision.state_dict(),
+        "stopper": trainer.stopper.state_dict() if trainer.stopper else {},
+        "history": without_clock(trainer.history.records),
+        "lines": without_clock([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]),
+        "best": load_checkpoint(best)["model"] if best.exists() else {},
+        "steps": sorted(path.name for path in folder.glob("checkpoint_step_*.pt")),
+        "rng": torch.get_rng_state(),
+        "counts": [trainer.step, trainer.epoch, trainer.batch, trainer.tokens, trainer.skipped],
+    }
+
+
+def assert_same(mine: Any, other: Any, where: str = "run") -> None:
+    """Equal bit for bit, all the way down; says where not."""
+    if isinstance(mine, Tensor):
+        assert torch.equal(mine, other), where
+    elif isinstance(mine, dict):
+        assert mine.keys() == other.keys(), where
+        for key in mine:
+            assert_same(mine[key], other[key], f"{where}.{key}")
+    elif isinstance(mine, list | tuple):
+        assert len(mine) == len(other), f"{where}: {mine} against {other}"
+        for index, (a, b) in enumerate(zip(mine, other)):
+            assert_same(a, b, f"{where}[{index}]")
+    else:
+        both_nan = isinstance(mine, float) and math.isnan(mine) and math.isnan(other)
+        assert mine == other or both_nan, f"{where}: {mine!r} against {other!r}"
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "list": {"kind": "list"},
+    "fixed": {"kind": "fixed"},
+    "dynamic": {"kind": "dynamic", "gradient_accumulation_steps": 1},
+    "bucketed": {"kind": "bucketed", "gradient_accumulation_steps": 1},
+    "packed": {"kind": "packed", "gradient_accumulation_steps": 3},
+    "bf16": {"kind": "packed", "precision": "bf16"},
+    "fp16": {"kind": "list", "precision": "fp16"},
+    "float64": {"kind": "list", "dtype": torch.float64, "logging_steps": 4},
+    "eval_steps": {"kind": "fixed", "eval_steps": 2, "logging_steps": 3},
+    "max_steps": {"kind": "list", "max_steps": 7, "logging_steps": 3},
+    "stops_early": {"kind": "list", "early_stopping_patience": 1, "early_stopping_threshold": 9.0},
+}
+
+
+def start(case: str, folder: Path, **parts: Any) -> Trainer:
+    """Train (or go on training) the case in this folder with everything built anew."""
+    settings = dict(CASES[case])
+    kind, dtype = settings.pop("kind"), settings.pop("dtype", torch.float32)
+    trainer = trainer_of(configure(folder, **settings), dtype, **parts)
+    trainer.train(loader_of(kind), loader_of(kind))
+    return trainer
+
+
+@cache
+def straight(case: str) -> tuple[dict[str, Any], int]:
+    """What the case leaves when nothing stops it, and how many micro-batches it takes."""
+    counts: list[int] = []
+    trainer = start(case, Path(mkdtemp()), loss_fn=counting_loss(counts.append))
+    return outcome(trainer), len(counts)
+
+
+def assert_stop_changes_nothing(case: str, folder: Path, micro_batch: int, number: int = signal.SIGINT) -> None:
+    expected, total = straight(case)
+    first = start(case, folder, loss_fn=signal_at(micro_batch, number))
+    assert first.interrupted == number
+    assert first.step <= -(-micro_batch // first.settings.gradient_accumulation_steps) + 2
+    second = start(case, folder)
+    assert total >= micro_batch and second.interrupted is None
+    assert_same(outcome(second), expected)
+
+
+# Resume
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 5, 6, 8, 15])
+def test_stopping_and_going_on_changes_no_bit(tmp_path, micro_batch):
+    assert_stop_changes_nothing("list", tmp_path, micro_batch)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "list"])
+def test_stopping_in_the_second_epoch_changes_no_bit(tmp_path, case):
+    _, total = straight(case)
+    assert_stop_changes_nothing(case, tmp_path, total // 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_stopping_at_any_micro_batch_changes_no_bit(tmp_path, case):
+    for micro_batch in range(1, straight(case)[1] + 1):
+        assert_stop_changes_nothing(case, tmp_path / str(micro_batch), micro_batch)
+
+
+@pytest.mark.slow
+def test_stopping_after_every_single_step_changes_no_bit(tmp_path):
+    expected, _ = straight("packed")
+    while (trainer := start("packed", tmp_path, loss_fn=signal_at(1))).interrupted:
+        assert trainer.step < 20
+    assert_same(outcome(trainer), expected)
+
+
+def test_a_terminated_run_goes_on_as_well(tmp_path):
+    assert_stop_changes_nothing("list", tmp_path, 7, signal.SIGTERM)
+
+
+def test_a_run_stopped_before_its_first_step_goes_on(tmp_path):
+    trainer = trainer_of(configure(tmp_path), observers=[SignalAtStart()])
+    trainer.train(loader_of("list"), loader_of("list"))
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+class SignalAtStart:
+    """Presses Ctrl-C at the first record."""
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        self.sent = False
+
+    def log(self, record: dict[str, Any]) -> None:
+        if not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("case", ["list", "packed", "eval_steps", "float64"])
+def test_a_run_that_died_goes_on_from_its_newest_step(tmp_path, case):
+    expected, total = straight(case)
+    for micro_batch in range(1, total + 1, 1 if case == "list" else 5):
+        folder = tmp_path / str(micro_batch)
+        with pytest.raises(Crash):
+            start(case, folder, loss_fn=crash_at(micro_batch))
+        assert_same(outcome(start(case, folder)), expected, f"died at {micro_batch}")
+
+
+def test_a_run_goes_on_from_a_step_when_its_last_state_is_lost(tmp_path):
+    start("list", tmp_path, loss_fn=signal_at(9))
+    (tmp_path / "toy" / "checkpoint_last.pt").unlink()
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+@pytest.mark.filterwarnings("ignore:passing over a checkpoint")
+def test_a_run_goes_on_when_its_last_state_is_damaged(tmp_path):
+    start("list", tmp_path, loss_fn=signal_at(9))
+    path = tmp_path / "toy" / "checkpoint_last.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+@pytest.mark.parametrize("save", range(1, 11))
+def test_a_run_that_died_just_before_it_saved_goes_on(tmp_path, monkeypatch, save):
+    saves = 0
+
+    def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+        nonlocal saves
+        saves += 1
+        if saves == save:
+            raise Crash
+        original(path, state)
+
+    original = course_lm.trainer.save_checkpoint
+    monkeypatch.setattr(course_lm.trainer, "save_checkpoint", save_checkpoint)
+    with pytest.raises(Crash):
+        start("list", tmp_path)
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+class DyingAt:
+    """Validation data that is lost at the n-th reading."""
+
+    def __init__(self, reading: int) -> None:
+        self.left = reading
+
+    def __iter__(self) -> Iterator[Any]:
+        self.left -= 1
+        if not self.left:
+            raise Crash
+        return iter(batch_list())
+
+
+@pytest.mark.parametrize("reading", [1, 2, 3])
+def test_a_run_that_died_while_it_validated_goes_on(tmp_path, reading):
+    with pytest.raises(Crash):
+        trainer_of(configure(tmp_path)).train(loader_of("list"), DyingAt(reading))
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
+    start("list", tmp_path)
+    again = start("list", tmp_path)
+    assert "resumed" in capsys.readouterr().out
+    assert_same(outcome(again), straight("list")[0])
+
+
+def test_a_run_goes_on_in_the_same_process(tmp_path):
+    trainer = trainer_of(configure(tmp_path), loss_fn=signal_at(8))
+    trainer.train(loader_of("fixed"), loader_of("fixed"))
+    assert trainer.interrupted
+    trainer.train(loader_of("fixed"), loader_of("fixed"))
+    assert_same(outcome(trainer), straight("fixed")[0])
+
+
+def test_a_run_without_a_folder_goes_on_in_the_same_process():
+    config = configure(Path(), output_dir=None)
+    trainer = trainer_of(config, loss_fn=signal_at(8))
+    data = loader_of("list")
+    trainer.train(data, data)
+    trainer.train(data, data)
+    assert_same(dict(trainer.model.state_dict()), straight("list")[0]["weights"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batch", [1, 3, 6, 10])
+def test_workers_change_nothing(tmp_path, micro_batch):
+    config = configure(tmp_path)
+    trainer = trainer_of(config, loss_fn=signal_at(micro_batch))
+    trainer.train(loader_of("fixed", num_workers=1), loader_of("fixed"))
+    assert trainer.interrupted == signal.SIGINT
+    second = trainer_of(config)
+    second.train(loader_of("fixed", num_workers=1), loader_of("fixed"))
+    assert_same(outcome(second), straight("fixed")[0])
+
+
+def test_a_plain_dataloader_says_that_it_repeats_data(tmp_path):
+    def data() -> Any:
+        return DataLoader(batch_list(), batch_size=None)  # type: ignore[arg-type]
+
+    trainer_of(configure(tmp_path), loss_fn=signal_at(7)).train(data())
+    with pytest.warns(UserWarning, match="the epoch's data is repeated"):
+        trainer_of(configure(tmp_path)).train(data())
+
+
+class Shuffled:
+    """A loader that can be told the epoch, and nothing else."""
+
+    def __init__(self) -> None:
+        self.epoch, self.read = 0, []
+
+    def __len__(self) -> int:
+        return 5
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.read.append(self.epoch)
+        return iter(batch_list())
+
+
+def test_a_loader_that_only_knows_epochs_is_told_the_right_one(tmp_path):
+    config = configure(tmp_path)
+    with pytest.raises(Crash):
+        trainer_of(config, loss_fn=crash_at(11)).train(Shuffled())
+    loader = Shuffled()
+    trainer_of(config).train(loader)
+    assert loader.read == [2]
+
+
+# What a resume refuses
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "parts"),
+    [
+        ("data", {"corpus": "stories"}, ["data.corpus", "'python-docs'", "'stories'"]),
+        ("data", {"max_length": 64}, ["data.max_length", "128", "64"]),
+        ("model", {"d_model": 64}, ["model.d_model", "128", "64"]),
+        ("model", {"dropout": 0.5}, ["model.dropout", "0.1", "0.5"]),
+        ("optimizer", {"type": "sgd"}, ["optimizer.type", "'adamw'", "'sgd'"]),
+        ("optimizer", {"weight_decay": 0.5}, ["optimizer.weight_decay", "0.01", "0.5"]),
+        ("optimizer", {"beta2": 0.95}, ["optimizer.beta2", "0.999", "0.95"]),
+        ("training", {"batch_size": 8}, ["training.batch_size", "32", "8"]),
+        ("training", {"gradient_accumulation_steps": 1}, ["training.gradient_accumulation_steps", "2", "1"]),
+        ("training", {"seed": 1}, ["training.seed", "42", "1"]),
+    ],
+)
+def test_a_resume_with_another_setting_is_refused(tmp_path, section, change, parts):
+    config = configure(tmp_path)
+    start("list", tmp_path, loss_fn=signal_at(3))
+    changed = replace(config, **{section: replace(getattr(config, section), **change)})
+    with pytest.raises(ValueError) as caught:
+        trainer_of(changed).train(batch_list())
+    for part in [*parts, "training.resume"]:
+        assert part in str(caught.value), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
+    start("list", tmp_path, loss_fn=signal_at(3))
+    with pytest.raises(ValueError):
+        trainer_of(configure(tmp_path, seed=1)).train(batch_list())
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+def test_a_resume_with_a_model_of_another_size_is_refused_in_one_line(tmp_path):
+    start("list", tmp_path, loss_fn=signal_at(3))
+    other = GPT(ModelConfig(n_layer=1, n_head=2, d_model=16), VOCABULARY, LENGTH)
+    with pytest.raises(ValueError) as caught:
+        Trainer(other, configure(tmp_path)).train(batch_list())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_can_be_made_longer(tmp_path):
+    start("list", tmp_path)
+    trainer = trainer_of(configure(tmp_path, num_epochs=5))
+    trainer.train(batch_list(), batch_list())
+    assert (trainer.epoch, trainer.step) == (5, 15)
+
+
+def test_the_saved_settings_are_those_with_which_the_run_went_on(tmp_path):
+    start("list", tmp_path)
+    config = configure(tmp_path, num_epochs=5)
+    trainer_of(config).train(batch_list())
+    assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == config
+
+
+def test_settings_that_do_not_shape_the_run_may_change():
+    config = configure(Path())
+    other = replace(config, training=replace(config.training, logging_steps=99, save_steps=1, num_epochs=50))
+    check_same_run(asdict(other), asdict(config))
+
+
+def test_resume_never_starts_anew_and_keeps_the_old_run(tmp_path):
+    first = start("list", tmp_path)
+    for number in (1, 2):
+        trainer = trainer_of(configure(tmp_path, resume="never"))
+        trainer.train(loader_of("list"), loader_of("list"))
+        assert_same(trainer.history.records[0]["loss"], first.history.records[0]["loss"])
+        assert (tmp_path / f"toy.{number}" / "checkpoint_last.pt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["toy", "toy.1", "toy.2"]
+
+
+# The folder and its loggers
+
+
+def test_the_folder_carries_the_name_of_the_run():
+    assert run_folder(configure(Path("somewhere"))) == Path("somewhere/toy")
+
+
+def test_without_an_output_folder_there_is_no_run_folder():
+    assert run_folder(configure(Path(), output_dir=None)) is None
+
+
+def test_a_run_without_a_folder_has_a_progress_bar_and_no_metrics_file():
+    names = [type(observer).__name__ for observer in default_observers(configure(Path(), output_dir=None))]
+    assert names == ["ProgressBar"]
+
+
+# Signals
+
+
+def test_the_step_in_which_the_signal_comes_is_finished(tmp_path):
+    trainer = start("list", tmp_path, loss_fn=signal_at(3))
+    assert (trainer.step, trainer.batch) == (2, 4)
+    assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["step"] == 2
+
+
+def test_a_stopped_run_says_so_in_one_line(tmp_path, capsys):
+    start("list", tmp_path, loss_fn=signal_at(3))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"stopped by SIGINT after step 2: run it again to go on from {tmp_path / 'toy'}"
+
+
+def test_a_stopped_run_without_a_folder_says_that_nothing_is_saved(capsys):
+    trainer_of(configure(Path(), output_dir=None), loss_fn=signal_at(3)).train(batch_list())
+    assert "after step 2: nothing was saved" in capsys.readouterr().out
+
+
+def test_a_signal_during_the_last_validation_is_no_loss(tmp_path):
+    class Interrupting:
+        def __iter__(self) -> Iterator[Any]:
+            os.kill(os.getpid(), signal.SIGINT)
+            return iter(batch_list())
+
+    settings = {"max_steps": 4, "eval_steps": 100, "save_steps": 100}
+    trainer = trainer_of(configure(tmp_path, **settings))
+    try:
+        trainer.train(batch_list(), Interrupting())
+    except KeyboardInterrupt:
+        pytest.fail("the signal ended the run before it was saved")
+    assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["step"] == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_handlers_are_given_back(number):
+    before = signal.getsignal(number)
+    with on_interrupt(lambda number: None):
+        assert signal.getsignal(number) is not before
+    assert signal.getsignal(number) is before
+
+
+def test_the_first_signal_notifies_and_the_second_has_its_usual_effect():
+    numbers: list[int] = []
+    with pytest.raises(KeyboardInterrupt), on_interrupt(numbers.append):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert numbers == [signal.SIGINT]
+        os.kill(os.getpid(), signal.SIGINT)
+    assert numbers == [signal.SIGINT]
+
+
+def test_training_runs_outside_the_main_thread(tmp_path):
+    steps: list[int] = []
+    thread = threading.Thread(target=lambda: steps.append(start("list", tmp_path).step))
+    thread.start()
+    thread.join()
+    assert steps == [9]

@@ -590,23 +590,29 @@ def hugging_face(kind: str, attention: str) -> nn.Module:
     return transformers.LlamaForCausalLM(config).double()
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_hugging_face_models_see_each_packed_document_as_if_alone(kind, attention):
+HUGGING_FACE = [  # and how near two ways of computing the same come: eager Llama takes its softmax in float32
+    ("gpt2", "sdpa", 1e-11),
+    ("gpt2", "eager", 1e-11),
+    ("llama", "sdpa", 1e-11),
+    ("llama", "eager", 1e-5),
+]
+
+
+@pytest.mark.parametrize("kind, attention, tolerance", HUGGING_FACE)
+def test_hugging_face_models_see_each_packed_document_as_if_alone(kind, attention, tolerance):
     model, row = hugging_face(kind, attention), make_packed([4, 1, 6], pads=3)
     in_one_row = forward_logits(model, row)[row["document_ids"] >= 0]
     apart = torch.cat([forward_logits(model, batch)[0] for batch in documents_of(row)])
-    torch.testing.assert_close(in_one_row, apart, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(in_one_row, apart, rtol=0, atol=tolerance)
     mixed = model(row["input_ids"], attention_mask=row["attention_mask"]).logits[row["document_ids"] >= 0]
     assert (mixed - apart).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_hugging_face_models_train_the_same_packed_or_not(kind, attention):
+@pytest.mark.parametrize("kind, attention, tolerance", HUGGING_FACE)
+def test_hugging_face_models_train_the_same_packed_or_not(kind, attention, tolerance):
     model, row = hugging_face(kind, attention), make_packed([4, 2, 6], pads=3)
     in_one_row, apart = gradient_after(model, [row]), gradient_after(model, documents_of(row))
-    assert_same_direction_and_size(in_one_row, apart, 1e-12)
+    assert_same_direction_and_size(in_one_row, apart, tolerance)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -703,9 +709,9 @@ def test_ranks_exchange_gradients_once_a_step_and_not_after_each_micro_batch(one
     model = DistributedDataParallel(make_model())
     model.register_comm_hook(None, note)
     batches = [make_batch([6], seed=k) for k in range(3)]
-    train_step(model, batches, still(model), process_group=dist.group.WORLD)
+    gradient = gradient_after(model, batches, process_group=dist.group.WORLD)
     assert exchanged == [0]
-    torch.testing.assert_close(gradient_of(model), gradient_after(make_model(), batches))
+    torch.testing.assert_close(gradient, gradient_after(make_model(), batches))
 
 
 STEPS_OF_RANKS = [  # step, rank, micro-batch: the row lengths; ranks and micro-batches hold different token counts

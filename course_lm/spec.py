@@ -129,6 +129,7 @@ class _Run:
     scale: float
     result: SpecResult = field(default_factory=SpecResult)
     micro_batches: int = 0
+    norm: float = math.nan
     best_loss: float = math.inf
 
     def step(self, window: Batches) -> bool:
@@ -142,12 +143,12 @@ class _Run:
         if "tail_leaks" in self.faults and is_tail:
             return False
         overflow = self.result.k + len(self.result.skipped) in self.settings.overflow_steps
-        norm = self.unscale_and_clip(overflow)
+        self.unscale_and_clip(overflow)
         may_step = self.may_step(overflow, loss)
         if may_step:
             self.update(self.learning_rate())
             self.result.losses.append(loss)
-            self.result.norms.append(norm)
+            self.result.norms.append(self.norm)
             self.result.k += 1
         if "missing_zero_grad" not in self.faults:
             self.model.zero_grad()
@@ -201,29 +202,28 @@ class _Run:
             total = total - log_probabilities[row, position, target]
         return total, len(targets)
 
-    def unscale_and_clip(self, overflow: bool) -> float:
-        """Take the loss scale off the gradient, then clip it. Return its norm before clipping."""
+    def unscale_and_clip(self, overflow: bool) -> None:
+        """Take the loss scale off the gradient, then clip it."""
         if overflow:
             for gradient in self.gradients().values():
                 gradient.fill_(math.inf)
-        norm = self.clip() if "clip_before_unscale" in self.faults else math.nan
+        if "clip_before_unscale" in self.faults:
+            self.clip()
         for gradient in self.gradients().values():
             gradient /= self.scale
-        if "clip_before_unscale" not in self.faults:
-            norm = self.clip()
+        if not self.faults & {"clip_before_unscale", "clip_per_micro_batch"}:
+            self.clip()
         if overflow:
             self.scale /= 2
-        return norm
 
-    def clip(self, scale: float = 1.0) -> float:
-        """Shorten the gradient to `max_grad_norm * scale` where it is longer; return its norm before."""
+    def clip(self, scale: float = 1.0) -> None:
+        """Note the norm of a gradient that carries `scale`, and shorten it to `max_grad_norm` if it is longer."""
         gradients = self.gradients().values()
-        norm = math.sqrt(sum((gradient**2).sum().item() for gradient in gradients))
+        self.norm = math.sqrt(sum((gradient**2).sum().item() for gradient in gradients)) / scale
         if self.settings.max_grad_norm is not None:
-            coefficient = min(self.settings.max_grad_norm * scale / (norm + 1e-6), 1.0)  # 1e-6: as torch does
+            coefficient = min(self.settings.max_grad_norm / (self.norm + 1e-6), 1.0)  # 1e-6: as torch does
             for gradient in gradients:
                 gradient *= coefficient
-        return norm
 
     def may_step(self, overflow: bool, loss: float) -> bool:
         """Say whether the gradient may reach the optimizer: only a finite one may."""

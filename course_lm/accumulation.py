@@ -24,9 +24,7 @@ def windows(loader: Iterable[BatchT], accumulation_steps: int) -> Iterator[list[
     yielded. Raises ValueError at once for `accumulation_steps` that is no whole number of at least 1.
     """
     if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
-        raise ValueError(
-            f"accumulation_steps must be a whole number of at least 1, got {accumulation_steps!r}"
-        )
+        raise ValueError(f"accumulation_steps must be a whole number of at least 1, got {accumulation_steps!r}")
     return _read_windows(iter(loader), accumulation_steps)
 
 

@@ -1,27 +1,15 @@
 """Validation: the plain next-token loss over a whole loader, every target token weighing the same."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
+from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
 from course_lm.step import Batch, device_of, forward_logits, move_batch
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module in eval mode, and give each its own mode back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 @torch.no_grad()
@@ -37,7 +25,7 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], precision: Precision | N
     nats = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     tokens = correct = torch.zeros((), dtype=torch.int64, device=device)
     num_bytes = 0.0
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.random.fork_rng(devices=[]):  # a plain DataLoader draws a seed
         for batch in loader:
             batch = move_batch(batch, device)
             with precision.autocast():
@@ -45,7 +33,7 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], precision: Precision | N
                 nats = nats + next_token_loss(logits, batch["labels"], reduction="sum")
             tokens = tokens + count_targets(batch["labels"])
             correct = correct + count_correct(logits, batch["labels"])
-            num_bytes += batch.get("num_bytes", math.nan)
+            num_bytes += float(batch.get("num_bytes", math.nan))
     return _metrics(float(nats), int(tokens), int(correct), num_bytes)
 
 

@@ -6,7 +6,8 @@ fused kernel.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -216,6 +217,18 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode, and give each its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 @torch.no_grad()
 def generate(
     model: GPT,
@@ -240,19 +253,24 @@ def generate(
     """
     if not prompt_ids:
         raise ValueError("prompt_ids must hold at least one token, got none")
-    was_training = model.training
-    model.eval()
-    device = next(model.parameters()).device
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be at least 0, got {temperature}")
     ids = list(prompt_ids)
-    for _ in range(max_new_tokens):
-        logits = model(torch.tensor([ids[-model.max_length :]], device=device))[0, -1].float().cpu()  # (V,)
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            probabilities = (logits / temperature).softmax(dim=-1)
-            token = int(torch.multinomial(probabilities, 1, generator=generator))
-        if token == eos_id:
-            break
-        ids.append(token)
-    model.train(was_training)
+    with evaluation_mode(model):
+        for _ in range(max_new_tokens):
+            token = _draw(_next_logits(model, ids), temperature, generator)
+            if token == eos_id:
+                break
+            ids.append(token)
     return ids[len(prompt_ids) :]
+
+
+def _next_logits(model: GPT, ids: list[int]) -> Tensor:
+    window = torch.tensor([ids[-model.max_length :]], device=next(model.parameters()).device)
+    return model(window)[0, -1].float().cpu()  # (V,)
+
+
+def _draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    return int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator))

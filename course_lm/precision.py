@@ -43,9 +43,11 @@ class Precision:
 
     Attributes:
         scaler: a `torch.amp.GradScaler`; outside fp16 it is disabled and passes everything through.
+        was_at_minimum: whether the last step already used `minimum_scale`: no lower scale could cure an overflow.
     """
 
     minimum_scale = 1.0
+    was_at_minimum = False
 
     def __init__(self, name: str, device: torch.device | str) -> None:
         self.device = torch.device(device)
@@ -62,6 +64,15 @@ class Precision:
         if self.name == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
+
+    def update_scale(self) -> None:
+        """Once per step: halve the scale after an overflow, but not below the minimum; raise it now and then."""
+        if not self.scales:
+            return
+        self.was_at_minimum = self.scaler.get_scale() <= self.minimum_scale
+        self.scaler.update()
+        if self.scaler.get_scale() < self.minimum_scale:
+            self.scaler.update(self.minimum_scale)
 
     def state_dict(self) -> dict:
         """The scaler's scale and growth counter; empty outside fp16."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
@@ -58,7 +59,7 @@ def train_step(
     lr: float | None = None,
     loss_fn: Callable[..., Tensor] = next_token_loss,
     max_grad_norm: float | None = 1.0,
-    clip: Callable[..., Tensor] = clip_gradients,
+    clip: Callable[..., object] = clip_gradients,
     precision: Precision | None = None,
     on_nonfinite: str = "raise",
     process_group: dist.ProcessGroup | None = None,
@@ -73,10 +74,10 @@ def train_step(
         lr: learning rate of this step; each group gets `lr * group.get("lr_scale", 1.0)`. None keeps what is set.
         loss_fn: called as `loss_fn(logits, labels, reduction="sum")`.
         max_grad_norm: bound on the global gradient norm; None measures the norm without clipping.
-        clip: called as `clip(parameters, max_grad_norm)` on unscaled gradients; returns the norm before clipping.
+        clip: called as `clip(parameters, max_grad_norm)` on unscaled gradients, changes them in place.
         on_nonfinite: "raise" or "skip". An fp16 overflow is always skipped: the scaler then lowers its scale.
-        process_group: sum tokens and loss over its ranks. The model must average gradients over the same ranks, as
-            `DistributedDataParallel` does.
+        process_group: sum tokens and loss over its ranks. The model must average gradients over the same ranks;
+            `DistributedDataParallel` does, and its group is taken where none is given.
 
     Raises:
         NonFiniteGradientError: the gradient is not finite and `on_nonfinite` is "raise"; with an Adam on an
@@ -84,19 +85,25 @@ def train_step(
     """
     if on_nonfinite not in ON_NONFINITE:
         raise ValueError(f"on_nonfinite must be one of {', '.join(ON_NONFINITE)}, got {on_nonfinite!r}")
+    if isinstance(micro_batches, Mapping):
+        raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
+    if process_group is None and isinstance(model, DistributedDataParallel):
+        process_group = model.process_group
     device = device_of(model)
     precision = precision or Precision("fp32", device)
     tokens = _total(count_window_targets(micro_batches), device, process_group)
     if tokens.device.type == "cpu" and not tokens:
         warnings.warn("skipped a step: its micro-batches hold no target token", stacklevel=2)
         return _empty_step(device)
+    tokens = tokens.to(device, non_blocking=True)
     if lr is not None:
         set_learning_rate(optimizer, lr)
     model.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)  # a loss may have weights of its own
     loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group)
     precision.scaler.unscale_(optimizer)
     parameters = trained_parameters(optimizer)
-    grad_norm = clip(parameters, max_grad_norm).detach()
+    grad_norm = _clip(parameters, max_grad_norm, clip)
     result = _update(optimizer, parameters, precision, loss, tokens, grad_norm)
     if on_nonfinite == "raise" and not _defers(optimizer, precision, device):
         raise_if_nonfinite(result, model, optimizer, precision)
@@ -139,9 +146,14 @@ def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and `DistributedDataParallel`."""
-    model = getattr(model, "_orig_mod", model)
-    return getattr(model, "module", model)
+    """The module inside `torch.compile` and `DistributedDataParallel`, in whatever order they were applied."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
 
 
 def move_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
@@ -162,15 +174,15 @@ def raise_if_nonfinite(
     Raises:
         NonFiniteGradientError: names the loss and the first parameter whose gradient is not finite.
     """
+    if not result.skipped or not result.tokens:
+        return
+    scaling = precision if precision is not None and precision.scales else None
+    if scaling is not None and not scaling.was_at_minimum:
+        return
     index = int(result.bad_parameter)
-    if index < 0 and math.isfinite(float(result.grad_norm)):
-        return
-    scaler = precision.scaler if precision is not None and precision.scales else None
-    if scaler is not None and scaler.get_scale() >= Precision.minimum_scale:
-        return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     guilty = names.get(id(trained_parameters(optimizer)[index]), "unnamed") if index >= 0 else "none alone"
-    at_scale = f" at loss scale {scaler.get_scale():g}" if scaler is not None else ""
+    at_scale = f" at the lowest loss scale {scaling.minimum_scale:g}" if scaling is not None else ""
     raise NonFiniteGradientError(
         f"gradient is not finite{at_scale}: loss {float(result.loss):g}, norm {float(result.grad_norm):g}, "
         f"first bad parameter {guilty}; the weights are unchanged"
@@ -191,7 +203,7 @@ def _packed_inputs(names: frozenset[str], batch: Batch, like: Tensor) -> dict[st
             "a packed batch needs a model whose forward takes document_ids, or position_ids and a 4-D attention_mask; "
             f"this one takes {', '.join(sorted(names - {'self'}))}"
         )
-    allowed = allowed_attention(batch["attention_mask"], batch["document_ids"])
+    allowed = allowed_attention(batch.get("attention_mask"), batch["document_ids"])
     assert allowed is not None
     bias = torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, torch.finfo(like.dtype).min)
     return inputs | {"attention_mask": bias[:, None]}  # (B, 1, T, T)
@@ -234,6 +246,15 @@ def _accumulate_gradients(
     return _total(total, device, process_group) / divisor
 
 
+def _clip(parameters: list[Tensor], max_norm: float | None, clip: Callable[..., object]) -> Tensor:
+    """Clip; return the true norm before, whatever a clip of the caller's own returns."""
+    if clip is clip_gradients:
+        return clip_gradients(parameters, max_norm)
+    norm = clip_gradients(parameters, None)
+    clip(parameters, max_norm)
+    return norm
+
+
 def _gradient_exchange(model: nn.Module, last: bool) -> AbstractContextManager:
     """Exchange gradients between ranks only after the last micro-batch."""
     no_sync = getattr(model, "no_sync", None)
@@ -259,20 +280,18 @@ def _update(
     norm: Tensor,
 ) -> StepResult:
     """Step the optimizer unless the gradient is not finite."""
-    device = norm.device
     skipped = ~torch.isfinite(norm) | (tokens == 0)
-    if _defers(optimizer, precision, device):
+    if _defers(optimizer, precision, norm.device):
         optimizer.grad_scale, optimizer.found_inf = None, skipped.float()  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
         bad = _first_nonfinite(parameters)
-    elif skipped:
-        bad = _first_nonfinite(parameters)
     else:
-        precision.scaler.step(optimizer)
-        bad = torch.tensor(-1)
-    if precision.scales:
-        precision.scaler.update()
+        skipped = skipped.cpu()
+        bad = _first_nonfinite(parameters) if skipped else torch.tensor(-1)
+        if not skipped:
+            precision.scaler.step(optimizer)
+    precision.update_scale()
     return StepResult(torch.where(tokens == 0, math.nan, loss), tokens, norm, skipped, bad)
 
 

@@ -48,6 +48,7 @@ def prepare(config: TrainingConfig) -> TextRun:
             max_length=data.max_length,
             seed=settings.seed,
             shuffle=shuffle,
+            pin_memory=True,
         )
 
     model = GPT(config.model, data.vocab_size, data.max_length)

@@ -69,7 +69,7 @@ class Trainer:
         loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; validation always uses the plain loss.
         optimizer: by default built from `config.optimizer`.
         schedule: learning rate from the number of completed steps; by default built from `config.lr_scheduler`.
-        clip: called as `clip(parameters, max_norm)`, returns the norm before clipping.
+        clip: called as `clip(parameters, max_norm)`, changes the gradients in place.
         observers: told of every record, beside the progress bar and the loggers that the configuration names.
 
     Attributes:
@@ -89,7 +89,7 @@ class Trainer:
         loss_fn: Callable[..., Tensor] = next_token_loss,
         optimizer: Optimizer | None = None,
         schedule: Callable[[int], float] | None = None,
-        clip: Callable[..., Tensor] = clip_gradients,
+        clip: Callable[..., object] = clip_gradients,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.config, self.settings = config, config.training

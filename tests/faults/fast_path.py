@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from course_lm import spec
 from course_lm.accumulation import windows
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.precision import Precision
 from course_lm.step import train_step
 from course_lm.trainer import Trainer
 
@@ -59,7 +61,14 @@ class EpochLoader:
         self.epoch, self.batch = state["epoch"], state["batch"]
 
 
-def run_train_step(case: Case) -> FastResult:
+class ScalingOnly(Precision):
+    """fp16's real gradient scaler around a forward pass that stays in float64."""
+
+    def autocast(self) -> AbstractContextManager:
+        return nullcontext()
+
+
+def run_train_step(case: Case, precision: Precision | None = None) -> FastResult:
     """Train a copy of the case's model by `train_step` in a bare loop."""
     model, settings = _copy_that_overflows(case), case.settings
     optimizer = build_optimizer(model, _optimizer_config(settings))
@@ -67,8 +76,15 @@ def run_train_step(case: Case) -> FastResult:
     for epoch in case.epochs:
         for window in windows(epoch, settings.accumulation_steps):
             lr = settings.schedule(len(done))
-            norm = settings.max_grad_norm
-            result = train_step(model, window, optimizer, lr=lr, max_grad_norm=norm, on_nonfinite="skip")
+            result = train_step(
+                model,
+                window,
+                optimizer,
+                lr=lr,
+                max_grad_norm=settings.max_grad_norm,
+                precision=precision,
+                on_nonfinite="skip",
+            )
             if not result.skipped:
                 done.append(result)
                 rates.append(lr)

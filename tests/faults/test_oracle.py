@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from course_lm.step import train_step
 
 from .cases import LONGEST, Batch, Case, cases, count, deterministic, make_batch, make_model
-from .fast_path import assert_same, run_train_step, run_trainer
+from .fast_path import ScalingOnly, assert_same, run_train_step, run_trainer
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:skipped a step")]
 
@@ -22,6 +22,12 @@ any_case = cases(ragged=True, first_overflows=None)
 @given(any_case)
 def test_train_step_lands_on_the_specifications_weights_moments_and_k(case: Case) -> None:
     assert_same(case.train(), run_train_step(case))
+
+
+@settings(deterministic, max_examples=100)
+@given(any_case)
+def test_train_step_lands_there_under_a_gradient_scaler_too(case: Case) -> None:
+    assert_same(case.train(), run_train_step(case, ScalingOnly("fp16", "cpu")))
 
 
 @settings(deterministic, max_examples=400)

@@ -347,7 +347,7 @@ def test_an_fp16_gradient_that_stays_infinite_is_an_error_at_the_minimum_scale()
     for scale in (2.0, 1.0):
         assert train_step(model, [make_batch([6])], optimizer, precision=precision).skipped
         assert precision.scaler.get_scale() == scale
-    with pytest.raises(NonFiniteGradientError, match=rf"at loss scale .* parameter {BAD_PARAMETER};"):
+    with pytest.raises(NonFiniteGradientError, match=rf"at the lowest loss scale 1: .* parameter {BAD_PARAMETER};"):
         train_step(model, [make_batch([6])], optimizer, precision=precision)
     assert_untouched(before, model, optimizer)
 

@@ -749,7 +749,7 @@ def train_rank(rank: int, folder: str) -> None:
 
 def test_two_processes_with_ragged_batches_leave_the_weights_of_one(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    ranks = spawn(train_rank, (str(tmp_path),), nprocs=2, join=False)
+    ranks = spawn(train_rank, (str(tmp_path),), nprocs=2, join=False, daemon=True)
     assert ranks is not None
     deadline = time.monotonic() + 100
     while not ranks.join(timeout=5):

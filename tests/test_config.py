@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lm.config import (
@@ -289,6 +289,7 @@ trees = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(config=trees)
 def test_what_is_written_reads_back_as_the_same_configuration(config, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"

@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except FloatingPointError as error:
         return _fail(error, 1)
+    except KeyboardInterrupt:
+        print("course-lm: interrupted", file=sys.stderr)
+        return 130
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -24,11 +24,16 @@ from jsonargparse import ArgumentError, ArgumentParser
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
-from course_lm.precision import PRECISIONS
 from course_lm.schedules import ScheduleConfig
 from course_lm.validation import require
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def require_choice(section: Any, key: str) -> None:
+    """Raise ValueError unless the value of `key` is one of those that its Literal type names."""
+    accepted = get_args(get_type_hints(type(section))[key])
+    require(getattr(section, key) in accepted, key, f"one of {', '.join(accepted)}", getattr(section, key))
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class DataConfig:
         require(self.vocab_size >= 258, "vocab_size", "at least 258 (256 bytes and two specials)", self.vocab_size)
         require(self.max_length >= 2, "max_length", "at least 2", self.max_length)
         require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
+        require_choice(self, "batching")
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,8 @@ class LoopConfig:
             require(value is None or value >= 1, key, "at least 1, or null", value)
         norm = self.max_grad_norm
         require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
-        require(self.precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", self.precision)
+        for key in ("precision", "device", "on_nonfinite", "resume"):
+            require_choice(self, key)
         threshold = self.early_stopping_threshold
         require(threshold >= 0, "early_stopping_threshold", "a number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)
@@ -266,11 +273,19 @@ def _build(values: dict[str, Any], source: str) -> TrainingConfig:
     try:
         for name, kind in sections().items():
             where = f"{name}."
+            _refuse_null(kind, values[name])
             values[name] = kind(**values[name])
         where = ""
+        _refuse_null(TrainingConfig, values)
         return TrainingConfig(**{part.name: values[part.name] for part in dataclasses.fields(TrainingConfig)})
     except ValueError as error:
         raise ValueError(f"{source}: {where}{error}") from error
+
+
+def _refuse_null(kind: type, values: Mapping[str, Any]) -> None:
+    for key, hint in get_type_hints(kind).items():
+        if values[key] is None and type(None) not in get_args(hint):
+            raise ValueError(f"{key} must have a value, got null")
 
 
 def _check_keys(tree: Any, accepted: list[str], prefix: str, source: Path) -> None:
@@ -287,4 +302,5 @@ def _one_line(error: Exception) -> str:
     """A library's message of several lines, with Python's spelling of types made readable."""
     text = re.sub(r"<class '(\w+)'>", r"\1", " ".join(str(error).split()))
     text = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", text)
+    text = text.replace("Expected a one of", "Expected one of").replace("Expected a int", "Expected an int")
     return text.replace('Parser key "', "").replace('": ', ": ", 1).replace("NoneType", "null")

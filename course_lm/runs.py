@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch import nn
+
 from course_lm.checkpoints import latest_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
@@ -19,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SAME = {
     "data": None,
     "model": ("n_layer", "n_head", "d_model", "dropout"),
-    "optimizer": ("type",),
+    "optimizer": ("type", "beta1", "beta2", "epsilon", "weight_decay", "momentum"),
     "training": ("batch_size", "gradient_accumulation_steps", "seed"),
 }
 
@@ -44,8 +46,8 @@ def default_observers(config: TrainingConfig) -> list[Observer]:
     return observers
 
 
-def open_folder(config: TrainingConfig) -> Path | None:
-    """Make the run's folder, write its configuration, and return its newest intact checkpoint, if any.
+def newest_state(config: TrainingConfig) -> Path | None:
+    """The newest intact checkpoint in the run's folder, or None.
 
     With `training.resume` "never" a folder that is already there is renamed to `<name>.1`, `.2`, … first.
     """
@@ -55,16 +57,31 @@ def open_folder(config: TrainingConfig) -> Path | None:
     if folder.exists() and config.training.resume == "never":
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.{number}"))
-    folder.mkdir(parents=True, exist_ok=True)
-    newest = latest_checkpoint(folder)
-    if newest is None:
-        config.to_yaml(folder / "config.yaml")
-    return newest
+    return latest_checkpoint(folder)
+
+
+def keep_lines(path: Path, count: int) -> None:
+    """Cut a log back to its first `count` lines: a run that died had written more than its checkpoint knows."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if len(lines) > count:
+        path.write_bytes(b"".join(lines[:count]))
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load them; ValueError, in one line, where they are those of another model."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).splitlines()[1:2]).strip()
+        raise ValueError(f"the checkpoint holds the weights of another model: {reason}") from error
 
 
 def length_of(loader: Iterable[object]) -> int | None:
     """Batches in an epoch, or None where the loader cannot tell."""
-    return len(loader) if isinstance(loader, Sized) else None
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:  # a DataLoader over an iterable dataset has a __len__ that raises
+        return None
 
 
 def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:

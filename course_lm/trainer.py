@@ -9,6 +9,7 @@ import math
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -38,9 +39,11 @@ from course_lm.runs import (
     check_same_run,
     count_steps,
     default_observers,
+    keep_lines,
     length_of,
+    load_weights,
+    newest_state,
     on_interrupt,
-    open_folder,
     run_folder,
 )
 from course_lm.schedules import build_schedule
@@ -130,15 +133,18 @@ class Trainer:
             with on_interrupt(self._interrupt):
                 while not self.finished:
                     self.train_epoch(train_loader, val_loader)
-            self._finish(val_loader)
+                self._finish(val_loader)
         finally:
             self.observers.close()
+        if self.interrupted is not None:
+            print(self._farewell(self.interrupted))
         return self.history
 
     def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends."""
         settings = self.settings
         self._prepare(train_loader)
+        whole, before = self.batch == 0, (self.step, self.skipped_in_a_row)
         for window in windows(self._rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
             if self._take_step(window):
                 if self.step % settings.logging_steps == 0:
@@ -148,7 +154,10 @@ class Trainer:
                 if self.step % settings.save_steps == 0 and self.batch != length_of(train_loader):
                     self._save_step()
             if self.finished:
+                self._loader_state = self._position()
                 return
+        if whole and before == (self.step, self.skipped_in_a_row):
+            raise ValueError("the training loader held no target token in a whole epoch")
         self._end_epoch(val_loader)
 
     def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
@@ -174,15 +183,14 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, as tensors and plain data."""
-        loader = self._loader
         return {
             **{name: getattr(self, name) for name in _PROGRESS},
-            "loader": loader.state_dict() if hasattr(loader, "state_dict") else None,
+            "loader": self._position(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.state_dict(),
             "stopper": self.stopper.state_dict() if self.stopper is not None else None,
-            "pending": [[part.item() for part in result] for result in self.pending],
+            "pending": [[part.cpu() for part in result] for result in self.pending],
             "history": self.history.state_dict(),
             "rng": rng_state(),
             "config": asdict(self.config),
@@ -192,14 +200,14 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; ValueError where it belongs to a run with other settings."""
         check_same_run(asdict(self.config), state["config"])
+        load_weights(self.model, state["model"])
         for name in _PROGRESS:
             setattr(self, name, state[name])
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # torch would keep the given tensors
         self.precision.load_state_dict(state["scaler"])
         if self.stopper is not None and state["stopper"] is not None:
             self.stopper.load_state_dict(state["stopper"])
-        self.pending = [StepResult(*map(torch.tensor, parts)) for parts in state["pending"]]
+        self.pending = [StepResult(*parts) for parts in state["pending"]]
         self.history = History(state["history"])
         self._loader_state = state["loader"]
         set_rng_state(state["rng"])
@@ -207,13 +215,16 @@ class Trainer:
     def _start_or_resume(self) -> None:
         """Go on from the run's newest checkpoint, or seed everything for a new run."""
         self.interrupted = None
-        if self.step:
-            return
-        seed_everything(self.settings.seed, self.settings.deterministic)
-        newest = open_folder(self.config)
-        if newest is not None:
-            self.load_checkpoint(newest)
-            print(f"resumed {newest} after step {self.step}")
+        if not self.step:
+            seed_everything(self.settings.seed, self.settings.deterministic)
+            newest = newest_state(self.config)
+            if newest is not None:
+                self.load_checkpoint(newest)
+                keep_lines(newest.with_name("metrics.jsonl"), len(self.history.records))
+                print(f"resumed {newest} after step {self.step}")
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.config.to_yaml(self.folder / "config.yaml")
 
     def _prepare(self, train_loader: Iterable[Batch]) -> int:
         total_steps = count_steps(train_loader, self.settings)
@@ -222,13 +233,18 @@ class Trainer:
             self.schedule = build_schedule(self.config.lr_scheduler, peak_lr=peak_lr, total_steps=total_steps)
         if not self.model.training:
             self.model.train()
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
         return total_steps
 
     def _rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
         """The batches of this epoch that are still to come, counted as they are taken."""
         rest: Iterable[Batch] = loader
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self.epoch)
         if hasattr(loader, "load_state_dict"):
-            self._set_position(loader)
+            if self._loader_state is not None or self.batch:
+                loader.load_state_dict(self._loader_state or {"epoch": self.epoch, "batch": self.batch})
         elif isinstance(loader, Sequence):
             rest = islice(loader, self.batch, None)
         elif self.batch:
@@ -240,13 +256,9 @@ class Trainer:
             self.batch += 1
             yield batch
 
-    def _set_position(self, loader: Any) -> None:
-        if self._loader_state is None and self.batch:
-            self._loader_state = loader.state_dict()  # this process stopped here itself
-        if self._loader_state is None:
-            loader.set_epoch(self.epoch)
-        else:
-            loader.load_state_dict(self._loader_state)
+    def _position(self) -> dict[str, Any] | None:
+        """Where the loader stands, in its own words; what was loaded, where nothing has been read yet."""
+        return self._loader.state_dict() if hasattr(self._loader, "state_dict") else self._loader_state
 
     def _take_step(self, window: list[Batch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
@@ -359,7 +371,7 @@ class Trainer:
                 self._log()
             self._validate(val_loader)
         self._save_last()
-        if self.interrupted is not None:
-            name = signal.Signals(self.interrupted).name
-            saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"
-            print(f"stopped by {name} after step {self.step}: {saved}")
+
+    def _farewell(self, number: int) -> str:
+        saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"
+        return f"stopped by {signal.Signals(number).name} after step {self.step}: {saved}"

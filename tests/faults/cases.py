@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -23,6 +23,7 @@ deterministic = settings(
     derandomize=True,
     database=None,
     deadline=None,
+    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes, and the cases are small as they are
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -338,8 +338,15 @@ class Throughput:
         self.restart(0)
 
     def restart(self, tokens: int) -> None:
-        """Start a new interval at `tokens` so far, after a pause such as a validation."""
+        """Start a new interval at `tokens` so far."""
         self._tokens, self._time = tokens, self._clock()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time spent inside: it is no training."""
+        started = self._clock()
+        yield
+        self._time += self._clock() - started
 
     def update(self, tokens: int) -> float:
         """Return tokens per second since the last call, given the tokens so far; start a new interval."""

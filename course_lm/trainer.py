@@ -7,11 +7,9 @@ leaves the same weights as one that never stopped.
 
 import math
 import signal
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from course_lm.evaluation import evaluate
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, Observers, Throughput
 from course_lm.optim import build_optimizer
+from course_lm.position import DataPosition
 from course_lm.precision import Precision
 from course_lm.runs import (
     check_same_run,
@@ -52,8 +51,6 @@ from course_lm.step import Batch, NonFiniteGradientError, StepResult, raise_if_n
 MAX_SKIPPED_IN_A_ROW = 25
 _PROGRESS = (
     "step",
-    "epoch",
-    "batch",
     "tokens",
     "skipped",
     "skipped_in_a_row",
@@ -76,8 +73,9 @@ class Trainer:
         observers: told of every record, beside the progress bar and the loggers that the configuration names.
 
     Attributes:
-        step: completed optimizer steps. epoch, batch: position in the data. history: all records so far.
-        best_weights: a copy of the weights with the lowest validation loss; None before the first validation.
+        step: completed optimizer steps. history: all records so far.
+        best_weights: without a folder, a copy of the weights with the lowest validation loss; with one they are in
+            `checkpoint_best.pt`.
         interrupted: the number of the signal that ended the run, or None.
 
     Raises:
@@ -110,13 +108,12 @@ class Trainer:
         self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold) if patience else None
         self.throughput = Throughput()
         self.history = History()
-        self.step = self.epoch = self.batch = self.tokens = self.skipped = self.skipped_in_a_row = 0
+        self.position = DataPosition()
+        self.step = self.tokens = self.skipped = self.skipped_in_a_row = 0
         self.validated_at, self.best_loss = -1, math.inf
         self.best_weights: dict[str, Tensor] | None = None
         self.pending: list[StepResult] = []
         self.interrupted: int | None = None
-        self._loader: Any = None
-        self._loader_state: dict[str, Any] | None = None
 
     def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
         """Train to the configured end, or until SIGINT or SIGTERM; then the run can be resumed.
@@ -145,7 +142,7 @@ class Trainer:
         settings = self.settings
         self._prepare(train_loader)
         whole, before = self.batch == 0, (self.step, self.skipped_in_a_row)
-        for window in windows(self._rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
+        for window in windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
             if self._take_step(window):
                 if self.step % settings.logging_steps == 0:
                     self._log()
@@ -154,7 +151,7 @@ class Trainer:
                 if self.step % settings.save_steps == 0 and self.batch != length_of(train_loader):
                     self._save_step()
             if self.finished:
-                self._loader_state = self._position()
+                self.position.pause()
                 return
         if whole and before == (self.step, self.skipped_in_a_row):
             raise ValueError("the training loader held no target token in a whole epoch")
@@ -163,6 +160,16 @@ class Trainer:
     def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `evaluation.evaluate`."""
         return evaluate(self.runner, loader, self.precision)
+
+    @property
+    def epoch(self) -> int:
+        """Complete passes over the training data."""
+        return self.position.epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches taken from the current epoch."""
+        return self.position.batch
 
     @property
     def finished(self) -> bool:
@@ -185,7 +192,7 @@ class Trainer:
         """Everything that the rest of the run depends on, as tensors and plain data."""
         return {
             **{name: getattr(self, name) for name in _PROGRESS},
-            "loader": self._position(),
+            "position": self.position.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.state_dict(),
@@ -209,12 +216,13 @@ class Trainer:
             self.stopper.load_state_dict(state["stopper"])
         self.pending = [StepResult(*parts) for parts in state["pending"]]
         self.history = History(state["history"])
-        self._loader_state = state["loader"]
+        self.position.load_state_dict(state["position"])
         set_rng_state(state["rng"])
 
     def _start_or_resume(self) -> None:
         """Go on from the run's newest checkpoint, or seed everything for a new run."""
         self.interrupted = None
+        self.throughput.restart(self.tokens)
         if not self.step:
             seed_everything(self.settings.seed, self.settings.deterministic)
             newest = newest_state(self.config)
@@ -236,29 +244,6 @@ class Trainer:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         return total_steps
-
-    def _rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
-        """The batches of this epoch that are still to come, counted as they are taken."""
-        rest: Iterable[Batch] = loader
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(self.epoch)
-        if hasattr(loader, "load_state_dict"):
-            if self._loader_state is not None or self.batch:
-                loader.load_state_dict(self._loader_state or {"epoch": self.epoch, "batch": self.batch})
-        elif isinstance(loader, Sequence):
-            rest = islice(loader, self.batch, None)
-        elif self.batch:
-            warnings.warn("this loader cannot be set to a position: the epoch's data is repeated", stacklevel=2)
-            self.batch = 0
-        self._loader, self._loader_state = loader, None
-        self.throughput.restart(self.tokens)
-        for batch in rest:
-            self.batch += 1
-            yield batch
-
-    def _position(self) -> dict[str, Any] | None:
-        """Where the loader stands, in its own words; what was loaded, where nothing has been read yet."""
-        return self._loader.state_dict() if hasattr(self._loader, "state_dict") else self._loader_state
 
     def _take_step(self, window: list[Batch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
@@ -325,41 +310,37 @@ class Trainer:
         """Measure the validation loss, keep the best weights, and count for early stopping."""
         if val_loader is None or self.validated_at == self.step:
             return
-        metrics = self.evaluate(val_loader)
+        with self.throughput.paused():
+            metrics = self.evaluate(val_loader)
         self.validated_at = self.step
-        self._record("validation", **metrics)
+        # "tokens" counts the validation text; in a record it would read as the tokens trained on
+        self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
         if self.stopper is not None:
             self.stopper.update(metrics["val_loss"])
         if metrics["val_loss"] < self.best_loss:
             self.best_loss = metrics["val_loss"]
             self._keep_best()
-        self.throughput.restart(self.tokens)
 
     def _keep_best(self) -> None:
-        if self.folder is not None:
-            self.save_checkpoint(self.folder / "checkpoint_best.pt")
-        else:
+        if self.folder is None:
             self.best_weights = {name: part.detach().clone() for name, part in self.model.state_dict().items()}
+        self._save("best")
 
     def _save_step(self) -> None:
-        if self.folder is None:
-            return
-        self.save_checkpoint(self.folder / f"checkpoint_step_{self.step}.pt")
-        if self.settings.save_total_limit is not None:
+        self._save(f"step_{self.step}")
+        if self.folder is not None and self.settings.save_total_limit is not None:
             prune_checkpoints(self.folder, self.settings.save_total_limit)
-        self.throughput.restart(self.tokens)
 
-    def _save_last(self) -> None:
+    def _save(self, name: str) -> None:
         if self.folder is not None:
-            self.save_checkpoint(self.folder / "checkpoint_last.pt")
+            with self.throughput.paused():
+                self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
 
     def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
-        self.epoch, self.batch = self.epoch + 1, 0
-        if hasattr(self._loader, "set_epoch"):
-            self._loader.set_epoch(self.epoch)
+        self.position.end_epoch()
         if not self.settings.eval_steps:
             self._validate(val_loader)
-        self._save_last()
+        self._save("last")
 
     def _interrupt(self, number: int) -> None:
         self.interrupted = number
@@ -370,7 +351,7 @@ class Trainer:
             if self.pending:
                 self._log()
             self._validate(val_loader)
-        self._save_last()
+        self._save("last")
 
     def _farewell(self, number: int) -> str:
         saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"

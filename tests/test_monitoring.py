@@ -278,7 +278,7 @@ def test_a_missing_tracker_names_the_extra(
 
 
 def test_an_unknown_wandb_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"wandb\.mode must be one of offline, online, disabled, got 'cloud'"):
+    with pytest.raises(ValueError, match=r"^mode must be one of offline, online, disabled, got 'cloud'"):
         WandbConfig(mode="cloud")
 
 
@@ -367,3 +367,11 @@ def test_importing_monitoring_loads_no_tracker() -> None:
     code = "import sys, course_lm.monitoring; print(sorted({'tensorboard', 'wandb', 'ipywidgets'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_a_pause_does_not_count_as_training_time() -> None:
+    times = iter([0.0, 1.0, 6.0, 7.0])  # made, paused from 1 s to 6 s, updated at 7 s
+    meter = Throughput(lambda: next(times))
+    with meter.paused():
+        pass
+    assert meter.update(100) == 50.0

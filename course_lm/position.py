@@ -1,0 +1,64 @@
+"""Where a run stands in its data: the epoch, and the batches taken from it."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from course_lm.step import Batch
+
+
+class DataPosition:
+    """Reads epochs from a loader, and can go on in the middle of one.
+
+    A loader with `state_dict` and `load_state_dict` is set to the exact batch, a list is sliced; any other loader
+    repeats its epoch, with a warning. A loader with `set_epoch` is told the epoch.
+
+    Attributes:
+        epoch: complete passes over the data. batch: batches taken from the current one.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = self.batch = 0
+        self._loader: Any = None
+        self._loader_state: dict[str, Any] | None = None
+
+    def rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
+        """The batches of this epoch that are still to come, counted as they are taken."""
+        rest = loader
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self.epoch)
+        if hasattr(loader, "load_state_dict"):
+            if self._loader_state is not None or self.batch:
+                loader.load_state_dict(self._loader_state or {"epoch": self.epoch, "batch": self.batch})
+        elif isinstance(loader, Sequence):
+            rest = islice(loader, self.batch, None)
+        elif self.batch:
+            warnings.warn("this loader cannot be set to a position: the epoch's data is repeated", stacklevel=2)
+            self.batch = 0
+        self._loader, self._loader_state = loader, None
+        for batch in rest:
+            self.batch += 1
+            yield batch
+
+    def pause(self) -> None:
+        """Remember the position, so that another loader object over the same data can take it up."""
+        self._loader_state = self._state_of_loader()
+
+    def end_epoch(self) -> None:
+        """Go to the start of the next epoch."""
+        self.epoch, self.batch = self.epoch + 1, 0
+        if hasattr(self._loader, "set_epoch"):
+            self._loader.set_epoch(self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, batch, and the loader's own state where it has one."""
+        return {"epoch": self.epoch, "batch": self.batch, "loader": self._state_of_loader()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position when the next epoch is read."""
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self._loader, self._loader_state = None, state["loader"]
+
+    def _state_of_loader(self) -> dict[str, Any] | None:
+        return self._loader.state_dict() if hasattr(self._loader, "state_dict") else self._loader_state

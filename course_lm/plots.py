@@ -18,6 +18,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
+BAND = "#D0D0D0"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
 
@@ -75,15 +76,19 @@ def loss_curve(
     *,
     validation: tuple[Sequence[int], Sequence[float]] | None = None,
     floor: float | None = None,
+    band: tuple[Sequence[int], Sequence[float], Sequence[float]] | None = None,
     title: str = "",
 ) -> Figure:
     """The training loss (nats per token) after each of `steps` optimizer steps.
 
     `validation` adds points of the same kind, (steps, losses). `floor` is the loss of the distribution that
-    made the text: no model goes lower, other than by chance. Raises ValueError for unequal lengths.
+    made the text: no model goes lower, other than by chance. `band` is (steps, lowest, highest) of reference
+    runs. Raises ValueError for unequal lengths.
     """
     _check_same_length(steps, losses, "training")
     figure, axes = plt.subplots()
+    if band is not None:
+        axes.fill_between(*band, color=BAND, linewidth=0)
     axes.plot(steps, losses, color=BLUE, linewidth=1.6)
     ends = [(float(losses[-1]), "training", BLUE)]
     if validation is not None:

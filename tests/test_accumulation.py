@@ -85,10 +85,7 @@ def test_sums_over_the_window_count_give_the_gradient_of_one_big_batch(seed, len
     longest = max(lengths)
     concatenated = {
         key: torch.cat(
-            [
-                nn.functional.pad(batch[key], (0, longest - batch[key].shape[1]), value=fill)
-                for batch in batches
-            ]
+            [nn.functional.pad(batch[key], (0, longest - batch[key].shape[1]), value=fill) for batch in batches]
         )
         for key, fill in (("input_ids", 0), ("labels", -100))
     }

@@ -69,13 +69,7 @@ tensors = st.builds(
     st.lists(st.integers(0, 3), max_size=3),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]),
 )
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(st.characters(exclude_categories=["Cs"]))
-)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=["Cs"]))
 plain_values = st.recursive(
     scalars | tensors,
     lambda inner: (
@@ -135,9 +129,7 @@ def test_plain_torch_load_opens_a_checkpoint(tmp_path: Path) -> None:
         ([1, {2}], r"\['y'\]\[1\]"),
     ],
 )
-def test_a_value_that_could_not_be_loaded_again_is_refused_by_its_place(
-    tmp_path: Path, value: Any, place: str
-) -> None:
+def test_a_value_that_could_not_be_loaded_again_is_refused_by_its_place(tmp_path: Path, value: Any, place: str) -> None:
     with pytest.raises(ValueError, match=place):
         save_checkpoint(tmp_path / "a.pt", {"x": {"y": value}})
     assert names_in(tmp_path) == set()
@@ -201,21 +193,15 @@ def save_and_die(path: Path, at_call: int) -> None:
         save_checkpoint(path, small_state(2))
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "fork"), reason="children are forked, which is fast enough for one kill a write"
-)
-def test_a_process_killed_at_any_file_operation_leaves_an_intact_checkpoint(
-    tmp_path: Path, scratch: Path
-) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked, which is fast enough for one kill a write")
+def test_a_process_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     outcomes = []
     for at_call in range(1, file_operations(scratch) + 1):
         save_checkpoint(path, small_state(1))
         child = multiprocessing.get_context("fork").Process(target=save_and_die, args=(path, at_call))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # forking beside threads: the child only writes
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the child only writes
             child.start()
         child.join(30)
         assert child.exitcode == -signal.SIGKILL
@@ -291,9 +277,7 @@ def test_the_file_is_synced_before_the_rename_and_the_folder_after(
     fsync, replace = os.fsync, os.replace
 
     def noted_fsync(descriptor: int) -> None:
-        events.append(
-            "sync folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "sync file"
-        )
+        events.append("sync folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "sync file")
         fsync(descriptor)
 
     def noted_replace(source: Path, target: Path) -> None:

@@ -109,9 +109,7 @@ def test_logits_a_thousand_times_larger_stay_finite_and_exact(dtype):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 def test_label_smoothing_equals_torch_on_shifted_tensors(smoothing):
     logits, labels = random_case(3)
-    expected = F.cross_entropy(
-        logits[:, :-1].reshape(-1, 7), labels[:, 1:].reshape(-1), label_smoothing=smoothing
-    )
+    expected = F.cross_entropy(logits[:, :-1].reshape(-1, 7), labels[:, 1:].reshape(-1), label_smoothing=smoothing)
     torch.testing.assert_close(next_token_loss(logits, labels, label_smoothing=smoothing), expected)
 
 
@@ -224,9 +222,7 @@ def test_count_correct_never_counts_an_ignored_target():
     assert int(count_correct(F.one_hot(guesses, 4).float(), labels, ignore_index=3)) == 0
 
 
-@pytest.mark.parametrize(
-    ("loss", "expected"), [(0.0, 1.0), (2.0, math.e**2), (1000.0, math.inf), (math.inf, math.inf)]
-)
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (2.0, math.e**2), (1000.0, math.inf), (math.inf, math.inf)])
 def test_perplexity_is_the_exponential_and_never_overflows(loss, expected):
     assert perplexity(loss) == pytest.approx(expected)
     assert perplexity(torch.tensor(loss, requires_grad=True)) == pytest.approx(expected)

@@ -112,9 +112,7 @@ def test_adamw_follows_the_published_update():
 def test_adam_puts_the_decay_into_the_gradient():
     config = OptimizerConfig(type="adam", learning_rate=0.1, epsilon=1e-3, weight_decay=0.5)
     # The first update is g / (|g| + eps) with g the gradient plus 0.5 times the weight.
-    assert weights_after(one_weight(2.0), config, [0.0]) == pytest.approx(
-        [2.0 - 0.1 * 1.0 / 1.001], rel=1e-12
-    )
+    assert weights_after(one_weight(2.0), config, [0.0]) == pytest.approx([2.0 - 0.1 * 1.0 / 1.001], rel=1e-12)
 
 
 def test_sgd_follows_momentum_with_decay_in_the_gradient():
@@ -183,9 +181,7 @@ def test_adafactor_keeps_less_state_than_adamw():
         model = TinyLanguageModel()
         optimizer = build_optimizer(model, OptimizerConfig(type=kind))
         train_a_little(optimizer, model, steps=1)
-        return sum(
-            t.numel() for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)
-        )
+        return sum(t.numel() for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t))
 
     assert state_size("adafactor") < 0.6 * state_size("adamw")
 

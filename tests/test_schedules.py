@@ -127,8 +127,7 @@ def test_step_decay_multiplies_by_gamma_after_each_step_size():
 def test_step_decay_has_at_most_three_plateaus_by_default(run):
     total, warmup = run
     values = {
-        schedules.step_decay(k, peak_lr=1.0, total_steps=total, warmup_steps=warmup)
-        for k in range(warmup, total)
+        schedules.step_decay(k, peak_lr=1.0, total_steps=total, warmup_steps=warmup) for k in range(warmup, total)
     }
     assert values <= {1.0, 0.1, 0.1**2}
     assert len(values) == 3 or total - warmup < 5
@@ -162,9 +161,7 @@ def test_the_rate_rises_in_equal_steps_to_the_peak_and_then_never_again(config, 
     values = [build_schedule(config, peak_lr=1.0, total_steps=total)(step) for step in range(total + 1)]
     top = next(step for step, value in enumerate(values) if value >= 1 - 1e-12)
     assert values[:top] == pytest.approx([step / max(1, top) for step in range(top)])
-    assert all(
-        later <= earlier + 1e-12 for earlier, later in zip(values[top:], values[top + 1 :], strict=False)
-    )
+    assert all(later <= earlier + 1e-12 for earlier, later in zip(values[top:], values[top + 1 :], strict=False))
 
 
 @given(configs, st.integers(1, 200), st.integers(0, 1000))
@@ -186,9 +183,7 @@ def test_a_schedule_with_a_fixed_end_reaches_the_minimum(kind):
     assert lr(40) == pytest.approx(0.05, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "total", "warmup"), [(0.1, 100, 10), (0.07, 100, 7), (0.1, 4, 0), (0.29, 100, 29)]
-)
+@pytest.mark.parametrize(("ratio", "total", "warmup"), [(0.1, 100, 10), (0.07, 100, 7), (0.1, 4, 0), (0.29, 100, 29)])
 def test_the_warm_up_ratio_is_rounded_to_the_nearest_step(ratio, total, warmup):
     lr = build_schedule(ScheduleConfig("constant", warmup_ratio=ratio), peak_lr=1.0, total_steps=total)
     assert sum(lr(step) < 1.0 for step in range(total)) == warmup

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from course_lm.model import (
     GPT,
     Block,
+    Dropout,
     ModelConfig,
     allowed_attention,
     count_parameters,
@@ -376,3 +377,39 @@ def test_an_empty_prompt_is_refused():
 def test_a_negative_temperature_is_refused():
     with pytest.raises(ValueError, match=r"temperature must be .*, got -1"):
         generate(make_model(), [1], max_new_tokens=1, temperature=-1.0)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
+def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
+    torch.manual_seed(0)
+    dropped = Dropout(p)(torch.ones(401, 997))
+    assert abs(float((dropped == 0).float().mean()) - p) < 0.005
+    assert abs(float(dropped.mean()) - 1) < 0.01
+    torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 1 / (1 - p)]), rtol=1e-4, atol=0)
+
+
+def test_dropout_zeroes_neighbours_independently() -> None:
+    torch.manual_seed(0)
+    zeros = (Dropout(0.5)(torch.ones(100_000)) == 0).float()
+    assert abs(float((zeros[1:] * zeros[:-1]).mean()) - 0.25) < 0.01
+    assert abs(float((zeros[4:] * zeros[:-4]).mean()) - 0.25) < 0.01
+
+
+def test_dropout_sends_the_gradient_where_the_value_went() -> None:
+    x = torch.ones(7, 5, requires_grad=True)
+    dropped = Dropout(0.4)(x)
+    dropped.sum().backward()
+    torch.testing.assert_close(x.grad, dropped.detach())
+
+
+def test_dropout_leaves_values_alone_outside_training() -> None:
+    x = torch.rand(3, 5)
+    assert Dropout(0.5).eval()(x) is x and Dropout(0.0)(x) is x
+
+
+def test_dropout_repeats_under_the_same_seed() -> None:
+    layer, x = Dropout(0.5), torch.ones(1000)
+    torch.manual_seed(3)
+    first = layer(x)
+    torch.manual_seed(3)
+    assert torch.equal(layer(x), first)

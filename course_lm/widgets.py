@@ -68,5 +68,7 @@ def temperature_explorer(logits: Tensor, tokens: list[str]) -> ipywidgets.VBox:
         logits: (V,), the model's scores for the next token.
         tokens: the V tokens as text.
     """
-    slider = ipywidgets.FloatSlider(value=1.0, min=0.1, max=2.0, step=0.1, description="temperature")
+    slider = ipywidgets.FloatSlider(
+        value=1.0, min=0.1, max=2.0, step=0.1, description="temperature", style={"description_width": "initial"}
+    )
     return explorer(lambda temperature: draw_next_token(logits, tokens, temperature), {"temperature": slider})

@@ -16,7 +16,8 @@ from course_lm.runs import run_folder
 from course_lm.tokenizer import decode, eos_id, train_tokenizer
 from course_lm.trainer import Trainer
 
-SAMPLE_TOKENS = 120
+SAMPLES = 3
+SAMPLE_TOKENS = 80
 SAMPLE_TEMPERATURE = 0.8
 
 
@@ -107,15 +108,18 @@ def _xz_size(text: bytes) -> int:
 
 
 def sample(run: TextRun, seed: int) -> str:
-    """A document drawn from the model, from its first token on."""
+    """`SAMPLES` documents drawn from the model, each from its first token on, divided by blank lines."""
     generator = torch.Generator().manual_seed(seed)
     eos = eos_id(run.tokenizer)
-    ids = generate(
-        run.model,
-        [eos],
-        max_new_tokens=SAMPLE_TOKENS,
-        temperature=SAMPLE_TEMPERATURE,
-        eos_id=eos,
-        generator=generator,
-    )
-    return decode(run.tokenizer, ids)
+    documents = [
+        generate(
+            run.model,
+            [eos],
+            max_new_tokens=SAMPLE_TOKENS,
+            temperature=SAMPLE_TEMPERATURE,
+            eos_id=eos,
+            generator=generator,
+        )
+        for _ in range(SAMPLES)
+    ]
+    return "\n\n".join(decode(run.tokenizer, ids) for ids in documents)

@@ -127,6 +127,7 @@ def interrupt(arguments: list[str], number: int, metrics_file: Path) -> tuple[in
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_at_the_second_call(text, capsys, number, code):
     long = ["--training.max_steps=100000", "--training.logging_steps=1", "--training.gradient_accumulation_steps=1"]
     folder = text.parent / "runs" / "toy"

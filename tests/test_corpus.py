@@ -48,6 +48,7 @@ def test_the_generator_reproduces_the_shipped_stories_byte_for_byte(tmp_path: Pa
     assert (tmp_path / "stories.jsonl").read_bytes() == data_file("stories.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_every_story_has_one_derivation_whose_cost_is_the_stored_neg_log_p(stories: Corpus) -> None:
     assert stories.neg_log_p is not None
     for text, stored in zip(stories.documents, stories.neg_log_p, strict=True):
@@ -188,6 +189,7 @@ def test_a_trigram_of_words_stays_0_3_nats_per_token_above_the_floor(stories: Co
     assert _gap_to_floor(_words, *stories.split()) >= 0.3
 
 
+@pytest.mark.long
 def test_a_trigram_of_bpe_tokens_stays_0_3_nats_per_token_above_the_floor(stories: Corpus) -> None:
     train, held_out = stories.split()
     tokenizer = train_tokenizer(train.documents, vocab_size=1024)

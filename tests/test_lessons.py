@@ -106,6 +106,7 @@ def test_run_reports_seconds_and_changes_no_file(folder, capsys):
     assert "00_first" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_run_says_which_cell_failed_and_how_and_goes_on(folder, capsys):
     broken = save(folder, "00_broken", "x = 1", "raise ValueError('first line\\nlast line')", "print('not reached')")
     good = save(folder, "01_good", "print('fine')")
@@ -132,6 +133,7 @@ def test_written_twice_a_lesson_does_not_change(folder):
     assert cells[2].outputs[0].text == "2\n"
 
 
+@pytest.mark.long
 def test_write_stores_nothing_of_the_machine_or_the_browser(folder):
     path = save(folder, "00_first", WIDGET_CELL, COLOUR_CELL)
     lessons.write([path])

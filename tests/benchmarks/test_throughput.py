@@ -85,6 +85,7 @@ def test_bare_loop_and_trainer_take_the_same_steps():
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_every_table_is_printed(capsys):
     results = throughput.run(TINY, workloads.measure)
     printed = capsys.readouterr().out
@@ -95,6 +96,7 @@ def test_every_table_is_printed(capsys):
     assert all(result["tokens_per_second"] > 0 for rows in speeds for result in rows)
 
 
+@pytest.mark.long
 def test_child_process_reports_speed_and_memory():
     result = in_child({"job": "textbook", "size": "tiny", "steps": 2, "warmup": 1, "threads": 1})
     assert result["tokens_per_second"] > 0

@@ -64,7 +64,9 @@ def keep_lines(path: Path, count: int) -> None:
     """Cut a log back to its first `count` lines: a run that died had written more than its checkpoint knows."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if len(lines) > count:
-        path.write_bytes(b"".join(lines[:count]))
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_bytes(b"".join(lines[:count]))
+        temporary.replace(path)  # a crash in the middle of a plain write would lose the log
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:

@@ -214,10 +214,12 @@ def test_the_bar_does_not_fill_a_file_with_updates(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_bar_passes_over_a_metric_that_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
     bar = ProgressBar()
     bar.log({**train_record(1), "grad_norm": None})
     bar.close()
+    assert "loss=" in stderr.getvalue() and "norm=" not in stderr.getvalue()
 
 
 def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

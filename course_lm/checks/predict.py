@@ -1,0 +1,79 @@
+"""A question before a surprise: the learner commits to an answer, then reads why each one is right or wrong."""
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def predict(question: str, options: Mapping[str, str]) -> None:
+    """Ask `question`; after a choice, explain every option. Never waits for an answer.
+
+    In a notebook the options are buttons. Where there are no widgets each option folds open, and a terminal shows
+    everything as text.
+
+    Args:
+        question: one sentence.
+        options: each answer with its explanation, which starts with "Yes." for the right one, "No." for the others.
+
+    Raises:
+        ValueError: not exactly one explanation starts with "Yes.", or another one does not start with "No.".
+    """
+    right = [option for option, why in options.items() if why.startswith("Yes.")]
+    wrong = [option for option, why in options.items() if why.startswith("No.")]
+    if len(right) != 1 or len(right) + len(wrong) != len(options):
+        raise ValueError(f'one explanation must start with "Yes.", all others with "No.", got {dict(options)}')
+    bundle = {"text/plain": _as_text(question, options), "text/html": _as_html(question, options)}
+    try:
+        from IPython.display import display
+    except ImportError:
+        print(bundle["text/plain"])
+        return
+    display(bundle | _as_widget(question, options), raw=True)
+
+
+def _as_text(question: str, options: Mapping[str, str]) -> str:
+    return "\n".join([f"Predict: {question}", *(f"- {option}: {why}" for option, why in options.items())])
+
+
+def _as_html(question: str, options: Mapping[str, str]) -> str:
+    answers = (
+        f"<details><summary>{html.escape(option)}</summary><p>{html.escape(why)}</p></details>"
+        for option, why in options.items()
+    )
+    return f"<p><b>Predict.</b> {html.escape(question)}</p>{''.join(answers)}"
+
+
+def _as_widget(question: str, options: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        import ipywidgets
+    except ImportError:
+        return {}
+    wide = ipywidgets.Layout(width="auto")
+    buttons = [ipywidgets.Button(description=option, tooltip=option, layout=wide) for option in options]
+    answer = ipywidgets.HTML()
+    answer.add_class("course-predict-answer")
+
+    def choose(chosen: ipywidgets.Button) -> None:
+        for button in buttons:
+            button.disabled = True
+            button.icon = "check" if options[button.description].startswith("Yes.") else ""
+        chosen.button_style = "success" if options[chosen.description].startswith("Yes.") else "warning"
+        answer.value = _explanations(chosen.description, options)
+
+    for button in buttons:
+        button.add_class("course-predict-option")
+        button.on_click(choose)
+    asked = ipywidgets.HTML(f"<p><b>Predict.</b> {html.escape(question)}</p>")
+    box = ipywidgets.VBox([asked, *buttons, answer])
+    box.add_class("course-predict")
+    return {_WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": box.model_id}}
+
+
+def _explanations(chosen: str, options: Mapping[str, str]) -> str:
+    lines = (
+        f"<li><b>{html.escape(option)}</b>{' (your answer)' if option == chosen else ''}. {html.escape(why)}</li>"
+        for option, why in options.items()
+    )
+    return f"<ul aria-live='polite'>{''.join(lines)}</ul>"

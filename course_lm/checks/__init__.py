@@ -2,7 +2,7 @@
 
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
-from course_lm.checks.whole_loop import floor, linear_schedule, train_steps
+from course_lm.checks.the_whole_loop import floor, linear_schedule, train_steps
 
 __all__ = [
     "Report",

@@ -68,7 +68,7 @@ def linear_schedule(fn: Callable[..., object]) -> Report:
     def whole_run(fn: Callable[..., Any], *numbers: Any) -> list[float] | None:
         _, total_steps, _ = numbers
         rates = [fn(step, *numbers) for step in range(total_steps + 1)]
-        return None if rates[0] is None else rates
+        return None if rates[0] in (None, ...) else rates
 
     return compare(
         fn,

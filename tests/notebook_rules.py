@@ -133,6 +133,20 @@ def number_of_figures(notebook: Any) -> list[str]:
     return _between("figures", figures, 4, 8)
 
 
+def number_of_exercises(notebook: Any) -> list[str]:
+    exercises = sum("exercise" in cell.metadata.get("tags", []) for cell in code_cells(notebook))
+    return _between("exercises", exercises, 3, 5)
+
+
+def predictions_are_folded(notebook: Any) -> list[str]:
+    """A prediction's cell is collapsed: its source holds the explanations."""
+    cells = [cell for cell in code_cells(notebook) if cell.source.startswith("checks.predict(")]
+    open_cells = [cell.id for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
+    return [f"{cell}: a prediction that is not collapsed" for cell in open_cells] + _between(
+        "predictions", len(cells), 2, 4
+    )
+
+
 def _between(what: str, count: int, low: int, high: int) -> list[str]:
     return [] if low <= count <= high else [f"{count} {what}, not {low} to {high}"]
 
@@ -216,5 +230,7 @@ RULES = (
     short_code_cells,
     number_of_words,
     number_of_figures,
+    number_of_exercises,
+    predictions_are_folded,
     names_exist,
 )

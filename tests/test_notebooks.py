@@ -1,6 +1,7 @@
 """Every stored lesson keeps the rules, each rule can fail, and each lesson turns red when the package is broken."""
 
 import copy
+import importlib
 import os
 import re
 import shutil
@@ -54,12 +55,35 @@ def figure(alt="A line that falls."):
     )
 
 
+# The modules that a lesson teaches: every public name of theirs is used in it.
+TAUGHT = {"01": ("corpus", "tokenizer"), "02": ("batching",), "03": ("loss",)}
+
+
+@pytest.mark.parametrize(
+    ("lesson", "module"),
+    [(lesson, module) for lesson in LESSONS for module in TAUGHT.get(lesson.stem[:2], ())],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_a_lesson_uses_every_public_name_of_its_modules(lesson, module):
+    room = importlib.import_module(f"course_lm.{module}")
+    names = getattr(room, "__all__", None) or [
+        name for name, thing in vars(room).items() if getattr(thing, "__module__", "") == room.__name__
+    ]
+    source = "\n".join(cell.source for cell in rules.code_cells(nbformat.read(lesson, as_version=4)))
+    used = set(re.findall(r"\w+", source))
+    assert [name for name in names if not name.startswith("_") and name not in used] == []
+
+
 @pytest.fixture
 def good() -> Any:
     """A lesson that keeps every rule: 20 cells of code, 20 of prose, 5 figures."""
     setup = new_code_cell("from course_lm import lessons, loss\nlessons.setup()")
     setup.metadata["tags"] = ["nbval-ignore-output"]
     code = [setup, *(new_code_cell(f"x = {number}\nprint(x)") for number in range(18))]
+    for cell in code[10:13]:
+        cell.metadata["tags"] = ["exercise"]
+    for cell in code[13:15]:
+        cell.source, cell.metadata["jupyter"] = 'checks.predict("Which?", {})', {"source_hidden": True}
     code.append(new_code_cell("loss.next_token_loss", metadata={"tags": ["prove"]}))
     for number, cell in enumerate(code, start=1):
         cell.execution_count = number
@@ -82,6 +106,10 @@ def set_error(notebook: Any) -> None:
 def set_widget(notebook: Any) -> None:
     view = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "IntSlider()"}
     notebook.cells[3].outputs.append(new_output("display_data", data=view))
+
+
+def exercise() -> dict[str, list[str]]:
+    return {"tags": ["exercise"]}
 
 
 def put(cell: int, name: str, value: Any) -> Callable[[Any], None]:
@@ -118,6 +146,10 @@ BREAKS = [
     (rules.number_of_words, "too many", put(0, "source", "word " * 1100)),
     (rules.number_of_figures, "too few", lambda nb: [put(n, "outputs", [])(nb) for n in (1, 3)]),
     (rules.number_of_figures, "too many", put(1, "outputs", [figure()] * 5)),
+    (rules.number_of_exercises, "too few", put(21, "metadata", {})),
+    (rules.number_of_exercises, "too many", lambda nb: [put(n, "metadata", exercise())(nb) for n in (5, 7, 9)]),
+    (rules.predictions_are_folded, "too few", put(27, "source", "x = 1")),
+    (rules.predictions_are_folded, "an open one", put(27, "metadata", {})),
     (rules.names_exist, "a wrong import", put(3, "source", "from course_lm.loss import no_such_loss")),
     (rules.names_exist, "a wrong attribute", put(3, "source", "loss.no_such_loss(1)")),
     (rules.names_exist, "a wrong module", put(3, "source", "import course_lm\ncourse_lm.no_such_room")),
@@ -185,6 +217,6 @@ def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
-def test_a_lesson_passes_with_the_baseline_cpu_kernels(lesson):
-    result = run_nbval(lesson, ATEN_CPU_CAPABILITY="default")
+def test_a_lesson_passes_with_the_baseline_cpu_kernels_and_one_thread(lesson):
+    result = run_nbval(lesson, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stdout[-5000:]

@@ -9,10 +9,14 @@ value.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from course_lm.validation import require
 
@@ -69,20 +73,24 @@ def step_decay(
     peak_lr: float,
     total_steps: int,
     warmup_steps: int = 0,
+    milestones: Sequence[int] | None = None,
     step_size: int | None = None,
     gamma: float = 0.1,
     min_lr: float = 0.0,
 ) -> float:
-    """`peak_lr` times `gamma` for each `step_size` steps completed since the warm-up, never below `min_lr`.
+    """`peak_lr` times `gamma` for each of `milestones` that is reached, never below `min_lr`.
 
-    `step_size` None makes three plateaus of equal length.
+    Milestones are completed steps of the run. Without them the rate drops every `step_size` steps after the
+    warm-up; where that is None too, it has three plateaus of equal length.
     """
     step = min(step, total_steps)
     if step < warmup_steps:
         return _warm_up(step, peak_lr, warmup_steps)
-    if step_size is None:
-        step_size = max(1, math.ceil((total_steps - warmup_steps) / 3))
-    drops = (step - warmup_steps) // step_size
+    if milestones is not None:
+        drops = sum(step >= milestone for milestone in milestones)
+    else:
+        step_size = step_size or max(1, math.ceil((total_steps - warmup_steps) / 3))
+        drops = (step - warmup_steps) // step_size
     return max(min_lr, peak_lr * gamma**drops)
 
 
@@ -138,7 +146,8 @@ class ScheduleConfig:
     - "cosine_with_warmup" (or "cosine"): `num_cycles`, `min_lr` (its lowest value).
     - "linear" (or "linear_with_warmup"): `min_lr` (its last value).
     - "constant" (or "constant_with_warmup"): nothing more.
-    - "step": `step_size` in steps (None: a third of what follows the warm-up), `gamma`, `min_lr` (a floor).
+    - "step": `gamma` at each of `milestones`, or every `step_size` steps (None: a third of what follows the
+      warm-up); `min_lr` (a floor).
     - "inverse_sqrt": `timescale` in steps (None: the warm-up's length), `min_lr` (a floor).
     - "warmup_stable_decay": `decay_ratio` of the run's steps, `min_lr` (its last value).
 
@@ -150,6 +159,7 @@ class ScheduleConfig:
     warmup_steps: int | None = None
     num_cycles: float = 0.5
     min_lr: float = 0.0
+    milestones: list[int] | None = None
     step_size: int | None = None
     gamma: float = 0.1
     timescale: int | None = None
@@ -162,6 +172,10 @@ class ScheduleConfig:
         _require_count("warmup_steps", self.warmup_steps, least=0)
         require(0 < self.num_cycles < math.inf, "num_cycles", "a positive number", self.num_cycles)
         require(0 <= self.min_lr < math.inf, "min_lr", "a number of at least 0", self.min_lr)
+        whole = all(isinstance(step, int) and step >= 1 for step in self.milestones or ())
+        require(whole, "milestones", "whole numbers of at least 1, or null", self.milestones)
+        alone = self.milestones is None or self.step_size is None
+        require(alone, "step_size", "null where milestones are given", self.step_size)
         _require_count("step_size", self.step_size, least=1)
         require(0 < self.gamma <= 1, "gamma", "in (0, 1]", self.gamma)
         _require_count("timescale", self.timescale, least=1)
@@ -188,12 +202,40 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
         case "constant" | "constant_with_warmup":
             return partial(constant, **shared)
         case "step":
-            decay = {"step_size": config.step_size, "gamma": config.gamma}
-            return partial(step_decay, **shared, **decay, min_lr=config.min_lr)
+            drops = {"milestones": config.milestones, "step_size": config.step_size, "gamma": config.gamma}
+            return partial(step_decay, **shared, **drops, min_lr=config.min_lr)
         case "inverse_sqrt":
             return partial(inverse_sqrt, **shared, timescale=config.timescale, min_lr=config.min_lr)
         case "warmup_stable_decay":
             return partial(warmup_stable_decay, **shared, decay_ratio=config.decay_ratio, min_lr=config.min_lr)
+
+
+class ScheduleLR(LRScheduler):
+    """A schedule as one of torch's, for a loop of your own: call `step()` once after each optimizer step.
+
+    Sets the rate of each parameter group to `schedule(k)` times the group's `lr_scale` (1 where it has none);
+    k counts the calls of `step()`. Its state is k alone, so it loads with `weights_only=True`.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: Callable[[int], float]) -> None:
+        self.schedule = schedule
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rate of each parameter group for the next optimizer step."""
+        lr = self.schedule(self.last_epoch)
+        return [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of completed steps."""
+        return {"completed_steps": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on after `completed_steps`, and set the rates that belong there."""
+        self.last_epoch = self._step_count = state_dict["completed_steps"]
+        self._last_lr = self.get_lr()
+        for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = lr
 
 
 def _warm_up(step: int, peak_lr: float, warmup_steps: int) -> float:

@@ -10,9 +10,11 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
 
 from course_lm import schedules
-from course_lm.schedules import ScheduleConfig, ScheduleType, build_schedule
+from course_lm.schedules import ScheduleConfig, ScheduleLR, ScheduleType, build_schedule
 
 TYPES = get_args(ScheduleType)
 
@@ -36,6 +38,18 @@ def theirs(get_schedule: Callable[..., torch.optim.lr_scheduler.LambdaLR], peak_
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak_lr)
     factor = get_schedule(optimizer, **numbers).lr_lambdas[0]
     return lambda step: peak_lr * factor(step)
+
+
+def rates_under(make_scheduler: Callable[[Optimizer], LRScheduler], peak_lr: float, steps: int) -> list[float]:
+    """The rates at which an optimizer makes its steps under one of torch's schedulers."""
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak_lr)
+    scheduler = make_scheduler(optimizer)
+    used = []
+    for _ in range(steps):
+        used.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return used
 
 
 def assert_same_at_every_step(mine, other, peak_lr: float, total_steps: int) -> None:
@@ -121,6 +135,27 @@ def test_step_decay_multiplies_by_gamma_after_each_step_size():
     config = ScheduleConfig("step", warmup_steps=2, step_size=3, gamma=0.5, min_lr=0.2)
     lr = build_schedule(config, peak_lr=1.0, total_steps=12)
     assert [lr(step) for step in range(13)] == [0.0, 0.5, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2, 0.2]
+
+
+@settings(deadline=None)
+@given(runs, rates, st.lists(st.integers(1, 130), max_size=4))
+def test_step_decay_at_milestones_equals_torch_at_every_step(run, peak_lr, milestones):
+    total, _ = run
+    config = ScheduleConfig("step", warmup_steps=0, milestones=milestones, gamma=0.5)
+    mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
+    rates_of_torch = rates_under(lambda optimizer: MultiStepLR(optimizer, milestones, gamma=0.5), peak_lr, total)
+    assert [mine(step) for step in range(total)] == pytest.approx(rates_of_torch, rel=1e-9)
+
+
+def test_milestones_count_from_the_start_of_the_run_not_from_the_end_of_the_warm_up():
+    config = ScheduleConfig("step", warmup_steps=4, milestones=[6], gamma=0.5)
+    schedule = build_schedule(config, peak_lr=1.0, total_steps=10)
+    assert [schedule(step) for step in (4, 5, 6, 9)] == [1.0, 1.0, 0.5, 0.5]
+
+
+def test_milestones_and_a_step_size_exclude_each_other():
+    with pytest.raises(ValueError, match="step_size must be null where milestones are given, got 3"):
+        ScheduleConfig("step", milestones=[5], step_size=3)
 
 
 @given(runs)
@@ -218,6 +253,7 @@ def test_a_schedule_can_be_sent_to_another_process(kind):
         ("warmup_steps", 2.5, "a whole number of at least 0, or null"),
         ("num_cycles", 0.0, "a positive number"),
         ("min_lr", -1e-5, "a number of at least 0"),
+        ("milestones", [4, 0], "whole numbers of at least 1, or null"),
         ("step_size", 0, "a whole number of at least 1, or null"),
         ("gamma", 1.5, "in (0, 1]"),
         ("timescale", 0, "a whole number of at least 1, or null"),
@@ -242,3 +278,73 @@ def test_a_schedule_that_does_not_fit_the_run_is_refused(config, total, message)
     with pytest.raises(ValueError) as error:
         build_schedule(config, peak_lr=0.1, total_steps=total)
     assert str(error.value) == message
+
+
+# Torch's own schedulers, and schedules in the place of one.
+
+
+@settings(deadline=None)
+@given(st.integers(1, 120), rates, st.floats(0, 1))
+def test_cosine_equals_torchs_annealing_at_every_step(total, peak_lr, share):
+    lowest = share * peak_lr
+    schedule = build_schedule(ScheduleConfig("cosine", 0.0, min_lr=lowest), peak_lr=peak_lr, total_steps=total)
+    annealing = rates_under(lambda optimizer: CosineAnnealingLR(optimizer, total, lowest), peak_lr, total)
+    assert [schedule(step) for step in range(total)] == pytest.approx(annealing, rel=1e-6, abs=1e-9 * peak_lr)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 60), rates)
+def test_warm_up_and_cosine_equal_torchs_sequence_after_the_first_step(warmup, rest, peak_lr):
+    """torch's LinearLR cannot start at 0, so its sequence differs at k = 0 alone."""
+
+    def sequence(optimizer: Optimizer) -> LRScheduler:
+        parts = [LinearLR(optimizer, 1e-9, 1.0, warmup), CosineAnnealingLR(optimizer, rest)]
+        return SequentialLR(optimizer, parts, milestones=[warmup])
+
+    total = warmup + rest
+    schedule = build_schedule(ScheduleConfig("cosine", warmup_steps=warmup), peak_lr=peak_lr, total_steps=total)
+    theirs = rates_under(sequence, peak_lr, total)
+    assert [schedule(step) for step in range(total)] == pytest.approx(theirs, rel=1e-6, abs=1e-8 * peak_lr)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_schedule_drives_an_optimizer_as_torchs_scheduler(kind):
+    schedule = build_schedule(ScheduleConfig(kind), peak_lr=0.5, total_steps=20)
+    used = rates_under(lambda optimizer: ScheduleLR(optimizer, schedule), 9.0, 25)
+    assert used == [schedule(step) for step in range(25)]
+
+
+def two_groups() -> Optimizer:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}, {"params": [torch.nn.Parameter(torch.ones(1))]}]
+    optimizer = SGD(groups, lr=1.0)
+    optimizer.param_groups[1]["lr_scale"] = 0.1
+    return optimizer
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def test_a_group_keeps_its_own_share_of_the_rate():
+    optimizer = two_groups()
+    scheduler = ScheduleLR(optimizer, lambda k: 1.0 / (1 + k))
+    optimizer.step()
+    scheduler.step()
+    assert rates_of(optimizer) == [0.5, 0.05] == scheduler.get_last_lr()
+
+
+def test_a_scheduler_goes_on_from_its_state(tmp_path):
+    schedule = build_schedule(ScheduleConfig("linear"), peak_lr=0.5, total_steps=20)
+    straight, resumed = two_groups(), two_groups()
+    scheduler = ScheduleLR(straight, schedule)
+    for _ in range(7):
+        straight.step()
+        scheduler.step()
+    torch.save(scheduler.state_dict(), tmp_path / "state.pt")
+    again = ScheduleLR(resumed, schedule)
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert rates_of(resumed) == rates_of(straight)
+    for one in (scheduler, again):
+        one.optimizer.step()
+        one.step()
+    assert rates_of(resumed) == rates_of(straight) != [0.5, 0.05]

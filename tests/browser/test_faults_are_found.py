@@ -1,0 +1,154 @@
+"""What the browser tests look for is found: each fault below is in a notebook, and each is reported."""
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from .lab import find_chromium
+from .notebook_page import opened
+from .widgets import PRESSES, answer, explorers, predictions
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 2
+EXPLORER = """
+import ipywidgets
+from IPython.display import HTML, Javascript, display
+
+def explorer(draw, describe, *controls):
+    image, words = ipywidgets.Image(format="svg+xml"), ipywidgets.HTML()
+    def redraw(_=None):
+        values = [control.value for control in controls]
+        text = f'<text y="20">{draw(values)}</text>'
+        svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="400" height="40">{text}</svg>'
+        image.value = svg.encode()
+        words.value = f"<pre aria-live='polite'>{describe(values)}</pre>"
+    for control in controls:
+        control.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([*controls, image, words])
+"""
+EVERY_KIND = """
+explorer(
+    str, str,
+    ipywidgets.FloatSlider(description="float"),
+    ipywidgets.IntSlider(value=2, min=0, max=2, description="int"),
+    ipywidgets.SelectionSlider(options=[16, 32], description="selection"),
+    ipywidgets.Dropdown(options=["a", "b"], description="dropdown"),
+    ipywidgets.BoundedIntText(description="number"),
+    ipywidgets.Checkbox(description="checkbox"),
+    ipywidgets.ToggleButton(description="toggle"),
+    ipywidgets.ToggleButtons(options=["a", "b"], description="toggles"),
+    ipywidgets.RadioButtons(options=["a", "b"], description="radio"),
+)
+"""
+FALSE_PREDICTION = """
+button, answer = ipywidgets.Button(description="yes"), ipywidgets.HTML()
+box = ipywidgets.VBox([button, answer])
+box.add_class("course-predict")
+button.add_class("course-predict-option")
+answer.add_class("course-predict-answer")
+box
+"""
+CONNECT = """
+import socket
+try:
+    socket.create_connection(("kernel.invalid", 80), timeout=1)
+except OSError:
+    pass
+"""
+FAULTY = (
+    EXPLORER,
+    EVERY_KIND,
+    "explorer(lambda _: 'always the same', str, ipywidgets.IntSlider(description='no picture'))",
+    "explorer(str, lambda _: 'always the same', ipywidgets.IntSlider(description='no words'))",
+    "explorer(str, str, ipywidgets.Text(description='unknown'))",
+    FALSE_PREDICTION,
+    "HTML('<img src=\"http://page.invalid/x.png\">')",
+    "Javascript('console.error(\"a fault\")')",
+    CONNECT,
+    "long = '" + 300 * "-" + "'",
+)
+
+
+def write_notebook(path, sources):
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    cells = [new_code_cell(source) for source in sources]
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def raising(browser, lab):
+    with opened(browser, lab, write_notebook(lab.root / "raising.ipynb", ["1", "1 / 0", "2"])) as page:
+        page.run_all()
+        yield page
+
+
+@pytest.fixture(scope="module")
+def faulty(browser, lab):
+    with opened(browser, lab, write_notebook(lab.root / "faulty.ipynb", FAULTY)) as page:
+        page.run_all()
+        yield page
+
+
+@pytest.fixture(scope="module")
+def explored(faulty):
+    return [explorer.explore() for explorer in explorers(faulty, PATIENCE)]
+
+
+def test_a_cell_that_raises_and_those_after_it_are_reported(raising):
+    assert raising.problems() == ["cell 1: ZeroDivisionError: division by zero", "cell 2: did not run"]
+
+
+def test_a_notebook_without_a_fault_of_the_code_is_not_reported(faulty):
+    assert faulty.problems() == []
+
+
+def test_every_kind_of_control_is_moved(explored):
+    kinds = {"float", "int", "selection", "dropdown", "number", "checkbox", "toggle", "toggles", "radio"}
+    assert explored[0].problems == []
+    assert {label for label, times in explored[0].redraws.items() if len(times) == PRESSES} == kinds
+
+
+def test_a_control_that_draws_no_picture_is_reported(explored):
+    assert explored[1].problems == ["no picture: press 1, ArrowRight, draws no picture"]
+
+
+def test_a_control_that_changes_no_words_is_reported(explored):
+    assert explored[2].problems == ["no words: ArrowRight leaves the words as they were"]
+
+
+def test_a_control_that_the_test_cannot_move_is_reported(explored):
+    assert "unknown: the test knows no keys for this kind of control" in explored[3].problems
+
+
+def test_a_prediction_without_an_explanation_is_reported(faulty):
+    (prediction,) = predictions(faulty)
+    assert answer(faulty, prediction, PATIENCE) == ["no explanation appears"]
+
+
+def test_a_picture_from_outside_is_reported(faulty):
+    assert "http://page.invalid/x.png" in faulty.outside()
+
+
+def test_a_host_that_the_kernel_looks_for_is_reported(faulty):
+    assert "kernel.invalid" in faulty.outside()
+
+
+def test_an_error_in_the_console_is_reported(faulty):
+    assert any("a fault" in error for error in faulty.console_errors)
+
+
+def test_a_line_that_is_cut_off_is_reported(faulty):
+    assert [cell.partition(":")[0] for cell in faulty.wide_cells()] == [f"cell {len(FAULTY) - 1}"]
+
+
+def test_a_missing_browser_fails_in_ci_and_skips_elsewhere(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
+        find_chromium()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
+        find_chromium()

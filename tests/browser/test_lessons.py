@@ -1,0 +1,76 @@
+"""Every lesson in a real browser: it runs to its end, its widgets answer the keyboard, nothing leaves the machine.
+
+The tests of one lesson share one page and follow each other as a learner's hour does: Run All first, then the
+widgets; what must not have happened meanwhile is looked at last.
+"""
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from .notebook_page import opened
+from .widgets import answer, explorers, predictions
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+SCREENSHOTS = ROOT / "build" / "screenshots"
+
+
+@pytest.fixture(scope="module", params=LESSONS, ids=lambda path: path.stem)
+def name(request):
+    return request.param.stem
+
+
+@pytest.fixture(scope="module")
+def lesson(name, browser, lab, benchmark):
+    """The lesson's page after Run All."""
+    copy = Path(shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", lab.root))
+    with opened(browser, lab, copy) as page:
+        started = time.perf_counter()
+        page.run_all()
+        benchmark.append(f"{name}, Run All: {time.perf_counter() - started:.0f} s")
+        yield page
+
+
+def calls(page, function):
+    return sum(len(re.findall(rf"\b{function}\(", cell.source)) for cell in page.cells())
+
+
+def test_run_all_reaches_the_end_without_an_error(lesson):
+    assert lesson.problems() == []
+
+
+def test_every_control_changes_the_picture_and_the_words(name, lesson, benchmark):
+    found = explorers(lesson)
+    assert len(found) == calls(lesson, r"\w+_explorer")
+    explored = [explorer.explore() for explorer in found]
+    for result in explored:
+        benchmark += [f"{name}, {label}: {median:.0f} ms" for label, median in result.medians()]
+    assert [problem for result in explored for problem in result.problems] == []
+
+
+def test_every_prediction_is_answered_from_the_keyboard(lesson):
+    found = predictions(lesson)
+    assert len(found) == calls(lesson, r"predict")
+    assert [problem for prediction in found for problem in answer(lesson, prediction)] == []
+
+
+def test_every_screen_of_the_lesson_is_kept_as_a_picture(name, lesson):
+    assert lesson.take_screenshots(SCREENSHOTS, name)
+
+
+def test_no_cell_is_cut_off_at_the_right(lesson):
+    assert lesson.wide_cells() == []
+
+
+def test_no_request_leaves_the_machine(lesson):
+    assert lesson.outside() == []
+
+
+def test_no_error_reaches_the_console(lesson):
+    assert lesson.console_errors == []

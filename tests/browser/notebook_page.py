@@ -32,6 +32,10 @@ CUT_OFF = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')
     Array.from(cell.querySelectorAll('.cm-scroller, .jp-OutputArea-output, .jp-MarkdownOutput'))
         .filter(part => part.clientWidth && part.scrollWidth > part.clientWidth + 1)
         .map(part => `cell ${number}: ${part.scrollWidth} pixels in ${part.clientWidth}`))"""
+TALL = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
+    Array.from(cell.querySelectorAll('.jp-OutputArea-output img'))
+        .filter(image => image.clientHeight > innerHeight)
+        .map(image => `cell ${number}: ${image.clientHeight} pixels`))"""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class Cell:
 class NotebookPage:
     """A page with one notebook; what it asked for outside this machine and the errors it logged."""
 
-    page: Page
-    lab: Lab
+    page: Page = field(repr=False)
+    lab: Lab = field(repr=False)
     console_errors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,10 @@ class NotebookPage:
     def wide_cells(self) -> list[str]:
         """The cells of which a part is hidden to the right."""
         return self.page.evaluate(CUT_OFF)
+
+    def tall_pictures(self) -> list[str]:
+        """The cells with a picture that does not fit on the screen."""
+        return self.page.evaluate(TALL)
 
     def take_screenshots(self, folder: Path, name: str) -> list[Path]:
         """Pictures of the notebook from top to bottom, one screen each: `folder/name-01.png`, …"""

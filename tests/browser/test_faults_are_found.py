@@ -68,6 +68,7 @@ FAULTY = (
     "Javascript('console.error(\"a fault\")')",
     CONNECT,
     "long = '" + 300 * "-" + "'",
+    "ipywidgets.Image(format='svg+xml', value=b'<svg xmlns=\"http://www.w3.org/2000/svg\" height=\"1000\"/>')",
 )
 
 
@@ -141,7 +142,11 @@ def test_an_error_in_the_console_is_reported(faulty):
 
 
 def test_a_line_that_is_cut_off_is_reported(faulty):
-    assert [cell.partition(":")[0] for cell in faulty.wide_cells()] == [f"cell {len(FAULTY) - 1}"]
+    assert [cell.partition(":")[0] for cell in faulty.wide_cells()] == ["cell 9"]
+
+
+def test_a_picture_taller_than_the_screen_is_reported(faulty):
+    assert faulty.tall_pictures() == ["cell 10: 1000 pixels"]
 
 
 def test_a_missing_browser_fails_in_ci_and_skips_elsewhere(monkeypatch):

@@ -6,11 +6,11 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from .lab import find_chromium
 from .notebook_page import opened
-from .widgets import PRESSES, answer, explorers, predictions
+from .widgets import answer, explorers, predictions
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 2
+PATIENCE, PRESSES = 2, 4
 EXPLORER = """
 import ipywidgets
 from IPython.display import HTML, Javascript, display
@@ -60,8 +60,9 @@ except OSError:
 FAULTY = (
     EXPLORER,
     EVERY_KIND,
-    "explorer(lambda _: 'always the same', str, ipywidgets.IntSlider(description='no picture'))",
-    "explorer(str, lambda _: 'always the same', ipywidgets.IntSlider(description='no words'))",
+    "explorer(lambda _: 'the same', str, ipywidgets.IntSlider(max=2, description='no picture'))",
+    "explorer(str, lambda _: 'the same', ipywidgets.IntSlider(max=2, description='no words'))",
+    "explorer(lambda _: 'the same', lambda _: 'the same', ipywidgets.IntSlider(description='nothing'))",
     "explorer(str, str, ipywidgets.Text(description='unknown'))",
     FALSE_PREDICTION,
     "HTML('<img src=\"http://page.invalid/x.png\">')",
@@ -95,7 +96,7 @@ def faulty(browser, lab):
 
 @pytest.fixture(scope="module")
 def explored(faulty):
-    return [explorer.explore() for explorer in explorers(faulty, PATIENCE)]
+    return [explorer.explore(PRESSES) for explorer in explorers(faulty, PATIENCE)]
 
 
 def test_a_cell_that_raises_and_those_after_it_are_reported(raising):
@@ -112,16 +113,20 @@ def test_every_kind_of_control_is_moved(explored):
     assert {label for label, times in explored[0].redraws.items() if len(times) == PRESSES} == kinds
 
 
-def test_a_control_that_draws_no_picture_is_reported(explored):
-    assert explored[1].problems == ["no picture: press 1, ArrowRight, draws no picture"]
+def test_a_control_that_changes_no_picture_is_reported(explored):
+    assert explored[1].problems == ["no picture: ArrowRight leaves the picture as it was"]
 
 
 def test_a_control_that_changes_no_words_is_reported(explored):
     assert explored[2].problems == ["no words: ArrowRight leaves the words as they were"]
 
 
+def test_a_control_that_changes_nothing_is_reported(explored):
+    assert explored[3].problems == ["nothing: press 1, ArrowRight, changes nothing"]
+
+
 def test_a_control_that_the_test_cannot_move_is_reported(explored):
-    assert "unknown: the test knows no keys for this kind of control" in explored[3].problems
+    assert "unknown: the test knows no keys for this kind of control" in explored[4].problems
 
 
 def test_a_prediction_without_an_explanation_is_reported(faulty):
@@ -142,11 +147,11 @@ def test_an_error_in_the_console_is_reported(faulty):
 
 
 def test_a_line_that_is_cut_off_is_reported(faulty):
-    assert [cell.partition(":")[0] for cell in faulty.wide_cells()] == ["cell 9"]
+    assert [cell.partition(":")[0] for cell in faulty.wide_cells()] == ["cell 10"]
 
 
 def test_a_picture_taller_than_the_screen_is_reported(faulty):
-    assert faulty.tall_pictures() == ["cell 10: 1000 pixels"]
+    assert faulty.tall_pictures() == ["cell 11: 1000 pixels"]
 
 
 def test_a_missing_browser_fails_in_ci_and_skips_elsewhere(monkeypatch):

@@ -10,7 +10,7 @@ from .notebook_page import NotebookPage
 
 PRESSES = 16
 PATIENCE_SECONDS = 15
-WORDS_SECONDS = 3
+REST_SECONDS = 1
 
 EXPLORER = ".jp-OutputArea-output .widget-vbox:has(img.widget-image):not(.widget-box .widget-box)"
 PREDICTION = ".jp-OutputArea-output .course-predict"
@@ -21,17 +21,21 @@ LABEL = """element => {
     return widget.innerText.replaceAll('\\u200b', '').trim().split('\\n')[0]
 }"""
 # The clock runs from the key to the moment when the new picture is there.
-START_CLOCK = """image => {
+START_CLOCK = """explorer => {
     let pressed = 0
     const press = () => { pressed = performance.now() }
     window.addEventListener('keydown', press, true)
     window.addEventListener('input', press, true)
-    image.redraws = []
-    image.addEventListener('load', () => image.redraws.push(performance.now() - pressed))
+    explorer.redraws = []
+    const redraw = () => explorer.redraws.push(performance.now() - pressed)
+    explorer.querySelector('img.widget-image').addEventListener('load', redraw)
+    explorer.words = () => explorer.querySelector('pre[aria-live]').innerText
 }"""
-IS_REDRAWN = "([image, before]) => image.redraws.length > before"
-PICTURE = """async image => {
-    const bytes = await (await fetch(image.src)).arrayBuffer()
+STATE = "explorer => ({redraws: explorer.redraws.length, words: explorer.words()})"
+SOMETHING_FOLLOWED = "([explorer, was]) => explorer.redraws.length > was.redraws || explorer.words() !== was.words"
+ALL_FOLLOWED = SOMETHING_FOLLOWED.replace("||", "&&")
+PICTURE = """async explorer => {
+    const bytes = await (await fetch(explorer.querySelector('img.widget-image').src)).arrayBuffer()
     const digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes))
     return Array.from(digest).join(' ')
 }"""
@@ -109,17 +113,16 @@ class Explorer:
 
     def __init__(self, notebook: NotebookPage, root: Locator, patience: float = PATIENCE_SECONDS) -> None:
         self.notebook, self.root, self.patience = notebook, root, patience
-        self.image = root.locator("img.widget-image")
-        self.image.evaluate(START_CLOCK)
+        self.root.evaluate(START_CLOCK)
 
-    def explore(self) -> Explored:
-        """Move every control with the keyboard, 16 presses each."""
+    def explore(self, presses: int = PRESSES) -> Explored:
+        """Move every control with the keyboard, so many presses each."""
         explored = Explored()
         for label in self._unknown_controls():
             explored.problems.append(f"{label}: the test knows no keys for this kind of control")
         for kind in KINDS:
             for control in self.root.locator(kind.selector).all():
-                self._explore_control(kind, control, explored)
+                self._explore_control(kind, control, presses, explored)
         if not explored.redraws:
             explored.problems.append("an explorer without a control")
         return explored
@@ -127,47 +130,40 @@ class Explorer:
     def _unknown_controls(self) -> list[str]:
         return [control.evaluate(LABEL) for control in self.root.locator(OTHER_CONTROL).all()]
 
-    def _explore_control(self, kind: Kind, control: Locator, explored: Explored) -> None:
+    def _explore_control(self, kind: Kind, control: Locator, presses: int, explored: Explored) -> None:
         label = control.evaluate(LABEL)
         times = explored.redraws.setdefault(label, [])
-        picture, words = self.image.evaluate(PICTURE), self._words()
-        for number, keys in zip(range(PRESSES), kind.keys(control), strict=False):
-            time = self._press(control.locator(kind.part).first if kind.part else control, keys)
-            if time is None:
-                explored.problems.append(f"{label}: press {number + 1}, {keys}, draws no picture")
+        picture = self.root.evaluate(PICTURE)
+        for number, keys in zip(range(presses), kind.keys(control), strict=False):
+            before = self.root.evaluate(STATE)
+            if not self._press(control.locator(kind.part).first if kind.part else control, keys, before):
+                explored.problems.append(f"{label}: press {number + 1}, {keys}, changes nothing")
                 return
-            times.append(time)
-            if number == 0 and self.image.evaluate(PICTURE) == picture:
+            times += self.root.evaluate("explorer => explorer.redraws")[before["redraws"] :][:1]
+            # Later presses may change only one of the two: a bar at 100 % stays there.
+            if number == 0 and self.root.evaluate(PICTURE) == picture:
                 explored.problems.append(f"{label}: {keys} leaves the picture as it was")
-            if number == 0 and not self._words_change(words):
+            if number == 0 and self.root.evaluate(STATE)["words"] == before["words"]:
                 explored.problems.append(f"{label}: {keys} leaves the words as they were")
 
-    def _press(self, target: Locator, keys: str) -> float | None:
-        """Milliseconds until the picture is drawn again, or None if it is not."""
-        before = self.image.evaluate("image => image.redraws.length")
+    def _press(self, target: Locator, keys: str, before: dict[str, object]) -> bool:
+        """Press the keys; whether the picture or the words follow. Waits until both have had the time to."""
         target.focus()
         for key in keys.split():
             self.notebook.page.keyboard.press(key)
-        try:
-            self._wait_for_redraw(before)
-        except TimeoutError:
-            return None
+        if not self._holds(SOMETHING_FOLLOWED, before, self.patience):
+            return False
         self.notebook.wait_until_idle()
-        return self.image.evaluate("(image, number) => image.redraws[number]", before)
+        self._holds(ALL_FOLLOWED, before, REST_SECONDS)
+        return True
 
-    def _words(self) -> str:
-        return self.root.locator("pre[aria-live]").inner_text()
-
-    def _words_change(self, words: str) -> bool:
-        for _ in range(10 * WORDS_SECONDS):
-            if self._words() != words:
-                return True
-            self.notebook.page.wait_for_timeout(100)
-        return False
-
-    def _wait_for_redraw(self, before: int) -> None:
-        arguments = [self.image.element_handle(), before]
-        self.notebook.page.wait_for_function(IS_REDRAWN, arg=arguments, timeout=1000 * self.patience)
+    def _holds(self, condition: str, before: dict[str, object], seconds: float) -> bool:
+        arguments = [self.root.element_handle(), before]
+        try:
+            self.notebook.page.wait_for_function(condition, arg=arguments, timeout=1000 * seconds)
+        except TimeoutError:
+            return False
+        return True
 
 
 def explorers(notebook: NotebookPage, patience: float = PATIENCE_SECONDS) -> list[Explorer]:

@@ -1,0 +1,122 @@
+"""Explorers: the picture and the words follow the controls, and show what the package computes."""
+
+from itertools import pairwise
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+
+from course_lm import plots, widgets
+from course_lm.batching import MODES, make_loader, padding_share
+from course_lm.loss import count_targets
+from course_lm.tokenizer import train_tokenizer
+
+matplotlib.use("Agg")
+
+DOCUMENTS = ["the cat sat on the mat " * (1 + number * number % 23) for number in range(60)]
+TOKENIZER = train_tokenizer(DOCUMENTS, 270)
+
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_figure_behind():
+    with matplotlib.rc_context():
+        plots.style()
+        yield
+    plt.close("all")
+
+
+def loader_of(mode, batch_size=4, max_length=64):
+    return make_loader(DOCUMENTS, TOKENIZER, mode=mode, batch_size=batch_size, max_length=max_length)
+
+
+def painted(batch):
+    axes = plt.subplots()[1]
+    widgets.paint_batch(axes, batch)
+    return axes.images[0]
+
+
+def values_of(batch):
+    return np.asarray(painted(batch).get_array()).tolist()
+
+
+def test_an_explorer_draws_at_once_and_after_each_change():
+    drawn = []
+
+    def draw(temperature):
+        drawn.append(temperature)
+        return plt.subplots()[0], f"<{temperature}>"
+
+    slider = widgets.ipywidgets.FloatSlider(value=1.0, max=2.0)
+    _, picture, words = widgets.explorer(draw, {"temperature": slider}).children
+    first = picture.value
+    slider.value = 2.0
+    assert drawn == [1.0, 2.0]
+    assert words.value == "<pre aria-live='polite'>&lt;2.0&gt;</pre>"
+    assert bytes(first).startswith(b"\x89PNG") and plt.get_fignums() == []
+
+
+def test_padding_and_each_document_of_a_row_have_colours_of_their_own():
+    documents = torch.tensor([[0, 0, 1, 2, -1]])
+    image = painted({"attention_mask": (documents >= 0).long(), "document_ids": documents})
+    assert np.asarray(image.get_array()).tolist() == [[0, 0, 1, 2, -1]]
+    pad, *colours = (to_hex(colour).upper() for colour in image.to_rgba(np.array([-1, 0, 1, 2])))
+    assert pad == plots.BAND
+    assert len({pad, *colours}) == 4
+
+
+def test_a_row_that_holds_more_documents_than_there_are_colours_begins_again():
+    documents = torch.arange(12)[None]
+    (values,) = values_of({"attention_mask": torch.ones(1, 12), "document_ids": documents})
+    assert all(one != other for one, other in pairwise(values)) and min(values) == 0
+
+
+def test_the_real_tokens_of_an_unpacked_row_have_one_colour():
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    assert values_of({"attention_mask": mask}) == [[0, 0, -1], [0, 0, 0]]
+
+
+@modes
+def test_the_words_below_a_batch_count_its_positions_targets_and_padding(mode):
+    loader = loader_of(mode)
+    batch = next(iter(loader))
+    words = widgets.draw_batch(loader, mode)[1]
+    mask = batch["attention_mask"]
+    of_step, of_epoch = words.splitlines()[1:]
+    assert f"{mask.numel():,} positions" in of_step
+    assert f"{int(count_targets(batch['labels'])):,} target tokens" in of_step
+    assert f"padding {1 - mask.double().mean():.1%}" in of_step
+    assert f"{len(loader)} steps" in of_epoch and f"padding {padding_share(loader):.1%}" in of_epoch
+
+
+@modes
+def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
+    choice, rows, length, _, words = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    choice.value, rows.value, length.value = mode, 5, 128
+    expected = widgets.draw_batch(loader_of(mode, 5, 128), mode)[1]
+    assert words.value == f"<pre aria-live='polite'>{expected}</pre>"
+
+
+def test_every_control_of_the_batching_explorer_changes_picture_and_words():
+    *controls, picture, words = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    for control, value in zip(controls, ("dynamic", 7, 64), strict=True):
+        before = picture.value, words.value
+        control.value = value
+        assert picture.value != before[0] and words.value != before[1]
+
+
+def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
+    mode, rows, length, *_ = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    monkeypatch.setattr(widgets, "encode_pieces", None)
+    mode.value, rows.value, length.value = "packed", 3, 512
+
+
+def test_a_colder_next_token_is_more_certain():
+    logits = torch.tensor([2.0, 1.0, 0.0])
+    cold, warm = (widgets.draw_next_token(logits, ["a", "b", "c"], t)[1] for t in (0.5, 2.0))
+    assert cold == "temperature 0.50: entropy 0.44 nats, first choice 'a' 86.7%"
+    assert warm == "temperature 2.00: entropy 1.02 nats, first choice 'a' 50.6%"

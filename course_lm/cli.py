@@ -1,4 +1,4 @@
-"""The command line: `course-lm lab | lessons | train`.
+"""The command line: `course-lm lab | lessons | train | find-lr`.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
 """
@@ -6,8 +6,15 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 1
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from course_lm import __version__
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+    from course_lm.config import TrainingConfig
 
 DEFAULT_CONFIG = "python-docs"
 
@@ -16,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and options.command is not _train:
+    if rest and options.command not in (_train, _find_lr):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return options.command(options, rest)
@@ -46,9 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     lessons.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers; all of them by default")
     lessons.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
     lessons.set_defaults(command=_lessons)
-    train = commands.add_parser("train", help="train a model on a text", add_help=False)
-    train.add_argument("--config", default=DEFAULT_CONFIG)
-    train.set_defaults(command=_train)
+    configured = (("train", _train, "train a model on a text"), ("find-lr", _find_lr, "look for a learning rate"))
+    for name, command, purpose in configured:
+        run = commands.add_parser(name, help=purpose, add_help=False)
+        run.add_argument("--config", default=DEFAULT_CONFIG)
+        run.set_defaults(command=command)
     return parser
 
 
@@ -67,10 +76,31 @@ def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _train(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from course_lm.config import config_parser, find_config, parse_config, read_yaml
+    from course_lm.config import config_parser
     from course_lm.text_run import train_on_text
 
-    source = find_config(options.config)
+    return train_on_text(_config(config_parser(), options, rest))
+
+
+def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm.config import config_parser
+    from course_lm.text_run import find_lr_on_text
+
     parser = config_parser()
+    parser.prog = "course-lm find-lr"
+    parser.add_argument("--start_lr", type=float, default=1e-6, help="first learning rate of the sweep")
+    parser.add_argument("--end_lr", type=float, default=1.0, help="last learning rate of the sweep")
+    parser.add_argument("--num_iter", type=int, default=100, help="optimizer steps of the sweep")
+    parser.add_argument("--png", type=str, default="lr_finder.png", help="file for the picture")
+    config = _config(parser, options, rest)
+    sweep = parser.parse_args(list(rest))
+    rates = {"start_lr": sweep.start_lr, "end_lr": sweep.end_lr}
+    return find_lr_on_text(config, Path(sweep.png), **rates, num_iter=sweep.num_iter)
+
+
+def _config(parser: "ArgumentParser", options: argparse.Namespace, rest: Sequence[str]) -> "TrainingConfig":
+    from course_lm.config import find_config, parse_config, read_yaml
+
+    source = find_config(options.config)
     parser.add_argument("--config", help=f"YAML file, or the name of a shipped one (default: {DEFAULT_CONFIG})")
-    return train_on_text(parse_config(parser, read_yaml(source), str(source), rest))
+    return parse_config(parser, read_yaml(source), str(source), rest)

@@ -114,7 +114,8 @@ def suggest(
     """
     check_reading(smoothing, skip_start, skip_end)
     require(len(lrs) == len(losses), "lrs", f"as many as the losses ({len(losses)})", len(lrs))
-    require(all(a < b for a, b in pairwise([0.0, *lrs])), "lrs", "positive and rising", list(lrs))
+    for before, lr in pairwise([0.0, *lrs]):
+        require(before < lr, "lrs", "positive and rising", f"{lr:g} after {before:g}")
     finite = [(lr, loss) for lr, loss in zip(lrs, losses, strict=True) if math.isfinite(loss)]
     kept = slice(skip_start, max(len(finite) - skip_end, skip_start))
     points = len(finite[kept])
@@ -127,7 +128,7 @@ def suggest(
     fall = float(curve[0] - curve.min())
     least, why = _least_fall(raw, curve, smoothing)
     if fall <= least:
-        return Suggestion(None, None, f"no usable slope: the loss falls by {fall:.2g} from {curve[0]:.3g}, {why}")
+        return Suggestion(None, None, f"no usable slope: the loss falls by {fall:.3f} from {curve[0]:.3f}, {why}")
     lr, within, message = _read_descent(rates, curve, slope, fall)
     if last <= curve[0] - RANGE[1] * fall:
         message += "; at the last point it has not risen again"
@@ -158,7 +159,7 @@ def _read_descent(
     descending = np.where(curve == lowest_yet, slope, np.inf)[low : high + 1]
     steepest, first, last = (float(rates[at]) for at in (low + int(descending.argmin()), low, high))
     message = f"the loss falls steepest at {steepest:.1e}, and clearly from {first:.1e} to {last:.1e}"
-    if low <= 2:
+    if low < LEAST_POINTS:
         message += "; it falls from the first points on"
     return steepest, (first, last), message
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from tqdm.auto import tqdm
 
 from course_lm.accumulation import count_window_targets
 from course_lm.clipping import clip_gradients
@@ -30,6 +29,7 @@ from course_lm.lr_curve import (
     smooth,
     suggest,
 )
+from course_lm.monitoring import ProgressBar
 from course_lm.precision import Precision
 from course_lm.restoring import restored
 from course_lm.step import Batch, device_of, forward_logits, trained_parameters
@@ -209,7 +209,7 @@ def _precision_like(precision: Precision | None, model: nn.Module) -> Precision:
 def _quiet(progress: bool) -> Iterator[None]:
     """Silence the library alone: its messages, its bar unless it is wanted, and a warning that its steps can cause."""
     bar = library.tqdm
-    library.tqdm = tqdm if progress else iter
+    library.tqdm = _bar if progress else iter
     library.print = lambda *values: None  # type: ignore[attr-defined]
     try:
         with warnings.catch_warnings():
@@ -218,6 +218,17 @@ def _quiet(progress: bool) -> Iterator[None]:
     finally:
         library.tqdm = bar
         del library.print  # type: ignore[attr-defined]
+
+
+def _bar(steps: range) -> Iterator[int]:
+    bar = ProgressBar()
+    bar.start(0, len(steps))
+    try:
+        for step in steps:
+            yield step
+            bar.log({"step": step + 1})
+    finally:
+        bar.close()
 
 
 def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_steps: int, threshold: float) -> None:

@@ -1,9 +1,10 @@
-"""From a configuration to a trained model: text, tokenizer, loaders, training, and a report to judge it by."""
+"""From a configuration to a trained model, or to a learning rate for it: text, tokenizer, loaders, and a report."""
 
 import lzma
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from course_lm.batching import Loader, make_loader
 from course_lm.config import TrainingConfig, seed_everything
 from course_lm.corpus import Corpus, load_corpus
+from course_lm.lr_curve import LRFinderResult
 from course_lm.model import GPT, count_parameters, generate
 from course_lm.runs import run_folder
 from course_lm.tokenizer import decode, eos_id, train_tokenizer
@@ -61,10 +63,7 @@ def train_on_text(config: TrainingConfig) -> int:
     started = time.perf_counter()
     run = prepare(config)
     trainer = Trainer(run.model, config)
-    print(
-        f"{config.data.corpus}: {len(run.train.documents):,} documents to train on, {len(run.validation.documents):,} "
-        f"held out; {count_parameters(run.model):,} parameters, {trainer.precision.name} on {trainer.device}"
-    )
+    print(describe(run, trainer))
     trainer.train(run.train_loader, run.val_loader)
     folder = run_folder(config)
     if folder is not None:
@@ -74,6 +73,64 @@ def train_on_text(config: TrainingConfig) -> int:
     print(report(run, trainer, time.perf_counter() - started))
     print(f"\n{sample(run, config.training.seed)}")
     return 0
+
+
+def find_lr_on_text(config: TrainingConfig, png: Path, *, start_lr: float, end_lr: float, num_iter: int) -> int:
+    """Run a learning-rate range test as configured, draw it into the file `png` and print how it reads; return 0."""
+    from course_lm.lr_finder import find_lr  # it brings matplotlib, which a training run does not need
+
+    if not png.parent.is_dir() or png.is_dir():
+        raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    print(describe(run, trainer))
+    result = find_lr(
+        trainer.model,
+        run.train_loader,
+        trainer.optimizer,
+        start_lr=start_lr,
+        end_lr=end_lr,
+        num_iter=num_iter,
+        accumulation_steps=config.training.gradient_accumulation_steps,
+        max_grad_norm=config.training.max_grad_norm,
+        precision=trainer.precision,
+        progress=True,
+    )
+    print(lr_report(result, config.optimizer.type, num_iter))
+    result.plot().savefig(png, format="png", dpi=110, bbox_inches="tight")
+    print(f"the curve is drawn in {png}")
+    return 0
+
+
+def lr_report(result: LRFinderResult, optimizer: str, num_iter: int) -> str:
+    """A table of the range test, what it says, and the option that makes a run use the suggestion."""
+    nothing = "-"
+    low_high = "{:.1e} to {:.1e}".format(*result.range) if result.range else nothing
+    losses = f"{result.losses[0]:.3f}, {min(result.losses):.3f}" if result.losses else nothing
+    rows = [
+        ("optimizer", optimizer),
+        ("suggested learning rate", f"{result.suggestion:.1e}" if result.suggestion else nothing),
+        ("range in which the loss falls", low_high),
+        ("steps taken", f"{len(result.lrs)} of {num_iter}"),
+        ("loss at first, and lowest", losses),
+    ]
+    ending = f"\nto train with it: --optimizer.learning_rate {result.suggestion:.1e}" if result.suggestion else ""
+    return f"{table(rows)}\n\n{result.message}{ending}"
+
+
+def describe(run: TextRun, trainer: Trainer) -> str:
+    """One line: the text, the size of the model, and how it computes."""
+    return (
+        f"{trainer.config.data.corpus}: {len(run.train.documents):,} documents to train on, "
+        f"{len(run.validation.documents):,} held out; {count_parameters(run.model):,} parameters, "
+        f"{trainer.precision.name} on {trainer.device}"
+    )
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Names on the left, values on the right, one row a line."""
+    width, value_width = max(len(name) for name, _ in rows), max(10, *(len(value) for _, value in rows))
+    return "\n".join(f"{name:<{width}}  {value:>{value_width}}" for name, value in rows)
 
 
 def report(run: TextRun, trainer: Trainer, seconds: float) -> str:
@@ -91,8 +148,7 @@ def report(run: TextRun, trainer: Trainer, seconds: float) -> str:
         ("bits per byte, xz -9e alone", f"{alone:.3f}"),
         ("bits per byte, xz -9e after the training text", f"{primed:.3f}"),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value:>10}" for name, value in rows)
+    return table(rows)
 
 
 def xz_bits_per_byte(train: Sequence[str], validation: Sequence[str]) -> tuple[float, float]:

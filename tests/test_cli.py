@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -155,6 +156,98 @@ def test_ctrl_c_before_the_first_step_ends_in_one_line(text, capsys, monkeypatch
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+# A range test from the command line
+
+
+def find_lr(text: Path, *arguments: str) -> list[str]:
+    """The arguments of a small range test on `text`; its picture goes beside the text."""
+    sweep = ["--start_lr=1e-4", "--end_lr=1", "--num_iter=20", f"--png={text.parent / 'picture.png'}"]
+    return ["find-lr", *train(text)[1:], *sweep, *arguments]
+
+
+def test_a_range_test_ends_with_a_table_a_picture_and_the_option_to_copy(text, capsys):
+    assert main(find_lr(text, "--training.gradient_accumulation_steps=2")) == 0
+    printed = capsys.readouterr()
+    rows = [
+        "suggested learning rate",
+        "range in which the loss falls",
+        "steps taken",
+        "20 of 20",
+        "adamw",
+        "fp32 on cpu",
+    ]
+    for row in [*rows, "the loss falls steepest at", str(text.parent / "picture.png")]:
+        assert row in printed.out, printed.out
+    (option,) = re.findall(r"to train with it: (--optimizer.learning_rate \S+)$", printed.out, re.MULTILINE)
+    assert (text.parent / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "20/20" in printed.err
+    assert main(train(text, "--training.max_steps=1", *option.split())) == 0
+
+
+def test_a_range_test_leaves_nothing_but_its_picture(text):
+    assert main(find_lr(text)) == 0
+    assert {path.name for path in text.parent.iterdir()} == {"text.txt", "picture.png"}
+
+
+def test_the_picture_goes_to_the_current_folder_by_default(text, monkeypatch, tmp_path_factory):
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    assert main([argument for argument in find_lr(text) if not argument.startswith("--png")]) == 0
+    assert [path.name for path in here.iterdir()] == ["lr_finder.png"]
+
+
+def test_a_range_test_reads_the_same_configuration_file_as_a_run(text, capsys):
+    settings = text.parent / "settings.yaml"
+    settings.write_text("optimizer: {type: sgd}\n")
+    assert main(find_lr(text, "--config", str(settings))) == 0
+    assert re.search(r"optimizer +sgd", capsys.readouterr().out)
+
+
+def test_a_range_test_without_a_usable_slope_says_so_and_suggests_nothing(text, capsys):
+    assert main(find_lr(text, "--end_lr=1.1e-4")) == 0
+    printed = capsys.readouterr().out
+    assert "no usable slope: the loss falls by" in printed
+    assert re.search(r"suggested learning rate +-\n", printed) and "--optimizer.learning_rate" not in printed
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--start_lr=0", ["start_lr", "positive", "got 0"]),
+        ("--end_lr=1e-5", ["end_lr", "above start_lr (0.0001)", "got 1e-05"]),
+        ("--num_iter=1", ["num_iter", "at least 2", "got 1"]),
+        ("--num_iter=few", ["num_iter", "int", "few"]),
+        ("--start_lr", ["start_lr"]),
+        ("--training.batch_size=0", ["training.batch_size", "at least 1", "got 0"]),
+        ("--optimizer.type=lion", ["optimizer.type", "adamw", "lion"]),
+        ("--training.learning_rate=1", ["training.learning_rate"]),
+        ("--config=nowhere.yaml", ["nowhere.yaml", "python-docs"]),
+        ("--data.corpus=storys", ["'storys'", "stories", "python-docs"]),
+        ("--png=nowhere/picture.png", ["nowhere", "picture.png"]),
+        ("stray", ["stray"]),
+    ],
+)
+def test_a_bad_argument_of_a_range_test_is_refused(capsys, text, argument, parts):
+    assert_refused(capsys, find_lr(text, argument), *parts)
+    assert not (text.parent / "picture.png").exists()
+
+
+def test_a_picture_that_cannot_be_written_is_refused(capsys, text):
+    (text.parent / "picture.png").mkdir()
+    assert_refused(capsys, find_lr(text), "picture.png", "it is a folder")
+
+
+@pytest.mark.long
+def test_ctrl_c_in_a_range_test_ends_in_one_line(text, capsys, monkeypatch):
+    def press(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("course_lm.lr_finder.clip_gradients", press)
+    assert main(find_lr(text)) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "course-lm: interrupted"
+    assert not (text.parent / "picture.png").exists()
+
+
 # Bad input
 
 
@@ -271,10 +364,11 @@ def test_a_command_line_that_makes_no_sense_ends_with_code_2(capsys, arguments):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--help"], ["lab", "lessons", "train"]),
+        (["--help"], ["lab", "lessons", "train", "find-lr"]),
         (["lab", "--help"], ["usage: course-lm lab"]),
         (["lessons", "--help"], ["NN", "--write"]),
         (["train", "--help"], ["--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
+        (["find-lr", "--help"], ["usage: course-lm find-lr", "--config", "--start_lr", "--png", "--optimizer.type"]),
         (["--version"], ["course-lm 0."]),
     ],
 )

@@ -3,16 +3,22 @@
 import lzma
 import math
 import random
+import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
 
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.loss import next_token_loss
+from course_lm.lr_curve import LRFinderResult
+from course_lm.lr_finder import find_lr
 from course_lm.model import ModelConfig
-from course_lm.text_run import TextRun, prepare, report, sample, xz_bits_per_byte
+from course_lm.optim import OptimizerConfig
+from course_lm.step import train_step
+from course_lm.text_run import TextRun, find_lr_on_text, lr_report, prepare, report, sample, xz_bits_per_byte
 from course_lm.tokenizer import decode, encode_documents, train_tokenizer
 from course_lm.trainer import Trainer
 
@@ -152,3 +158,56 @@ def test_a_sample_is_plain_text(trained):
     text = sample(run, 3)
     assert "<eos>" not in text and "<pad>" not in text
     assert decode(run.tokenizer, encode_documents(run.tokenizer, [text])[0]) == text
+
+
+# The range test
+
+
+def test_the_range_test_takes_the_steps_that_the_configured_run_would_take(config, monkeypatch, tmp_path):
+    found: list[LRFinderResult] = []
+
+    def keep(*arguments, **options):
+        found.append(find_lr(*arguments, **options))
+        return found[0]
+
+    monkeypatch.setattr("course_lm.lr_finder.find_lr", keep)
+    settings = replace(config.training, gradient_accumulation_steps=3, max_grad_norm=0.1)
+    config = replace(config, training=settings, optimizer=OptimizerConfig(type="sgd", learning_rate=0.5))
+    assert find_lr_on_text(config, tmp_path / "curve.png", start_lr=1e-2, end_lr=1.0, num_iter=3) == 0
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    batches, losses = list(run.train_loader), []
+    for step, lr in enumerate(found[0].lrs):
+        window = batches[3 * step : 3 * step + 3]
+        losses.append(float(train_step(run.model, window, trainer.optimizer, lr=lr, max_grad_norm=0.1).loss))
+    assert found[0].losses == pytest.approx(losses, rel=1e-5)
+
+
+RATES = [10 ** (step / 10 - 5) for step in range(40)]
+
+
+def test_the_table_of_a_range_test_holds_its_reading_and_the_option_to_copy():
+    result = LRFinderResult(RATES, [7 - 3 / (1 + 1e-3 / lr) for lr in RATES], "diverged")
+    assert result.suggestion is not None and result.range is not None
+    text = lr_report(result, "adamw", 50)
+    assert rows_of_two(text.split("\n\n")[0]) == {
+        "optimizer": "adamw",
+        "suggested learning rate": f"{result.suggestion:.1e}",
+        "range in which the loss falls": f"{result.range[0]:.1e} to {result.range[1]:.1e}",
+        "steps taken": "40 of 50",
+        "loss at first, and lowest": f"{result.losses[0]:.3f}, {result.losses[-1]:.3f}",
+    }
+    message, option = text.split("\n\n")[1].splitlines()
+    assert message == result.message
+    assert option == f"to train with it: --optimizer.learning_rate {result.suggestion:.1e}"
+
+
+def test_the_table_of_a_range_test_without_points_suggests_nothing():
+    text = lr_report(LRFinderResult([], [], "not finite"), "sgd", 50)
+    assert rows_of_two(text.split("\n\n")[0])["suggested learning rate"] == "-"
+    assert "no usable slope" in text and "--optimizer" not in text
+
+
+def rows_of_two(table: str) -> dict[str, str]:
+    names, values = zip(*(re.split(r" {2,}", line) for line in table.splitlines()))
+    return dict(zip(names, values))

@@ -28,6 +28,12 @@ CELLS = f"""() => {PANEL}.content.widgets.filter(cell => cell.model.type === 'co
 }}))"""
 HAS_STARTED = f"({CELLS})().some(cell => cell.count || cell.waiting || cell.errors.length)"
 HAS_ENDED = f"{IS_READY} && !({CELLS})().some(cell => cell.waiting)"
+# From the first cell to the end of the last one (the page can be scrolled further), and most of a screen.
+HEIGHTS = """scroller => {
+    const ends = Array.from(scroller.querySelectorAll('.jp-Cell'), cell => cell.getBoundingClientRect().bottom)
+    const top = scroller.getBoundingClientRect().top - scroller.scrollTop
+    return [Math.round(Math.max(...ends) - top), scroller.clientHeight - 60]
+}"""
 CUT_OFF = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
     Array.from(cell.querySelectorAll('.cm-scroller, .jp-OutputArea-output, .jp-MarkdownOutput'))
         .filter(part => part.clientWidth && part.scrollWidth > part.clientWidth + 1)
@@ -104,7 +110,7 @@ class NotebookPage:
         for old in folder.glob(f"{name}-[0-9][0-9].png"):
             old.unlink()
         scroller = self.page.locator(SCROLLER)
-        height, step = scroller.evaluate("element => [element.scrollHeight, element.clientHeight - 60]")
+        height, step = scroller.evaluate(HEIGHTS)
         files = []
         for number, top in enumerate(range(0, height, step), start=1):
             scroller.evaluate("(element, top) => { element.scrollTop = top }", top)

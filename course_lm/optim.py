@@ -85,5 +85,15 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
 
 
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of the tensors that the optimizer keeps from step to step, step counters included.
+
+    They come with the first step: before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
+    Adafactor keeps a row and a column of each matrix.
+    """
+    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.nbytes for tensor in kept)
+
+
 def _can_fuse(parameters: list[torch.Tensor]) -> bool:
     return all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters)

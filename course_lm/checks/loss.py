@@ -59,6 +59,9 @@ def loss_from_ids(fn: Callable[..., object]) -> Report:
             "the shift goes the wrong way: position t is scored against token t − 1": _shifted_by(-1),
             "the shift is made twice: position t is scored against token t + 2": _shifted_by(2),
             "padding counts as a target": lambda logits, ids, mask: next_token_loss(logits, ids),
+            "there is no shift, and padding counts as a target": lambda logits, ids, mask: F.cross_entropy(
+                logits.flatten(0, 1), ids.flatten()
+            ),
             "ids decide what is padding, so that real <eos> tokens are left out too": lambda logits, ids, mask: (
                 next_token_loss(logits, ids.masked_fill(ids == _EOS, IGNORE_INDEX))
             ),

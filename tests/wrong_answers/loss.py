@@ -156,6 +156,7 @@ WRONG_ANSWERS = {
         (from_ids(offset=-1), "the shift goes the wrong way: position t is scored against token t − 1"),
         (from_ids(offset=2), "the shift is made twice: position t is scored against token t + 2"),
         (from_ids(padding_counts=True), "padding counts as a target"),
+        (from_ids(offset=0, padding_counts=True), "there is no shift, and padding counts as a target"),
         (from_ids(by_ids=True), "ids decide what is padding, so that real <eos> tokens are left out too"),
         (from_ids(mask_offset=0), "the mask is not shifted with the targets"),
         (from_ids(rows=True), "every row weighs the same: a mean of means"),

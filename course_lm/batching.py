@@ -60,19 +60,12 @@ def make_loader(
     if num_workers < 0:
         raise ValueError(f"num_workers must be at least 0, got {num_workers}")
     rows_at = _rows_at(batch_size, tokens_per_batch, max_length)
-    rows = encode_pieces(documents, tokenizer, max_length)
-    if mode == "packed":
-        rows = pack(rows, max_length)
-    if mode == "bucketed":
-        groups = length_buckets(rows.row_lengths(), rows_at)
-    else:
-        groups = [(torch.arange(len(rows)), rows_at(max_length))]
-    return Loader(
-        rows,
-        groups,
+    return Loader.of_pieces(
+        encode_pieces(documents, tokenizer, max_length),
+        mode=mode,
+        rows_at=rows_at,
+        max_length=max_length,
         pad_id=pad_id(tokenizer),
-        packed=mode == "packed",
-        width=max_length if mode in ("fixed", "packed") else None,
         seed=seed,
         shuffle=shuffle,
         num_workers=num_workers,
@@ -159,6 +152,38 @@ class Loader:
         self.epoch = 0
         self._batch = 0  # yielded so far in the running iteration
         self._next_start = 0
+
+    @classmethod
+    def of_pieces(
+        cls,
+        pieces: Rows,
+        *,
+        mode: str,
+        rows_at: Callable[[int], int],
+        max_length: int,
+        pad_id: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> "Loader":
+        """A loader over pieces that are encoded already, one a row; `rows_at(width)` is the rows of a batch."""
+        rows = pack(pieces, max_length) if mode == "packed" else pieces
+        if mode == "bucketed":
+            groups = length_buckets(rows.row_lengths(), rows_at)
+        else:
+            groups = [(torch.arange(len(rows)), rows_at(max_length))]
+        return cls(
+            rows,
+            groups,
+            pad_id=pad_id,
+            packed=mode == "packed",
+            width=max_length if mode in ("fixed", "packed") else None,
+            seed=seed,
+            shuffle=shuffle,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+        )
 
     def __len__(self) -> int:
         return sum(-(-len(rows) // size) for rows, size in self.groups)

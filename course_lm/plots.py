@@ -110,6 +110,8 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 
 
     Labels that would overlap are moved apart to `gap`, a fraction of the axes' height.
     """
+    if not ends:
+        return
     on_screen = axes.transData.transform([(0.0, height) for height, _, _ in ends])
     in_axes = axes.transAxes.inverted().transform(on_screen)[:, 1]
     for (_, text, colour), height in zip(ends, spread(list(in_axes), gap), strict=True):

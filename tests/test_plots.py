@@ -137,3 +137,9 @@ def test_no_text_of_the_picture_leaves_its_box():
 def test_an_unknown_part_of_the_loop_is_refused():
     with pytest.raises(ValueError, match="no part 'clipping'; it has next window, forward"):
         plots.loop_picture({"clipping": "09_clipping.ipynb"})
+
+
+def test_no_curves_need_no_labels():
+    axes = plt.subplots()[1]
+    plots.label_ends(axes, [])
+    assert len(axes.texts) == 0

@@ -2,16 +2,19 @@
 
 from itertools import pairwise
 
+import ipywidgets
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+import yaml
 from matplotlib.colors import to_hex
 
-from course_lm import plots, widgets
+from course_lm import plots, schedules, widgets
 from course_lm.batching import MODES, make_loader, padding_share
 from course_lm.loss import count_targets
+from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 
 matplotlib.use("Agg")
@@ -51,7 +54,7 @@ def test_an_explorer_draws_at_once_and_after_each_change():
         drawn.append(temperature)
         return plt.subplots()[0], f"<{temperature}>"
 
-    slider = widgets.ipywidgets.FloatSlider(value=1.0, max=2.0)
+    slider = ipywidgets.FloatSlider(value=1.0, max=2.0)
     _, picture, words = widgets.explorer(draw, {"temperature": slider}).children
     first = picture.value
     slider.value = 2.0
@@ -111,7 +114,7 @@ def test_every_control_of_the_batching_explorer_changes_picture_and_words():
 
 def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
     mode, rows, length, *_ = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
-    monkeypatch.setattr(widgets, "encode_pieces", None)
+    monkeypatch.setattr("course_lm.widgets.batches.encode_pieces", None)
     mode.value, rows.value, length.value = "packed", 3, 512
 
 
@@ -120,3 +123,55 @@ def test_a_colder_next_token_is_more_certain():
     cold, warm = (widgets.draw_next_token(logits, ["a", "b", "c"], t)[1] for t in (0.5, 2.0))
     assert cold == "temperature 0.50: entropy 0.44 nats, first choice 'a' 86.7%"
     assert warm == "temperature 2.00: entropy 1.02 nats, first choice 'a' 50.6%"
+
+
+def written(kind, **numbers):
+    """The YAML and the Python that the schedule explorer offers."""
+    _, text = widgets.draw_schedules([kind], **numbers)
+    _, optimizer, scheduler, python = (line.strip() for line in text.splitlines())
+    return yaml.safe_load(optimizer) | yaml.safe_load(scheduler), python
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "step", "inverse_sqrt", "warmup_stable_decay"])
+def test_the_yaml_and_the_python_to_copy_give_the_drawn_schedule(kind):
+    numbers = {"total_steps": 60, "warmup_steps": 7, "peak_lr": 0.02, "min_lr": 0.004}
+    config, python = written(kind, num_cycles=1.5, **numbers)
+    figure, _ = widgets.draw_schedules([kind], num_cycles=1.5, **numbers)
+    curve = figure.axes[0].lines[0]
+    by_config = build_schedule(
+        ScheduleConfig(**config["lr_scheduler"]), peak_lr=config["optimizer"]["learning_rate"], total_steps=60
+    )
+    by_python = [eval(python, {"schedules": schedules, "step": step}) for step in range(60)]
+    assert np.asarray(curve.get_ydata()).tolist() == pytest.approx([by_config(step) for step in range(60)])
+    assert by_python == pytest.approx([by_config(step) for step in range(60)])
+
+
+def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
+    _, text = widgets.draw_schedules(["constant"], total_steps=10, warmup_steps=0, peak_lr=0.5)
+    assert text.splitlines()[0] == "constant: area 5, which is 10 steps at the peak"
+
+
+def test_numbers_that_do_not_fit_the_run_are_cut_to_it():
+    config, _ = written("linear", total_steps=50, warmup_steps=400, peak_lr=0.1, min_lr=0.5)
+    assert config["lr_scheduler"] == {"type": "linear", "warmup_steps": 50, "min_lr": 0.1}
+
+
+def test_schedules_are_overlaid_and_taken_away_in_the_explorer():
+    box = widgets.schedule_explorer()
+    words = box.children[-1]
+    for control in box.children:
+        if isinstance(control, ipywidgets.Checkbox):
+            control.value = control.description == "constant"
+    assert "constant: area" in words.value and "cosine" not in words.value
+    box.children[0].value = False
+    assert "choose a schedule" in words.value
+
+
+def test_every_control_of_the_schedule_explorer_changes_words_or_picture():
+    box = widgets.schedule_explorer()
+    *controls, picture, words = box.children
+    for control in controls:
+        before = picture.value, words.value
+        control.value = not control.value if isinstance(control, ipywidgets.Checkbox) else control.value * 0.5 + 0.2
+        if control.description != "cycles":
+            assert (picture.value, words.value) != before, control.description

@@ -20,7 +20,6 @@ def padding_share(fn: Callable[..., object]) -> Report:
         cases={
             "two batches and a smaller last one": ([9, 4, 7, 2, 5, 3, 8], 3),
             "a last batch of one long row": ([3, 5, 4, 6, 40], 2),
-            "one batch that is not full": ([6, 2, 4], 8),
             "rows of one length": ([5, 5, 5, 5], 2),
             "one row in each batch": ([3, 9, 4], 1),
             "a hundred rows": ([draw.randint(3, 90) for _ in range(100)], 16),

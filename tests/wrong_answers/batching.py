@@ -50,6 +50,10 @@ def share_per_real_token(lengths, batch_size):
     return (positions - real) / real
 
 
+def share_of_full_batches(lengths, batch_size):
+    return share_by_numpy(lengths[: len(lengths) - len(lengths) % batch_size], batch_size)
+
+
 def share_of_sorted_rows(lengths, batch_size):
     return share_by_numpy(sorted(lengths), batch_size)
 
@@ -232,6 +236,7 @@ WRONG_ANSWERS = {
         (share_at_fixed_width, "every batch is as wide as the longest row of all (fixed, not dynamic)"),
         (share_that_is_real, "the share of the real tokens is returned instead of the padding's"),
         (share_per_real_token, "padding is divided by the real tokens instead of by all positions"),
+        (share_of_full_batches, "a smaller last batch is dropped"),
         (share_of_sorted_rows, "the rows are sorted by length first (bucketed, not dynamic)"),
     ],
     "labels_of": [

@@ -3,16 +3,20 @@
 from course_lm.checks.batching import allowed_attention, epoch_order, labels_of, padding_share
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
+from course_lm.checks.text_to_tokens import bits_per_byte, lost_to_truncation, split_near_copies
 from course_lm.checks.the_whole_loop import floor, linear_schedule, train_steps
 
 __all__ = [
     "Report",
     "allowed_attention",
+    "bits_per_byte",
     "epoch_order",
     "floor",
     "labels_of",
     "linear_schedule",
+    "lost_to_truncation",
     "padding_share",
     "predict",
+    "split_near_copies",
     "train_steps",
 ]

@@ -4,11 +4,13 @@ A lesson is a notebook `NN_name.ipynb` whose stored outputs are what a reader se
 `write` alone changes them, and it is reproducible: written twice, a file stays the same.
 """
 
+import html
 import inspect
 import os
 import platform
 import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -59,8 +61,15 @@ def _format_warning(message: Warning | str, category: type[Warning], *_: object)
 
 
 def show_source(thing: Any) -> None:
-    """Print the source of a function, method, class or module as it stands in the package."""
-    print(inspect.getsource(thing).rstrip())
+    """Show the source of a function, method, class or module as it stands in the package."""
+    source = textwrap.dedent(inspect.getsource(thing)).rstrip()
+    try:
+        from IPython.display import display
+    except ImportError:
+        print(source)
+        return
+    scrolling = f"<pre style='white-space: pre; overflow-x: auto'>{html.escape(source)}</pre>"
+    display({"text/plain": source, "text/html": scrolling}, raw=True)
 
 
 def lesson_folder() -> Path:

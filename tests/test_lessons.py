@@ -1,5 +1,6 @@
 """The lessons' first cell, and running and storing lessons headless."""
 
+import html
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course_lm import lessons
+from course_lm.corpus import Corpus
 from course_lm.stored_outputs import find_absolute_path, keep_timings
 
 WIDGET_CELL = "import ipywidgets\nipywidgets.IntSlider(3)"
@@ -67,10 +69,26 @@ def test_warnings_after_setup_name_no_file():
     assert python(program).endswith("UserWarning: careful\n")
 
 
-def test_show_source_prints_the_function_as_it_stands(capsys):
+def test_show_source_shows_the_function_as_it_stands(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     lessons.show_source(lessons.format_table)
-    printed = capsys.readouterr().out
-    assert printed.startswith("def format_table(") and printed.endswith('return "\\n".join(rows)\n')
+    [bundle] = shown
+    source = bundle["text/plain"]
+    assert source.startswith("def format_table(") and source.endswith('return "\\n".join(rows)')
+    assert html.unescape(bundle["text/html"]).endswith(f">{source}</pre>")
+
+
+def test_show_source_prints_where_there_is_no_notebook(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
+    lessons.show_source(lessons.format_table)
+    assert capsys.readouterr().out.startswith("def format_table(")
+
+
+def test_show_source_moves_a_method_to_the_left(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
+    lessons.show_source(Corpus.split)
+    assert capsys.readouterr().out.startswith("def split(")
 
 
 @pytest.mark.parametrize("wanted", [["1"], [1], ["01"], ["01_second"]])

@@ -1,6 +1,7 @@
 """A question before a surprise: the learner commits to an answer, then reads why each one is right or wrong."""
 
 import html
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,10 +40,10 @@ def _as_text(question: str, options: Mapping[str, str]) -> str:
 
 def _as_html(question: str, options: Mapping[str, str]) -> str:
     answers = (
-        f"<details><summary>{html.escape(option)}</summary><p>{html.escape(why)}</p></details>"
+        f"<details><summary>{_marked_up(option)}</summary><p>{_marked_up(why)}</p></details>"
         for option, why in options.items()
     )
-    return f"<p><b>Predict.</b> {html.escape(question)}</p>{''.join(answers)}"
+    return f"<p><b>Predict.</b> {_marked_up(question)}</p>{''.join(answers)}"
 
 
 def _as_widget(question: str, options: Mapping[str, str]) -> dict[str, Any]:
@@ -50,30 +51,36 @@ def _as_widget(question: str, options: Mapping[str, str]) -> dict[str, Any]:
         import ipywidgets
     except ImportError:
         return {}
-    wide = ipywidgets.Layout(width="auto")
-    buttons = [ipywidgets.Button(description=option, tooltip=option, layout=wide) for option in options]
     answer = ipywidgets.HTML()
     answer.add_class("course-predict-answer")
+    wide = ipywidgets.Layout(width="auto")
+    buttons = {option: ipywidgets.Button(description=option.replace("`", ""), layout=wide) for option in options}
 
-    def choose(chosen: ipywidgets.Button) -> None:
-        for button in buttons:
+    def choose(chosen: str) -> None:
+        for option, button in buttons.items():
             button.disabled = True
-            button.icon = "check" if options[button.description].startswith("Yes.") else ""
-        chosen.button_style = "success" if options[chosen.description].startswith("Yes.") else "warning"
-        answer.value = _explanations(chosen.description, options)
+            if options[option].startswith("Yes."):
+                button.icon, button.button_style = "check", "success"
+        buttons[chosen].style.font_weight = "bold"
+        answer.value = _explanations(chosen, options)
 
-    for button in buttons:
+    for option, button in buttons.items():
+        button.tooltip = button.description
         button.add_class("course-predict-option")
-        button.on_click(choose)
-    asked = ipywidgets.HTML(f"<p><b>Predict.</b> {html.escape(question)}</p>")
-    box = ipywidgets.VBox([asked, *buttons, answer])
+        button.on_click(lambda _, option=option: choose(option))
+    asked = ipywidgets.HTML(f"<p><b>Predict.</b> {_marked_up(question)}</p>")
+    box = ipywidgets.VBox([asked, *buttons.values(), answer])
     box.add_class("course-predict")
     return {_WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": box.model_id}}
 
 
 def _explanations(chosen: str, options: Mapping[str, str]) -> str:
     lines = (
-        f"<li><b>{html.escape(option)}</b>{' (your answer)' if option == chosen else ''}. {html.escape(why)}</li>"
+        f"<li><b>{_marked_up(option)}</b>{' (your answer)' if option == chosen else ''}. {_marked_up(why)}</li>"
         for option, why in options.items()
     )
-    return f"<ul aria-live='polite'>{''.join(lines)}</ul>"
+    return f"<ul aria-live='polite' style='font-size: 14px; line-height: 1.5'>{''.join(lines)}</ul>"
+
+
+def _marked_up(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))

@@ -6,6 +6,7 @@ area of the notebook.
 
 import html
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import ipywidgets
 from matplotlib.figure import Figure
@@ -15,14 +16,12 @@ from course_lm import plots
 _PICTURE_WIDTH = "760px"
 
 
-def explorer(
-    draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, ipywidgets.ValueWidget]
-) -> ipywidgets.VBox:
+def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any]) -> ipywidgets.VBox:
     """Controls above a picture that follows them.
 
     Args:
         draw: called with the controls' values by name; returns a figure and what it shows, in words and numbers.
-        controls: widgets that have a `value`.
+        controls: ipywidgets that have a `value` and a `description`.
     """
     picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(width=_PICTURE_WIDTH, max_width="100%"))
     words = ipywidgets.HTML()
@@ -33,6 +32,7 @@ def explorer(
         words.value = f"<pre aria-live='polite'>{html.escape(text)}</pre>"
 
     for control in controls.values():
+        control.tooltip = control.tooltip or control.description  # else the browser shows "null"
         control.observe(redraw, names="value")
     redraw()
     return ipywidgets.VBox([*controls.values(), picture, words])

@@ -27,6 +27,21 @@ SABOTAGE = {
         "F.pad(labels[:, 1:], (0, 1), value=ignore_index)",
         "F.pad(labels[:, 2:], (0, 2), value=ignore_index)",
     ),
+    "01_text_to_tokens": (
+        "tokenizer.py",
+        "sizes[index] = len(token)  # one character of the byte alphabet stands for one byte",
+        "sizes[index] = len(tokenizer.decode([index]))",
+    ),
+    "02_batching": (
+        "batching.py",
+        "segments = attention_mask if document_ids is None else document_ids",
+        "segments = attention_mask",
+    ),
+    "03_loss": (
+        "loss.py",
+        "return losses / count_targets(labels, ignore_index)",
+        "return losses / labels[:, 1:].numel()",
+    ),
 }
 
 

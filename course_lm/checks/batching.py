@@ -69,8 +69,11 @@ def labels_of(fn: Callable[..., object]) -> Report:
             "padding is a target": lambda ids, mask, documents: batching.labels_of(
                 ids, torch.ones_like(mask), documents
             ),
-            "PAD is told by the id 0 and not by the mask": lambda ids, mask, documents: batching.labels_of(
-                ids, (ids != 0).long(), documents
+            "every token with the id 0 is ignored, and the mask is not looked at": lambda ids, mask, documents: (
+                ids.masked_fill(ids == 0, batching.IGNORE_INDEX)
+            ),
+            "only PAD is ignored: not the first token after left padding, nor that of a packed document": lambda ids, mask, documents: (
+                ids.masked_fill(mask == 0, batching.IGNORE_INDEX)
             ),
             "every token with PAD's id is ignored: a real EOS too, where they share it": _by_ids,
             "the first token of a document inside a packed row is a target": lambda ids, mask, documents: (
@@ -150,6 +153,9 @@ def allowed_attention(fn: Callable[..., object]) -> Report:
             "only the future is hidden: neither documents nor padding are kept apart": lambda documents: torch.ones(
                 *documents.shape, documents.size(1), dtype=torch.bool
             ).tril(),
+            "only documents are kept apart: a token sees the future, and PAD sees PAD": lambda documents: (
+                documents[:, :, None] == documents[:, None, :]
+            ),
             "PAD sees the PAD before it": lambda documents: (documents[:, :, None] == documents[:, None, :]).tril(),
             "PAD sees nothing, not even itself: its softmax gives NaN": lambda documents: (
                 _allowed(documents) & (documents >= 0)[:, :, None]
@@ -236,15 +242,19 @@ def _traits_of_order(
     fn: Callable[..., object], count: int, one: tuple[int, int], other: tuple[int, int]
 ) -> dict[str, bool] | None:
     """What makes an order right, whichever order it is; None where `fn` is not written yet."""
+    held = random.getstate()
+    random.seed("the program that draws an order")
     before = torch.get_rng_state(), random.getstate()
-    first = fn(count, *one)
-    if first is None or first is ...:
-        return None
-    untouched = torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
-    torch.rand(1)
-    order, again, beside = (
-        torch.as_tensor(order).flatten().tolist() for order in (first, fn(count, *one), fn(count, *other))
-    )
+    try:
+        first = fn(count, *one)
+        if first is None or first is ...:
+            return None
+        untouched = torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+        torch.rand(1)
+        drawn = (first, fn(count, *one), fn(count, *other))
+    finally:
+        random.setstate(held)
+    order, again, beside = (torch.as_tensor(order).flatten().tolist() for order in drawn)
     return {
         "each row comes once": sorted(order) == list(range(count)),
         "a second call gives the same order": order == again,

@@ -87,6 +87,16 @@ def labels_with_padding(input_ids, attention_mask, document_ids=None):
     return labels
 
 
+def labels_by_id_zero(input_ids, attention_mask, document_ids=None):
+    return torch.where(input_ids == 0, -100, input_ids)
+
+
+def labels_without_padding(input_ids, attention_mask, document_ids=None):
+    labels = input_ids.clone()
+    labels[attention_mask == 0] = -100
+    return labels
+
+
 def labels_by_pad_id(input_ids, attention_mask, document_ids=None):
     labels = labels_by_loops(input_ids, attention_mask, document_ids)
     if (attention_mask == 0).any():
@@ -156,6 +166,13 @@ def order_that_adds_and_seeds(count, seed, epoch):
     return torch.rand(count).argsort()
 
 
+def order_that_adds_and_seeds_python(count, seed, epoch):
+    rows = list(range(count))
+    random.seed(seed + epoch)
+    random.shuffle(rows)
+    return rows
+
+
 def order_that_adds(count, seed, epoch):
     return np.random.default_rng(seed + epoch).permutation(count)
 
@@ -211,6 +228,10 @@ def allowed_causally(document_ids):
     return allowed_by_loops(document_ids, apart=False, pads=True)
 
 
+def allowed_in_the_document(document_ids):
+    return document_ids.unsqueeze(1) == document_ids.unsqueeze(2)
+
+
 def allowed_among_pads(document_ids):
     return allowed_by_loops(document_ids, pads=True)
 
@@ -241,6 +262,11 @@ WRONG_ANSWERS = {
     ],
     "labels_of": [
         (labels_with_padding, "padding is a target"),
+        (labels_by_id_zero, "every token with the id 0 is ignored, and the mask is not looked at"),
+        (
+            labels_without_padding,
+            "only PAD is ignored: not the first token after left padding, nor that of a packed document",
+        ),
         (labels_by_pad_id, "every token with PAD's id is ignored: a real EOS too, where they share it"),
         (labels_of_the_mask_alone, "the first token of a document inside a packed row is a target"),
         (labels_after_left_padding, "the first real token after left padding is a target"),
@@ -263,6 +289,11 @@ WRONG_ANSWERS = {
             "the global generator is seeded with seed + epoch: other random numbers are disturbed, and seed 0 in "
             "epoch 1 has the order of seed 1 in epoch 0",
         ),
+        (
+            order_that_adds_and_seeds_python,
+            "the global generator is seeded with seed + epoch: other random numbers are disturbed, and seed 0 in "
+            "epoch 1 has the order of seed 1 in epoch 0",
+        ),
         (order_that_adds, "seed and epoch are added: seed 0 in epoch 1 has the order of seed 1 in epoch 0"),
         (order_of_the_seed, "the epoch is not used: every epoch has the same order"),
         (order_of_the_epoch, "the seed is not used: every run has the same orders"),
@@ -274,6 +305,7 @@ WRONG_ANSWERS = {
         (allowed_backwards, "time runs backwards: queries and keys are exchanged"),
         (allowed_across_documents, "documents are not kept apart"),
         (allowed_causally, "only the future is hidden: neither documents nor padding are kept apart"),
+        (allowed_in_the_document, "only documents are kept apart: a token sees the future, and PAD sees PAD"),
         (allowed_among_pads, "PAD sees the PAD before it"),
         (allowed_to_no_pad, "PAD sees nothing, not even itself: its softmax gives NaN"),
         (allowed_but_itself, "a token does not see itself"),

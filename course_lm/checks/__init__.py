@@ -1,6 +1,7 @@
 """Feedback for the lessons: predictions before a surprise, and one check for each exercise."""
 
 from course_lm.checks.batching import allowed_attention, epoch_order, labels_of, padding_share
+from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
 from course_lm.checks.text_to_tokens import bits_per_byte, lost_to_truncation, split_near_copies
@@ -10,10 +11,14 @@ __all__ = [
     "Report",
     "allowed_attention",
     "bits_per_byte",
+    "corpus_perplexity",
     "epoch_order",
     "floor",
     "labels_of",
     "linear_schedule",
+    "log_sum_exp",
+    "logits_gradient",
+    "loss_from_ids",
     "lost_to_truncation",
     "padding_share",
     "predict",

@@ -72,7 +72,7 @@ def labels_of(fn: Callable[..., object]) -> Report:
             "every token with the id 0 is ignored, and the mask is not looked at": lambda ids, mask, documents: (
                 ids.masked_fill(ids == 0, batching.IGNORE_INDEX)
             ),
-            "only PAD is ignored: not the first token after left padding, nor that of a packed document": lambda ids, mask, documents: (
+            "only PAD is ignored, and no first token after PAD or another document": lambda ids, mask, documents: (
                 ids.masked_fill(mask == 0, batching.IGNORE_INDEX)
             ),
             "every token with PAD's id is ignored: a real EOS too, where they share it": _by_ids,

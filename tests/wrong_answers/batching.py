@@ -265,7 +265,7 @@ WRONG_ANSWERS = {
         (labels_by_id_zero, "every token with the id 0 is ignored, and the mask is not looked at"),
         (
             labels_without_padding,
-            "only PAD is ignored: not the first token after left padding, nor that of a packed document",
+            "only PAD is ignored, and no first token after PAD or another document",
         ),
         (labels_by_pad_id, "every token with PAD's id is ignored: a real EOS too, where they share it"),
         (labels_of_the_mask_alone, "the first token of a document inside a packed row is a target"),

@@ -112,6 +112,7 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 
     """
     if not ends:
         return
+    axes.autoscale_view()  # transData is stale until the limits are settled
     on_screen = axes.transData.transform([(0.0, height) for height, _, _ in ends])
     in_axes = axes.transAxes.inverted().transform(on_screen)[:, 1]
     for (_, text, colour), height in zip(ends, spread(list(in_axes), gap), strict=True):

@@ -4,6 +4,7 @@ from course_lm.checks.batching import allowed_attention, epoch_order, labels_of,
 from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
+from course_lm.checks.schedules import cooldown_rate, optimizer_steps, rate_by_tokens, scheduled_steps
 from course_lm.checks.text_to_tokens import bits_per_byte, lost_to_truncation, split_near_copies
 from course_lm.checks.the_whole_loop import floor, linear_schedule, train_steps
 
@@ -11,6 +12,7 @@ __all__ = [
     "Report",
     "allowed_attention",
     "bits_per_byte",
+    "cooldown_rate",
     "corpus_perplexity",
     "epoch_order",
     "floor",
@@ -20,8 +22,11 @@ __all__ = [
     "logits_gradient",
     "loss_from_ids",
     "lost_to_truncation",
+    "optimizer_steps",
     "padding_share",
     "predict",
+    "rate_by_tokens",
+    "scheduled_steps",
     "split_near_copies",
     "train_steps",
 ]

@@ -232,10 +232,14 @@ class ScheduleLR(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on after `completed_steps`, and set the rates that belong there."""
-        self.last_epoch = self._step_count = state_dict["completed_steps"]
+        self.last_epoch = state_dict["completed_steps"]
+        self._step_count = self.last_epoch + 1  # torch counts the call that its constructor makes
         self._last_lr = self.get_lr()
         for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
 
 def _warm_up(step: int, peak_lr: float, warmup_steps: int) -> float:

@@ -42,6 +42,11 @@ SABOTAGE = {
         "return losses / count_targets(labels, ignore_index)",
         "return losses / labels[:, 1:].numel()",
     ),
+    "05_schedules": (
+        "schedules.py",
+        "math.cos(2 * math.pi * num_cycles * progress)",
+        "math.cos(math.pi * num_cycles * progress)",
+    ),
 }
 
 
@@ -71,7 +76,14 @@ def figure(alt="A line that falls."):
 
 
 # The modules that a lesson teaches: every public name of theirs is used in it.
-TAUGHT = {"01": ("corpus", "tokenizer"), "02": ("batching",), "03": ("loss",)}
+TAUGHT = {
+    "01": ("corpus", "tokenizer"),
+    "02": ("batching",),
+    "03": ("loss",),
+    "04": ("optim",),
+    "05": ("schedules",),
+    "06": ("lr_finder",),
+}
 
 
 @pytest.mark.parametrize(

@@ -348,3 +348,11 @@ def test_a_scheduler_goes_on_from_its_state(tmp_path):
         one.optimizer.step()
         one.step()
     assert rates_of(resumed) == rates_of(straight) != [0.5, 0.05]
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_tensor():
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(1.0))
+    rate = optimizer.param_groups[0]["lr"]
+    scheduler = ScheduleLR(optimizer, lambda k: 1.0 / (1 + k))
+    scheduler.load_state_dict({"completed_steps": 3})
+    assert optimizer.param_groups[0]["lr"] is rate and float(rate) == 0.25

@@ -1,5 +1,6 @@
 """Explorers: the picture and the words follow the controls, and show what the package computes."""
 
+import math
 from itertools import pairwise
 
 import ipywidgets
@@ -14,6 +15,7 @@ from matplotlib.colors import to_hex
 from course_lm import plots, schedules, widgets
 from course_lm.batching import MODES, make_loader, padding_share
 from course_lm.loss import count_targets
+from course_lm.lr_curve import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 
@@ -175,3 +177,75 @@ def test_every_control_of_the_schedule_explorer_changes_words_or_picture():
         control.value = not control.value if isinstance(control, ipywidgets.Checkbox) else control.value * 0.5 + 0.2
         if control.description != "cycles":
             assert (picture.value, words.value) != before, control.description
+
+
+# The finder explorer
+
+RATES = np.geomspace(1e-6, 1.0, 100).tolist()
+
+
+def sweep(noise=0.05):
+    fallen = 1 / (1 + np.exp(-(np.log10(RATES) + 3) / 0.3))
+    rise = np.maximum(0, np.arange(100) - 80) * 0.2
+    losses = 7 - 3 * fallen + rise + noise * np.random.default_rng(0).normal(size=100)
+    return LRFinderResult(RATES, losses.tolist(), "diverged")
+
+
+def test_without_settings_the_words_are_the_results_own_reading():
+    result = sweep()
+    read, numbers, message = widgets.draw_lr_reading(result)[1].splitlines()
+    assert read == "points 1 to 100 of 100, smoothing 0.70, without 5 at the start and 5 at the end"
+    assert result.suggestion and result.range
+    low, high = result.range
+    assert numbers == f"suggestion {result.suggestion:.2e}, range {low:.2e} to {high:.2e}"
+    assert message == result.message
+
+
+def test_the_words_are_what_suggest_says_of_the_chosen_points():
+    result = sweep()
+    settings = {"smoothing": 0.9, "skip_start": 2, "skip_end": 3}
+    words = widgets.draw_lr_reading(result, points=(11, 90), **settings)[1]
+    reading = suggest(result.lrs[10:90], result.losses[10:90], **settings)
+    assert f"suggestion {reading.lr:.2e}," in words and words.endswith(reading.message)
+    assert "stopped" not in words, "the end of the sweep was left out"
+
+
+def test_the_points_left_out_are_drawn_as_rings_and_the_axis_stays():
+    result = sweep()
+    limits = set()
+    for first, last in ((1, 100), (21, 60), (100, 100)):
+        axes = widgets.draw_lr_reading(result, points=(first, last))[0].axes[0]
+        limits.add(axes.get_xlim())
+        dots, rings = (
+            np.asarray(points.get_offsets())[:, 0] for points in axes.collections[:: len(axes.collections) - 1]
+        )
+        assert dots.tolist() == RATES[first - 1 : last]
+        assert rings.tolist() == RATES[: first - 1] + RATES[last:]
+    assert len(limits) == 1
+
+
+def test_dotted_lines_stand_at_the_first_and_the_last_point_that_is_read():
+    axes = widgets.draw_lr_reading(sweep(), skip_start=4, skip_end=9, points=(11, 90))[0].axes[0]
+    places = sorted(float(np.asarray(line.get_xdata())[0]) for line in axes.lines if line.get_linestyle() == ":")
+    assert places == [RATES[14], RATES[80]]
+
+
+def test_where_no_slope_is_usable_the_words_say_so():
+    flat = LRFinderResult(RATES, [6.0 + 0.01 * math.sin(9 * step) for step in range(100)])
+    words = widgets.draw_lr_reading(flat)[1]
+    assert "suggestion none, range none" in words and "no usable slope" in words
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_sweep_of_few_points_can_be_explored(count):
+    result = LRFinderResult(RATES[:count], [6.0] * count, "not finite")
+    assert "no usable slope" in widgets.lr_finder_explorer(result).children[-1].value
+
+
+def test_every_control_of_the_finder_explorer_changes_picture_and_words():
+    *controls, picture, words = widgets.lr_finder_explorer(sweep(noise=0.3)).children
+    for control in controls:
+        before = picture.value, words.value
+        control.value = (20, 70) if control.description == "points" else control.value * 0.5
+        assert picture.value != before[0], control.description
+        assert words.value != before[1], control.description

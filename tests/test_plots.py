@@ -3,7 +3,6 @@
 import base64
 from itertools import pairwise
 
-import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -12,17 +11,9 @@ from hypothesis import strategies as st
 
 from course_lm import plots
 
-matplotlib.use("Agg")
+pytestmark = pytest.mark.usefixtures("course_figures")
 
 LINKS = {part: f"{number:02d}_lesson_of_{number}.ipynb" for number, part in enumerate(plots.LOOP_PARTS)}
-
-
-@pytest.fixture(autouse=True)
-def _leave_no_figure_behind():
-    with matplotlib.rc_context():
-        plots.style()
-        yield
-    plt.close("all")
 
 
 @pytest.fixture

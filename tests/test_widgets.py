@@ -4,7 +4,6 @@ import math
 from itertools import pairwise
 
 import ipywidgets
-import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -19,20 +18,12 @@ from course_lm.lr_curve import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 
-matplotlib.use("Agg")
+pytestmark = pytest.mark.usefixtures("course_figures")
 
 DOCUMENTS = ["the cat sat on the mat " * (1 + number * number % 23) for number in range(60)]
 TOKENIZER = train_tokenizer(DOCUMENTS, 270)
 
 modes = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture(autouse=True)
-def _leave_no_figure_behind():
-    with matplotlib.rc_context():
-        plots.style()
-        yield
-    plt.close("all")
 
 
 def loader_of(mode, batch_size=4, max_length=64):

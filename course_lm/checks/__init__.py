@@ -2,6 +2,7 @@
 
 from course_lm.checks.batching import allowed_attention, epoch_order, labels_of, padding_share
 from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
+from course_lm.checks.optimizers import adamw_step, decay_groups, sgd_step, training_bytes
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
 from course_lm.checks.schedules import cooldown_rate, optimizer_steps, rate_by_tokens, scheduled_steps
@@ -10,10 +11,12 @@ from course_lm.checks.the_whole_loop import floor, linear_schedule, train_steps
 
 __all__ = [
     "Report",
+    "adamw_step",
     "allowed_attention",
     "bits_per_byte",
     "cooldown_rate",
     "corpus_perplexity",
+    "decay_groups",
     "epoch_order",
     "floor",
     "labels_of",
@@ -27,6 +30,8 @@ __all__ = [
     "predict",
     "rate_by_tokens",
     "scheduled_steps",
+    "sgd_step",
     "split_near_copies",
     "train_steps",
+    "training_bytes",
 ]

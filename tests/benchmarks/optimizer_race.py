@@ -1,0 +1,116 @@
+"""What lesson 04 draws: `python tests/benchmarks/optimizer_race.py` measures it and stores `data/optimizer_race.json`.
+
+The loop is read from the notebook (its cells tagged `loop`), so the curves belong to the lines that a learner sees.
+Three parts: a sweep that tunes each contestant's learning rate, a race at the tuned rates with other seeds, and a grid
+of weight decay and dropout on a small text.
+
+Runs are kept as they end. Stopped by `--seconds`, the script goes on where it was when it is called again; delete the
+file to measure everything anew.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import nbformat
+
+from course_lm.corpus import data_file
+
+LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "04_optimizers.ipynb"
+LEARNING_RATES = (0.001, 0.004, 0.016, 0.064, 0.256, 1.024, 4.096)
+SWEEP_SEEDS = (0, 1)
+RACE_SEEDS = (2, 3, 4, 5, 6)
+WEIGHT_DECAYS, DROPOUTS, GRID_SEEDS = (0.0, 0.1, 1.0, 3.0), (0.0, 0.2), (0, 1, 2)
+WINDOW = 5  # steps whose losses are stored as one mean
+
+Results = dict[str, Any]
+Settings = dict[str, Any]
+
+
+def loop_of(lesson: Path) -> dict[str, Any]:
+    """The names that the lesson's `loop` cells define."""
+    names: dict[str, Any] = {}
+    for cell in nbformat.read(lesson, as_version=4).cells:
+        if "loop" in cell.metadata.get("tags", []):
+            exec(cell.source, names)
+    return names
+
+
+def tuned(sweep: list[Results], name: str) -> float:
+    """The learning rate with the lowest validation loss, averaged over the sweep's seeds."""
+
+    def score(learning_rate: float) -> float:
+        same = [run for run in sweep if (run["name"], run["learning_rate"]) == (name, learning_rate)]
+        return mean(run["val_losses"][-1] for run in same)
+
+    return min(LEARNING_RATES, key=score)
+
+
+def runs_of(results: Results, names: list[str]) -> Iterator[tuple[str, Settings]]:
+    """Every run: its part and its settings. The race comes after the sweep, whose result it needs."""
+    for name in names:
+        for learning_rate in LEARNING_RATES:
+            for seed in SWEEP_SEEDS:
+                yield "sweep", {"name": name, "learning_rate": learning_rate, "seed": seed}
+    for name in names:
+        for seed in RACE_SEEDS:
+            yield "race", {"name": name, "learning_rate": tuned(results["sweep"], name), "seed": seed}
+    for weight_decay in WEIGHT_DECAYS:
+        for dropout in DROPOUTS:
+            for seed in GRID_SEEDS:
+                yield "grid", {"weight_decay": weight_decay, "dropout": dropout, "seed": seed}
+
+
+def measure(loop: dict[str, Any], part: str, settings: Settings) -> Results:
+    """Train once; losses are means over `WINDOW` steps."""
+    if part == "grid":
+        losses, val_losses = loop["train_small"](**settings)
+    else:
+        numbers = loop["CONTESTANTS"][settings["name"]]
+        config = loop["OptimizerConfig"](learning_rate=settings["learning_rate"], **numbers)
+        losses, val_losses = loop["train"](config, seed=settings["seed"])
+    means = [mean(losses[step : step + WINDOW]) for step in range(0, len(losses), WINDOW)]
+    curves = {"losses": means, "val_losses": list(val_losses.values())}
+    return settings | {name: [round(loss, 3) for loss in curve] for name, curve in curves.items()}
+
+
+def is_stored(results: Results, part: str, settings: Settings) -> bool:
+    """Whether a run with these settings is among the results."""
+    return any(all(run[key] == value for key, value in settings.items()) for run in results[part])
+
+
+def store(path: Path, results: Results) -> None:
+    """Write the results, one run a line."""
+    parts = [f'"floor": {results["floor"]}']
+    for part in ("sweep", "race", "grid"):
+        parts.append(f'"{part}": [\n' + ",\n".join(json.dumps(run) for run in results[part]) + "\n]")
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure what is missing for at most `--seconds`, then say how much is left."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    deadline = time.perf_counter() + parser.parse_args().seconds
+    path = data_file("optimizer_race.json")
+    loop = loop_of(LESSON)
+    results: Results = {"floor": round(loop["floor"], 4), "sweep": [], "race": [], "grid": []}
+    if path.exists():
+        results = json.loads(path.read_text(encoding="utf-8"))
+    for part, settings in runs_of(results, list(loop["CONTESTANTS"])):
+        if is_stored(results, part, settings):
+            continue
+        if time.perf_counter() > deadline:
+            print(f"stopped before {part} {settings}; call again to go on")
+            return
+        results[part].append(measure(loop, part, settings))
+        store(path, results)
+    print("everything is measured")
+
+
+if __name__ == "__main__":
+    main()

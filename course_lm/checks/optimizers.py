@@ -13,15 +13,22 @@ from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer, parameter_groups
 
 State = dict[str, Any]
-Rule = Callable[..., Tensor]
 
 
 def sgd_step(fn: Callable[..., object]) -> Report:
     """One step of SGD: `fn(weight, gradient, velocity, lr, momentum, weight_decay)` gives weight and velocity."""
-
-    def wrong(**changes: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-        return lambda *numbers: _sgd(*numbers, **changes)
-
+    mistakes = {
+        "the velocity is kept but never used: the weight moves by the gradient": "moves by gradient",
+        "the weight moves by the old velocity, without this step's gradient": "moves by old",
+        "the gradient enters the velocity times 1 − momentum, as in a moving average": "averages",
+        "the decay is decoupled: it stays out of the velocity": "decoupled",
+        "the decay is decoupled and not multiplied by the learning rate": "decoupled, without lr",
+        "the decay is left out": "no decay",
+        "the learning rate is inside the velocity": "lr inside",
+        "the step goes uphill: the velocity is added": "uphill",
+        "the decay has the wrong sign and makes weights grow": "grows",
+        "the velocity is returned first and the weight second": "swapped",
+    }
     return compare(
         fn,
         reference=_torch_sgd,
@@ -31,16 +38,7 @@ def sgd_step(fn: Callable[..., object]) -> Report:
             "with a velocity and decay, in float32": (*_tensors(2, dtype=torch.float32), 0.5, 0.5, 0.2),
             "a gradient of zero": (*_tensors(3, gradient=0.0), 0.2, 0.8, 0.1),
         },
-        mistakes={
-            "the velocity is kept but never used: the weight moves by the gradient": wrong(moves_by_gradient=True),
-            "the weight moves by the old velocity, without this step's gradient": wrong(moves_by_old=True),
-            "the gradient enters the velocity times 1 − momentum, as in a moving average": wrong(averages=True),
-            "the decay is decoupled: it stays out of the velocity": wrong(decoupled=True),
-            "the decay is left out": wrong(decay=0.0),
-            "the learning rate is inside the velocity": wrong(lr_inside=True),
-            "the step goes uphill: the velocity is added": wrong(uphill=True),
-            "the decay has the wrong sign and makes weights grow": wrong(decay=-1.0),
-        },
+        mistakes={clause: _wrong_sgd(mistake) for clause, mistake in mistakes.items()},
     )
 
 
@@ -63,31 +61,22 @@ def _torch_sgd(
     return parameter.detach(), optimizer.state[parameter]["momentum_buffer"]
 
 
-def _sgd(
-    weight: Tensor,
-    gradient: Tensor,
-    velocity: Tensor,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    *,
-    moves_by_gradient: bool = False,
-    moves_by_old: bool = False,
-    averages: bool = False,
-    decoupled: bool = False,
-    lr_inside: bool = False,
-    uphill: bool = False,
-    decay: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    weight_decay = decay * weight_decay
-    if not decoupled:
-        gradient = gradient + weight_decay * weight
-    share = (1 - momentum if averages else 1.0) * (lr if lr_inside else 1.0)
-    new = momentum * velocity + share * gradient
-    move = gradient if moves_by_gradient else velocity if moves_by_old else new
-    rate = (1.0 if lr_inside else lr) * (-1 if uphill else 1)
-    shrunk = weight * (1 - lr * weight_decay) if decoupled else weight
-    return shrunk - rate * move, new
+def _wrong_sgd(mistake: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    def step(
+        weight: Tensor, gradient: Tensor, velocity: Tensor, lr: float, momentum: float, weight_decay: float
+    ) -> tuple[Tensor, Tensor]:
+        apart = {"decoupled": lr * weight_decay, "decoupled, without lr": weight_decay}.get(mistake, 0.0)
+        joined = {"no decay": 0.0, "grows": -weight_decay}.get(mistake, 0.0 if apart else weight_decay)
+        gradient = gradient + joined * weight
+        share, rate = {"averages": (1 - momentum, lr), "lr inside": (lr, 1.0), "uphill": (1.0, -lr)}.get(
+            mistake, (1.0, lr)
+        )
+        new = momentum * velocity + share * gradient
+        move = {"moves by gradient": gradient, "moves by old": velocity}.get(mistake, new)
+        moved = weight - apart * weight - rate * move
+        return (new, moved) if mistake == "swapped" else (moved, new)
+
+    return step
 
 
 def training_bytes(fn: Callable[..., object]) -> Report:
@@ -114,6 +103,7 @@ def training_bytes(fn: Callable[..., object]) -> Report:
             "SGD keeps nothing, although it has momentum": wrong(sgd=0),
             "Adafactor keeps a whole second moment": wrong(matrix=math.prod),
             "Adafactor keeps nothing for vectors": wrong(vector=lambda shape: 0),
+            "Adafactor keeps nothing at all": wrong(vector=lambda shape: 0, matrix=lambda shape: 0),
             "numbers are counted instead of bytes: a float32 has 4": wrong(width=1),
             "bits are counted instead of bytes": wrong(width=32),
         },
@@ -207,7 +197,9 @@ def _decay_of_each(fn: Callable[..., Any], model: nn.Module, weight_decay: float
     if groups is None or groups is ...:
         return None
     found: dict[int, list[str]] = {}
-    for group in groups:
+    for group in [groups] if isinstance(groups, dict) else groups:
+        if not isinstance(group, dict) or "params" not in group:
+            raise TypeError(f'a parameter group is a dict with "params", got a {type(group).__name__}')
         decay = f"decay {float(group['weight_decay']):g}" if "weight_decay" in group else "no weight_decay given"
         for weight in group["params"]:
             found.setdefault(id(weight), []).append(decay)
@@ -236,10 +228,19 @@ def adamw_step(fn: Callable[..., object]) -> Report:
 
     `state` is a dict that is empty at first and handed on from step to step.
     """
-
-    def wrong(**changes: Any) -> Rule:
-        return lambda *numbers: _adamw(*numbers, **changes)
-
+    mistakes = {
+        "there is no bias correction": "uncorrected",
+        "the corrected moments are kept in the state and corrected again": "keeps corrected",
+        "the decay is coupled: it is added to the gradient": "coupled",
+        "the decay is not multiplied by the learning rate": "decay without lr",
+        "there is no decay": "no decay",
+        "eps stands inside the square root": "eps inside",
+        "eps is added before the bias correction": "eps early",
+        "the square root is missing: the step divides by the second moment itself": "no root",
+        "the steps are counted from 0": "from 0",
+        "the moments are forgotten after each step": "forgets",
+        "beta1 and beta2 are swapped": "swapped",
+    }
     return compare(
         fn,
         reference=_torch_adamw,
@@ -250,18 +251,7 @@ def adamw_step(fn: Callable[..., object]) -> Report:
             "gradients of zero": (*_steps(2, scale=0.0), 0.1, 0.9, 0.999, 1e-8, 0.5),
             "in float32, without decay": (*_steps(3, dtype=torch.float32), 0.01, 0.9, 0.95, 1e-8, 0.0),
         },
-        mistakes={
-            "there is no bias correction": wrong(corrected=False),
-            "the decay is coupled: it is added to the gradient": wrong(coupled=True),
-            "the decay is not multiplied by the learning rate": wrong(decay_by_lr=False),
-            "eps stands inside the square root": wrong(eps_at="inside"),
-            "eps is added before the bias correction": wrong(eps_at="early"),
-            "the square root is missing: the step divides by the second moment itself": wrong(power=1.0),
-            "the steps are counted from 0": wrong(first=0),
-            "the moments are forgotten after each step": wrong(forgets=True),
-            "beta1 and beta2 are swapped": wrong(swapped=True),
-            "there is no decay": wrong(decays=False),
-        },
+        mistakes={clause: _wrong_adamw(mistake) for clause, mistake in mistakes.items()},
     )
 
 
@@ -296,37 +286,26 @@ def _torch_adamw(
     return state["weight"].detach()
 
 
-def _adamw(
-    weight: Tensor,
-    gradient: Tensor,
-    state: State,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
-    *,
-    corrected: bool = True,
-    coupled: bool = False,
-    eps_at: str = "outside",
-    power: float = 0.5,
-    first: int = 1,
-    decays: bool = True,
-    decay_by_lr: bool = True,
-    forgets: bool = False,
-    swapped: bool = False,
-) -> Tensor:
-    beta1, beta2 = (beta2, beta1) if swapped else (beta1, beta2)
-    state = {} if forgets else state
-    gradient = gradient + decay * weight if coupled else gradient
-    t = state["step"] = state.get("step", first - 1) + 1
-    m = state["m"] = beta1 * state.get("m", 0) + (1 - beta1) * gradient
-    v = state["v"] = beta2 * state.get("v", 0) + (1 - beta2) * gradient**2
-    scales = torch.tensor([1 - beta1**t, 1 - beta2**t] if corrected else [1.0, 1.0], dtype=weight.dtype)
-    below = {
-        "outside": (v / scales[1]) ** power + eps,
-        "inside": (v / scales[1] + eps) ** power,
-        "early": (v**power + eps) / scales[1] ** power,
-    }[eps_at]
-    shrunk = 0.0 if coupled or not decays else (lr if decay_by_lr else 1.0) * decay
-    return weight * (1 - shrunk) - lr * (m / scales[0]) / below
+def _wrong_adamw(mistake: str) -> Callable[..., Tensor]:
+    def step(
+        weight: Tensor, gradient: Tensor, state: State, lr: float, beta1: float, beta2: float, eps: float, decay: float
+    ) -> Tensor:
+        beta1, beta2 = (beta2, beta1) if mistake == "swapped" else (beta1, beta2)
+        gradient = gradient + decay * weight if mistake == "coupled" else gradient
+        state = {} if mistake == "forgets" else state
+        t = state["step"] = state.get("step", -1 if mistake == "from 0" else 0) + 1
+        m = state["m"] = beta1 * state.get("m", 0) + (1 - beta1) * gradient
+        v = state["v"] = beta2 * state.get("v", 0) + (1 - beta2) * gradient**2
+        parts = torch.tensor([1 - beta1**t, 1 - beta2**t], dtype=weight.dtype)  # a tensor: division by 0 gives inf
+        part_m, part_v = torch.ones(2, dtype=weight.dtype) if mistake == "uncorrected" else parts
+        if mistake == "keeps corrected":
+            state["m"], state["v"] = m / part_m, v / part_v
+        below = {
+            "eps inside": (v / part_v + eps).sqrt(),
+            "eps early": (v.sqrt() + eps) / part_v.sqrt(),
+            "no root": v / part_v + eps,
+        }.get(mistake, (v / part_v).sqrt() + eps)
+        shrink = {"coupled": 0.0, "no decay": 0.0, "decay without lr": decay}.get(mistake, lr * decay)
+        return (1 - shrink) * weight - lr * (m / part_m) / below
+
+    return step

@@ -28,14 +28,19 @@ def sgd_with_decoupled_decay(weight, gradient, velocity, lr, momentum, weight_de
     return weight - lr * (velocity + weight_decay * weight), velocity
 
 
+def sgd_with_decay_beside_the_rate(weight, gradient, velocity, lr, momentum, weight_decay):
+    velocity = torch.add(gradient, velocity, alpha=momentum)
+    return weight - lr * velocity - weight_decay * weight, velocity
+
+
+def sgd_the_other_way_round(weight, gradient, velocity, lr, momentum, weight_decay):
+    velocity = velocity.mul(momentum) + gradient.add(weight, alpha=weight_decay)
+    return velocity, weight.sub(velocity, alpha=lr)
+
+
 def sgd_without_decay(weight, gradient, velocity, lr, momentum, weight_decay):
     velocity = velocity.mul(momentum) + gradient
     return weight.add(velocity, alpha=-lr), velocity
-
-
-def sgd_with_scaled_velocity(weight, gradient, velocity, lr, momentum, weight_decay):
-    velocity = momentum * velocity - lr * (gradient + weight_decay * weight)
-    return weight + velocity, velocity
 
 
 def sgd_with_the_rate_inside(weight, gradient, velocity, lr, momentum, weight_decay):
@@ -75,6 +80,10 @@ def counted(*, per_weight=2, moments=(2, 1), rows=True, vectors=True, width=4):
         return total * width
 
     return training_bytes
+
+
+def bytes_without_factors(shapes, optimizer):
+    return 4 * {"sgd": 3, "adamw": 4, "adafactor": 2}[optimizer] * sum(map(math.prod, shapes))
 
 
 def bytes_in_bits(shapes, optimizer):
@@ -178,6 +187,14 @@ def adamw(
     return adamw_step
 
 
+def adamw_that_keeps_corrected_moments(weight, gradient, state, lr, beta1, beta2, eps, weight_decay):
+    t, mean, square = state.get("all", (0, torch.zeros_like(weight), torch.zeros_like(weight)))
+    mean = torch.lerp(gradient, mean, beta1) / (1 - beta1 ** (t + 1))
+    square = torch.lerp(gradient**2, square, beta2) / (1 - beta2 ** (t + 1))
+    state["all"] = (t + 1, mean, square)
+    return weight.mul(1 - lr * weight_decay).addcdiv(mean, square.sqrt() + eps, value=-lr)
+
+
 def adamw_by_the_paper(weight, gradient, state, lr, beta1, beta2, eps, weight_decay):
     state["gradients"] = [*state.get("gradients", []), gradient]
     t = len(state["gradients"])
@@ -192,6 +209,8 @@ WRONG_ANSWERS = {
         (sgd_too_early, "the weight moves by the old velocity, without this step's gradient"),
         (sgd_by_lerp, "the gradient enters the velocity times 1 − momentum, as in a moving average"),
         (sgd_with_decoupled_decay, "the decay is decoupled: it stays out of the velocity"),
+        (sgd_with_decay_beside_the_rate, "the decay is decoupled and not multiplied by the learning rate"),
+        (sgd_the_other_way_round, "the velocity is returned first and the weight second"),
         (sgd_without_decay, "the decay is left out"),
         (sgd_with_the_rate_inside, "the learning rate is inside the velocity"),
         (sgd_uphill, "the step goes uphill: the velocity is added"),
@@ -204,6 +223,7 @@ WRONG_ANSWERS = {
         (counted(moments=(2, 0)), "SGD keeps nothing, although it has momentum"),
         (counted(rows=False), "Adafactor keeps a whole second moment"),
         (counted(vectors=False), "Adafactor keeps nothing for vectors"),
+        (bytes_without_factors, "Adafactor keeps nothing at all"),
         (counted(width=1), "numbers are counted instead of bytes: a float32 has 4"),
         (bytes_in_bits, "bits are counted instead of bytes"),
     ],
@@ -222,6 +242,7 @@ WRONG_ANSWERS = {
     ],
     "adamw_step": [
         (adamw(correct=False), "there is no bias correction"),
+        (adamw_that_keeps_corrected_moments, "the corrected moments are kept in the state and corrected again"),
         (adamw(couple=True), "the decay is coupled: it is added to the gradient"),
         (adamw(rate=False), "the decay is not multiplied by the learning rate"),
         (adamw(eps_in="root"), "eps stands inside the square root"),

@@ -227,6 +227,7 @@ def test_equal_results_have_no_difference(expected, got):
         ([1, 2], [1], "expected [1, 2] (2 items), got [1] (1 items)"),
         ([1, 2], [1, 3], "item 1: expected 2, got 3"),
         ([1], "1", "expected [1], got '1'"),
+        ((torch.ones(2), 0.5), 1, "expected (a tensor of shape (2,), 0.5), got 1"),
         ({"a": 1}, {"b": 1}, "expected the keys a, got b"),
         ({"a": 1}, {"a": 2}, "a: expected 1, got 2"),
         ({"a": 1}, 1, "expected a dict with a, got 1"),

@@ -42,6 +42,11 @@ SABOTAGE = {
         "return losses / count_targets(labels, ignore_index)",
         "return losses / labels[:, 1:].numel()",
     ),
+    "04_optimizers": (
+        "optim.py",
+        '{"params": vectors, "weight_decay": 0.0}',
+        '{"params": vectors, "weight_decay": weight_decay}',
+    ),
     "05_schedules": (
         "schedules.py",
         "math.cos(2 * math.pi * num_cycles * progress)",

@@ -95,5 +95,9 @@ def _sequence_difference(expected: Sequence, got: object, close: tuple[float, fl
 def _short(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}" if value.ndim else _short(value.item())
-    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+    if isinstance(value, list | tuple):
+        items = ", ".join(map(_short, value))
+        text = f"[{items}]" if isinstance(value, list) else f"({items})"
+    else:
+        text = f"{value:.4g}" if isinstance(value, float) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

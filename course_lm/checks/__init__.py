@@ -2,6 +2,7 @@
 
 from course_lm.checks.batching import allowed_attention, epoch_order, labels_of, padding_share
 from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
+from course_lm.checks.lr_finder import group_rates, smoothed_losses, steepest_rate, sweep_rates
 from course_lm.checks.optimizers import adamw_step, decay_groups, sgd_step, training_bytes
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
@@ -19,6 +20,7 @@ __all__ = [
     "decay_groups",
     "epoch_order",
     "floor",
+    "group_rates",
     "labels_of",
     "linear_schedule",
     "log_sum_exp",
@@ -31,7 +33,10 @@ __all__ = [
     "rate_by_tokens",
     "scheduled_steps",
     "sgd_step",
+    "smoothed_losses",
     "split_near_copies",
+    "steepest_rate",
+    "sweep_rates",
     "train_steps",
     "training_bytes",
 ]

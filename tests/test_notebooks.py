@@ -52,6 +52,11 @@ SABOTAGE = {
         "math.cos(2 * math.pi * num_cycles * progress)",
         "math.cos(math.pi * num_cycles * progress)",
     ),
+    "06_lr_finder": (
+        "restoring.py",
+        "reader = copy(loader)",
+        "reader = loader",
+    ),
 }
 
 

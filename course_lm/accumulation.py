@@ -1,11 +1,13 @@
 """Groups of micro-batches that make one optimizer step, and the number of targets they share.
 
-Every token weighs the same when each micro-batch's *sum* of losses is divided by the target count of its
-whole window. A mean of micro-batch means gives the tokens of short micro-batches more weight.
+Every token of a step weighs the same when each micro-batch's *sum* of losses is divided by the target count of its
+whole window. A mean of micro-batch means gives the tokens of short micro-batches more weight. `step.train_step` takes
+a window and does that division.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -21,9 +23,10 @@ def windows(loader: Iterable[BatchT], accumulation_steps: int) -> Iterator[list[
     """Lists of `accumulation_steps` batches; a shorter tail is a window of its own.
 
     A window is read when it is asked for, and nothing beyond it, so a loader's position is exactly what was
-    yielded. Raises ValueError at once for `accumulation_steps` that is no whole number of at least 1.
+    yielded. What the loader raises is passed on, and the batches of the unfinished window are not yielded. Raises
+    ValueError at once for `accumulation_steps` that is no whole number of at least 1.
     """
-    if not isinstance(accumulation_steps, int) or accumulation_steps < 1:
+    if not isinstance(accumulation_steps, Integral) or accumulation_steps < 1:
         raise ValueError(f"accumulation_steps must be a whole number of at least 1, got {accumulation_steps!r}")
     return _read_windows(iter(loader), accumulation_steps)
 

@@ -7,18 +7,20 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:
+def clip_gradients(parameters: Tensor | Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Scale all gradients together to a global L2 norm of at most `max_norm`; return the norm before.
 
     The norm runs over every parameter that has a gradient, as if the gradients were one vector: a 0-d
     tensor, 0 where there is none. `max_norm` None or inf only measures. A non-finite norm leaves the
     gradients as they are, so that the caller can find the parameter at fault. The host never waits for an
-    accelerator.
+    accelerator. Gradients must be unscaled and complete: call it once per step, after the last backward pass.
 
     Raises ValueError for a `max_norm` that is not positive.
     """
     if max_norm is not None and not max_norm > 0:
         raise ValueError(f"max_norm must be a positive number or None, got {max_norm}")
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]  # iterating over it would give rows, which have no gradient
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in with_gradient if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lm.clipping import clip_gradients
 
@@ -24,12 +25,24 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def random_parameters(seed: int, scale: float = 1.0) -> list[nn.Parameter]:
-    """Parameters of several shapes, one of them without a gradient."""
+SHAPES = [(4, 3), (5,), (2, 2, 2), (1,)]
+
+
+def random_parameters(
+    seed: int, scale: float = 1.0, dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+) -> list[nn.Parameter]:
+    """Parameters of several shapes, their types taking turns, one of them without a gradient."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(4, 3), (5,), (2, 2, 2), (1,)]
-    gradients = [torch.randn(shape, generator=generator) * scale for shape in shapes]
-    return [parameter_with_gradient(gradient) for gradient in (*gradients, None)]
+    parameters = [nn.Parameter(torch.ones(3))]
+    for shape, dtype in zip(SHAPES, (dtypes * len(SHAPES))[: len(SHAPES)]):
+        parameter = nn.Parameter(torch.ones(shape, dtype=dtype))
+        parameter.grad = (torch.randn(shape, generator=generator) * scale).to(dtype)
+        parameters.append(parameter)
+    return parameters
+
+
+def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
+    return torch.cat([gradient.double().flatten() for gradient in gradients_of(parameters)])
 
 
 def test_three_four_five_is_scaled_to_length_one():
@@ -52,10 +65,22 @@ def test_a_frozen_parameter_without_gradient_takes_no_part():
     torch.testing.assert_close(trained.grad, torch.tensor([0.6, 0.8]))
 
 
+DTYPES = [  # and how near to the limit the norm comes after rounding
+    ((torch.float32,), 1e-6),
+    ((torch.float64,), 1e-14),
+    ((torch.bfloat16,), 2**-7),
+    ((torch.float32, torch.bfloat16), 2**-7),
+    ((torch.float64, torch.float32), 1e-6),
+]
+of_each_dtype = pytest.mark.parametrize(("dtypes", "tolerance"), DTYPES)
+seeds, scales, limits = st.integers(0, 10_000), st.floats(0.01, 100), st.floats(0.01, 100)
+
+
+@of_each_dtype
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.floats(0.01, 100), st.floats(0.01, 100))
-def test_norm_and_gradients_equal_torch_clip_grad_norm(seed, scale, max_norm):
-    ours, theirs = random_parameters(seed, scale), random_parameters(seed, scale)
+@given(seeds, scales, limits)
+def test_norm_and_gradients_equal_torch_clip_grad_norm(dtypes, tolerance, seed, scale, max_norm):
+    ours, theirs = random_parameters(seed, scale, dtypes), random_parameters(seed, scale, dtypes)
     norm = clip_gradients(ours, max_norm)
     expected_norm = nn.utils.clip_grad_norm_(theirs, max_norm)
     assert torch.equal(norm, expected_norm)
@@ -63,8 +88,29 @@ def test_norm_and_gradients_equal_torch_clip_grad_norm(seed, scale, max_norm):
         assert torch.equal(gradient, expected)
 
 
+@of_each_dtype
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10_000), st.floats(0.01, 100), st.floats(0.01, 10))
+@given(seeds, scales, limits)
+def test_the_norm_after_clipping_is_at_most_the_limit(dtypes, tolerance, seed, scale, max_norm):
+    parameters = random_parameters(seed, scale, dtypes)
+    clip_gradients(parameters, max_norm)
+    assert float(as_one_vector(parameters).norm()) <= max_norm * (1 + tolerance)
+
+
+@of_each_dtype
+@settings(max_examples=60, deadline=None)
+@given(seeds, scales, limits)
+def test_clipping_keeps_the_direction(dtypes, tolerance, seed, scale, max_norm):
+    parameters = random_parameters(seed, scale, dtypes)
+    before = as_one_vector(parameters)
+    clip_gradients(parameters, max_norm)
+    after = as_one_vector(parameters)
+    assert float(torch.cosine_similarity(before, after, dim=0)) == pytest.approx(1, abs=tolerance)
+    assert after.norm() <= before.norm()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, scales, st.floats(0.01, 10))
 def test_the_clipped_norm_is_the_smaller_of_norm_and_limit(seed, scale, max_norm):
     parameters = random_parameters(seed, scale)
     before = float(clip_gradients(parameters, max_norm))
@@ -79,13 +125,21 @@ def test_gradients_within_the_limit_stay_bit_for_bit(max_norm):
     assert gradients_of([parameter])[0].tolist() == [3.0, 4.0]
 
 
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_a_non_finite_norm_is_reported_and_the_gradients_are_left(bad):
-    healthy, broken = parameter_with_gradient([30.0, 40.0]), parameter_with_gradient([bad, 1.0])
-    norm = clip_gradients([healthy, broken], 1.0)
-    assert not norm.isfinite()
-    assert gradients_of([healthy])[0].tolist() == [30.0, 40.0]
-    torch.testing.assert_close(broken.grad, torch.tensor([bad, 1.0]), equal_nan=True)
+@pytest.mark.parametrize("max_norm", [1.0, None, math.inf])
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.sampled_from([math.inf, -math.inf, math.nan]), st.integers(0, len(SHAPES) - 1))
+def test_a_non_finite_norm_is_reported_and_the_gradients_are_left(max_norm, seed, bad, place):
+    parameters = random_parameters(seed)
+    gradients_of(parameters)[place].view(-1)[0] = bad
+    before = [gradient.clone() for gradient in gradients_of(parameters)]
+    assert not clip_gradients(parameters, max_norm).isfinite()
+    torch.testing.assert_close(gradients_of(parameters), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_finite_gradients_whose_norm_overflows_are_left_too():
+    parameter = parameter_with_gradient([3e38, 3e38])
+    assert float(clip_gradients([parameter], 1.0)) == math.inf
+    torch.testing.assert_close(parameter.grad, torch.tensor([3e38, 3e38]), rtol=0, atol=0)
 
 
 def test_zero_gradients_stay_zero():
@@ -111,11 +165,49 @@ def test_the_returned_norm_is_not_part_of_a_graph():
     assert not clip_gradients(random_parameters(0), 1.0).requires_grad
 
 
+def test_one_tensor_alone_is_clipped_like_a_list_of_one():
+    parameter = parameter_with_gradient([3.0, 4.0])
+    assert float(clip_gradients(parameter, 1.0)) == 5.0
+    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
+
+
 def test_clipping_needs_no_value_on_the_host():
     # Tensors on the meta device have no values, so any read of one raises.
     parameter = nn.Parameter(torch.empty(3, 2, device="meta"))
     parameter.grad = torch.empty(3, 2, device="meta")
     assert clip_gradients([parameter], 1.0).is_meta
+
+
+class Operations(TorchDispatchMode):
+    """Writes down the name of every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero")
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("max_norm", [0.1, 1000.0, None])
+def test_clipping_reads_no_tensor_into_python(max_norm, bad):
+    parameters = random_parameters(0)
+    if bad:
+        gradients_of(parameters)[1][0] = math.nan
+    with Operations() as done:
+        clip_gradients(parameters, max_norm)
+    assert [name for name in done.names if name in READS] == []
+
+
+def test_the_error_of_torch_for_a_non_finite_norm_does_read():
+    with Operations() as done:
+        nn.utils.clip_grad_norm_(random_parameters(0), 1.0, error_if_nonfinite=True)
+    assert [name for name in done.names if name in READS] != []
 
 
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])

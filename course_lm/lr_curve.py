@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from course_lm.monitoring import smooth
 from course_lm.validation import require
 
 if TYPE_CHECKING:
@@ -79,16 +80,6 @@ class LRFinderResult:
     def _reading(self) -> Suggestion:
         skips = {"skip_start": self.skip_start, "skip_end": self.skip_end}
         return suggest(self.lrs, self.losses, smoothing=self.smoothing, **skips)
-
-
-def smooth(losses: Sequence[float], smoothing: float) -> list[float]:
-    """Exponential moving average of finite `losses`, in which the past weighs `smoothing` in [0, 1).
-
-    Each value is divided by the weight gathered so far (Kingma & Ba 2015, section 3), so that the curve starts at the
-    first loss and not near 0. It looks back only, so a trend shows up smoothing / (1 - smoothing) steps late.
-    """
-    means = list(accumulate(losses, lambda mean, loss: smoothing * mean + (1 - smoothing) * loss, initial=0.0))
-    return [mean / (1 - smoothing**count) for count, mean in enumerate(means[1:], 1)]
 
 
 def suggest(

@@ -26,10 +26,9 @@ from course_lm.lr_curve import (
     LRFinderResult,
     Suggestion,
     check_reading,
-    smooth,
     suggest,
 )
-from course_lm.monitoring import ProgressBar
+from course_lm.monitoring import ProgressBar, smooth
 from course_lm.precision import Precision
 from course_lm.restoring import restored
 from course_lm.step import Batch, device_of, forward_logits, trained_parameters

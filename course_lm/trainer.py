@@ -8,6 +8,7 @@ leaves the same weights as one that never stopped.
 import math
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -29,8 +30,17 @@ from course_lm.checkpoints import (
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, resolve_device, seed_everything
 from course_lm.evaluation import evaluate
-from course_lm.loss import next_token_loss
-from course_lm.monitoring import EarlyStopping, History, Observer, Observers, Throughput
+from course_lm.loss import next_token_loss, perplexity
+from course_lm.monitoring import (
+    EarlyStopping,
+    History,
+    Observer,
+    Observers,
+    Throughput,
+    copy_weights,
+    peak_memory,
+    summarise,
+)
 from course_lm.optim import build_optimizer
 from course_lm.position import DataPosition
 from course_lm.precision import Precision
@@ -132,6 +142,7 @@ class Trainer:
                     self.train_epoch(train_loader, val_loader)
                 self._finish(val_loader)
         finally:
+            self._log_partial()
             self.observers.close()
         if self.interrupted is not None:
             print(self._farewell(self.interrupted))
@@ -284,22 +295,30 @@ class Trainer:
 
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
-        results, self.pending = self.pending, []
         if self.settings.on_nonfinite == "raise":
-            for result in results:
+            for result in self.pending:
                 raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
-        done = [result for result in results if not result.skipped]
-        tokens = sum(int(result.tokens) for result in done)
-        self.tokens += tokens
-        self._record(
-            "train",
-            loss=sum(float(result.loss) * int(result.tokens) for result in done) / tokens if tokens else math.nan,
-            lr=self.optimizer.param_groups[0]["lr"],
-            grad_norm=float(done[-1].grad_norm) if done else math.nan,
-            tokens=self.tokens,
-            skipped=self.skipped,
-            tokens_per_second=self.throughput.update(self.tokens),
-        )
+        metrics = self._train_metrics()
+        self.pending, self.tokens = [], metrics["tokens"]
+        self._record("train", **metrics)
+
+    def _log_partial(self) -> None:
+        """Record what a stopped run has not; one that goes on records these steps again, with those that follow."""
+        if self.pending:
+            with suppress(Exception):  # where the device itself has failed, its own error says more
+                self._record("train", **self._train_metrics(), partial=True)
+
+    def _train_metrics(self) -> dict[str, Any]:
+        metrics = summarise(self.pending)
+        tokens = self.tokens + int(metrics["tokens"])
+        return metrics | {
+            "perplexity": perplexity(metrics["loss"]) if self.loss_fn is next_token_loss else math.nan,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "tokens": tokens,
+            "skipped": self.skipped,
+            "tokens_per_second": self.throughput.update(tokens),
+            "peak_memory_bytes": peak_memory(self.device),
+        }
 
     def _record(self, event: str, **metrics: float) -> None:
         record = {"event": event, "step": self.step, "epoch": self.epoch, **metrics}
@@ -323,7 +342,7 @@ class Trainer:
 
     def _keep_best(self) -> None:
         if self.folder is None:
-            self.best_weights = {name: part.detach().clone() for name, part in self.model.state_dict().items()}
+            self.best_weights = copy_weights(self.model)
         self._save("best")
 
     def _save_step(self) -> None:

@@ -44,9 +44,12 @@ def train(text: Path, *arguments: str, output: str = "runs") -> list[str]:
     return ["train", *SMALL, f"--data.corpus={text}", f"--training.output_dir={text.parent / output}", *arguments]
 
 
+MACHINE = {"tokens_per_second", "peak_memory_bytes"}
+
+
 def metrics(folder: Path) -> list[dict]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "tokens_per_second"} for line in lines]
+    return [{key: value for key, value in json.loads(line).items() if key not in MACHINE} for line in lines]
 
 
 def assert_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *parts: str) -> None:
@@ -75,7 +78,7 @@ def test_training_ends_with_a_table_and_a_sample(text, capsys):
 def test_training_shows_its_progress(text, capsys):
     main(train(text, "--training.max_steps=2", "--training.logging_steps=1"))
     progress = capsys.readouterr().err
-    for part in ("2/2", "loss=", "lr=", "norm=", "tok/s="):
+    for part in ("2/2 steps", "loss ", "lr ", "norm ", " tok/s"):
         assert part in progress
 
 

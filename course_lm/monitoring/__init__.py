@@ -1,0 +1,39 @@
+"""Watch a run: what is recorded, where it is shown, and when to stop early.
+
+An observer is told what happened and cannot change it. A record is a flat dict with "event" ("train", "validation" or
+"layers"), "step" (completed optimizer steps), "epoch" and metrics. Every observer gets its own copy, and one that fails
+is left out while training goes on: a log that cannot be written is no reason to lose a run.
+"""
+
+from course_lm.monitoring.layers import LayerStatistics, copy_weights, layer_statistics, update_ratios
+from course_lm.monitoring.live import LivePlot, draw_run
+from course_lm.monitoring.observers import JSONLLogger, Observer, Observers
+from course_lm.monitoring.progress import ProgressBar
+from course_lm.monitoring.records import History, Record, Throughput, peak_memory, summarise
+from course_lm.monitoring.smoothing import smooth
+from course_lm.monitoring.stopping import EarlyStopping
+from course_lm.monitoring.trackers import TensorBoardConfig, TensorBoardLogger, WandbConfig, WandbLogger
+
+__all__ = [
+    "EarlyStopping",
+    "History",
+    "JSONLLogger",
+    "LayerStatistics",
+    "LivePlot",
+    "Observer",
+    "Observers",
+    "ProgressBar",
+    "Record",
+    "TensorBoardConfig",
+    "TensorBoardLogger",
+    "Throughput",
+    "WandbConfig",
+    "WandbLogger",
+    "copy_weights",
+    "draw_run",
+    "layer_statistics",
+    "peak_memory",
+    "smooth",
+    "summarise",
+    "update_ratios",
+]

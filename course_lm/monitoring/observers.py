@@ -1,0 +1,126 @@
+"""Who is told what happened in a run: several observers as one, a log file that is always written, and a bar."""
+
+import contextlib
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol
+
+from course_lm.monitoring.records import Record
+
+
+class Observer(Protocol):
+    """What the trainer tells: the step a run starts from, each record, and the end."""
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        """A run starts, or goes on, after `step` completed steps of `total_steps` (None: not known)."""
+
+    def log(self, record: Record) -> None:
+        """Something was measured."""
+
+    def close(self) -> None:
+        """The run is over, or stopped."""
+
+
+class Observers:
+    """Several observers as one. An observer that raises is warned about once, closed and left out."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self.active = list(observers)
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        """Tell every observer that a run starts after `step` completed steps."""
+        self._tell("start", lambda observer: observer.start(step, total_steps))
+
+    def log(self, record: Record) -> None:
+        """Give every observer a copy of `record`."""
+        self._tell("log", lambda observer: observer.log(dict(record)))
+
+    def close(self) -> None:
+        """Close every observer."""
+        self._tell("close", lambda observer: observer.close())
+
+    def _tell(self, method: str, call: Callable[[Observer], None]) -> None:
+        for observer in list(self.active):
+            try:
+                call(observer)
+            except Exception as error:
+                self.active.remove(observer)
+                name = type(observer).__name__
+                reason = f"{type(error).__name__}: {error}"
+                warnings.warn(f"{name}.{method} failed ({reason}); training goes on without it", stacklevel=3)
+                if method != "close":
+                    with contextlib.suppress(Exception):
+                        observer.close()
+
+
+class JSONLLogger:
+    """Write each record as one line of JSON, readable while the run goes on.
+
+    A line reaches the system in one piece before `log` returns, so a process that is killed leaves whole lines and one
+    torn line at most, and a full disk leaves whole lines. JSON has no NaN and no infinity: both are written as null, so
+    that the column stays numeric in any reader. Raises OSError when the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: FileIO | None = None
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        """Cut the file back to `step`: later, partial and torn lines go, for the run writes them again."""
+        self.close()
+        if not self.path.exists():
+            return
+        old = self.path.read_bytes()
+        kept = b"".join(line.rstrip(b"\r\n") + b"\n" for line in old.split(b"\n") if _belongs(line, step))
+        if kept != old:
+            replace_file(self.path, kept)
+
+    def log(self, record: Record) -> None:
+        """Append one line."""
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  # open until close()
+        line = json_line(record)
+        end = os.fstat(self._file.fileno()).st_size
+        written = self._file.write(line)
+        if written != len(line):
+            self._file.truncate(end)
+            raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written: is the disk full?")
+
+    def close(self) -> None:
+        """Close the file; a later `log` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def json_line(record: Record) -> bytes:
+    """The record as a line of JSON that any reader takes."""
+    plain = {key: _json_value(value) for key, value in record.items()}
+    return (json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `path` anew; a crash in the middle leaves the old file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _json_value(value: Any) -> Any:
+    if hasattr(value, "item"):  # a 0-d tensor or a NumPy scalar
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _belongs(line: bytes, step: int) -> bool:
+    try:
+        record = json.loads(line)
+        return record["step"] <= step and not record.get("partial")
+    except (ValueError, TypeError, KeyError):
+        return False

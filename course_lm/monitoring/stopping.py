@@ -1,0 +1,43 @@
+"""When to stop early."""
+
+import math
+from typing import Any
+
+
+class EarlyStopping:
+    """Stop after `patience` values in a row that do not improve on the best by more than `min_delta`.
+
+    patience: a number of validations, at least 1. min_delta: in the units of the value, at least 0. Lower is
+    better. NaN is no improvement. Raises ValueError for numbers outside these ranges.
+    """
+
+    def __init__(self, patience: int, min_delta: float = 0.0) -> None:
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1 validation, got {patience}")
+        if not 0.0 <= min_delta < math.inf:
+            raise ValueError(f"min_delta must be in [0, inf), got {min_delta}")
+        self.patience, self.min_delta = patience, min_delta
+        self.best = math.inf
+        self.bad_values = 0
+
+    def update(self, value: float) -> bool:
+        """Take the next value and return whether it is an improvement."""
+        improved = value < self.best - self.min_delta
+        if improved:
+            self.best, self.bad_values = value, 0
+        else:
+            self.bad_values += 1
+        return improved
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether patience has run out."""
+        return self.bad_values >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and the number of values since."""
+        return {"best": self.best, "bad_values": self.bad_values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.best, self.bad_values = state["best"], state["bad_values"]

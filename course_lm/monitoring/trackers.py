@@ -1,0 +1,139 @@
+"""The two trackers that people know, TensorBoard and Weights & Biases: extra `track`, off unless asked for.
+
+Neither can take a point back, so a partial record (see `History`) is not sent to them.
+"""
+
+import importlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course_lm.monitoring.records import Record
+
+WANDB_MODES = ("offline", "online", "disabled")
+
+
+@dataclass(frozen=True)
+class TensorBoardConfig:
+    """The `tensorboard` section of a run's configuration."""
+
+    enabled: bool = False
+
+
+@dataclass(frozen=True)
+class WandbConfig:
+    """The `wandb` section of a run's configuration; `name` None lets Weights & Biases choose one."""
+
+    enabled: bool = False
+    project: str = "my-lm"
+    name: str | None = None
+    mode: str = "offline"
+
+    def __post_init__(self) -> None:
+        _check_mode(self.mode)
+
+
+class TensorBoardLogger:
+    """Write each metric as a TensorBoard scalar, named "train/loss", "validation/val_loss" and so on.
+
+    Raises ImportError when TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        _import_extra("tensorboard")
+        self.folder = Path(folder)
+        self._writer: Any = None
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        """Open an event file; what an earlier run logged after `step` is hidden."""
+        self.close()
+        self._open(step)
+
+    def _open(self, step: int) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=10)
+        return self._writer
+
+    def log(self, record: Record) -> None:
+        """Write the record's metrics at its step."""
+        if record.get("partial"):
+            return
+        writer = self._writer or self._open(0)
+        for tag, value in _tagged(record).items():
+            writer.add_scalar(tag, value, global_step=record["step"])
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class WandbLogger:
+    """Log to Weights & Biases; offline (the default), everything stays in `folder`/wandb.
+
+    Raises ImportError when wandb is not installed, ValueError for an unknown mode.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        name: str | None = None,
+        mode: str = "offline",
+        folder: str | os.PathLike[str] = ".",
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        _check_mode(mode)
+        self._wandb = _import_extra("wandb")
+        self.project, self.name, self.mode = project, name, mode
+        self.folder, self.settings = Path(folder), settings
+        self._run: Any = None
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        """Open a run that carries `settings` as its configuration."""
+        self.close()
+        self._open()
+
+    def _open(self) -> Any:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
+            project=self.project,
+            name=self.name,
+            mode=self.mode,
+            dir=str(self.folder),
+            config=self.settings,
+            settings=self._wandb.Settings(console="off"),  # capturing the terminal garbles a progress bar
+        )
+        return self._run
+
+    def log(self, record: Record) -> None:
+        """Log the record's metrics at its step."""
+        if record.get("partial"):
+            return
+        run = self._run or self._open()
+        run.log(_tagged(record), step=record["step"])
+
+    def close(self) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+def _tagged(record: Record) -> dict[str, float]:
+    metrics = ((key, value) for key, value in record.items() if key not in ("event", "step"))
+    return {f"{record['event']}/{key}": float(value) for key, value in metrics if not isinstance(value, str | None)}
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in WANDB_MODES:
+        raise ValueError(f"mode must be one of {', '.join(WANDB_MODES)}, got {mode!r}")
+
+
+def _import_extra(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f'{module} is not installed: pip install "course-lm[track]"') from error

@@ -43,7 +43,7 @@ class Precision:
 
     Attributes:
         scaler: a `torch.amp.GradScaler`; outside fp16 it is disabled and passes everything through.
-        was_at_minimum: whether the last step already used `minimum_scale`: no lower scale could cure an overflow.
+        was_at_minimum: whether the last step overflowed though the scale was at `minimum_scale`: no lower one cures it.
     """
 
     minimum_scale = 1.0
@@ -66,11 +66,13 @@ class Precision:
         return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
 
     def update_scale(self) -> None:
-        """Once per step: halve the scale after an overflow, but not below the minimum; raise it now and then."""
+        """Once per step: halve the scale after an overflow, but not below the minimum; double it now and then."""
         if not self.scales:
             return
-        self.was_at_minimum = self.scaler.get_scale() <= self.minimum_scale
+        used = self.scaler.get_scale()
         self.scaler.update()
+        overflow = self.scaler.get_scale() < used
+        self.was_at_minimum = overflow and used <= self.minimum_scale
         if self.scaler.get_scale() < self.minimum_scale:
             self.scaler.update(self.minimum_scale)
 

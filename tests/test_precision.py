@@ -1,9 +1,12 @@
 """Number formats: which one a name means, what autocast does with it, and where the loss is scaled."""
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import course_lm.precision
@@ -73,25 +76,90 @@ def test_only_fp16_scales_the_loss(name, scales):
     assert (float(precision.scaler.scale(torch.tensor(1.0))) != 1.0) is scales
 
 
-def scaler_after_an_overflow() -> Precision:
-    """fp16 whose scale has halved and whose growth counter has moved on by two good steps."""
-    precision = Precision("fp16", CPU)
-    weight = nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for gradient in (torch.inf, 1.0, 1.0):
-        precision.scaler.scale(torch.zeros(1))
-        weight.grad = torch.full((1,), gradient)
-        precision.scaler.step(optimizer)
-        precision.scaler.update()
-    return precision
+class Run:
+    """fp16 steps of one weight whose gradient is 1, or infinite in a step that overflows."""
+
+    def __init__(self, scale: float = 2.0**16, growth_interval: int = 2000) -> None:
+        self.precision = Precision("fp16", CPU)
+        state = self.precision.state_dict() | {"scale": scale, "growth_interval": growth_interval}
+        self.precision.load_state_dict(state)
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+
+    def step(self, overflow: bool) -> None:
+        self.optimizer.zero_grad()
+        self.precision.scaler.scale(self.weight.sum() * (torch.inf if overflow else 1.0)).backward()
+        self.precision.scaler.step(self.optimizer)
+        self.precision.update_scale()
+
+    def scales_after(self, overflows: Sequence[bool]) -> list[float]:
+        scales = []
+        for overflow in overflows:
+            self.step(overflow)
+            scales.append(self.precision.scaler.get_scale())
+        return scales
 
 
-def test_a_saved_scale_and_its_growth_counter_come_back():
-    before, after = scaler_after_an_overflow(), Precision("fp16", CPU)
-    after.load_state_dict(before.state_dict())
-    assert after.state_dict() == before.state_dict()
-    assert after.scaler.get_scale() == 2.0**15
-    assert after.state_dict()["_growth_tracker"] == 2
+patterns = given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.integers(0, 6))
+
+
+def scales_by_the_rule(overflows: Sequence[bool], growth_interval: int, scale: float) -> list[float]:
+    scales, good_steps = [], 0
+    for overflow in overflows:
+        good_steps = 0 if overflow else good_steps + 1
+        if overflow:
+            scale = max(1.0, scale / 2)
+        elif good_steps == growth_interval:
+            scale, good_steps = scale * 2, 0
+        scales.append(scale)
+    return scales
+
+
+@patterns
+def test_the_scale_halves_after_an_overflow_and_doubles_after_enough_good_steps(overflows, growth_interval, exponent):
+    run = Run(2.0**exponent, growth_interval)
+    assert run.scales_after(overflows) == scales_by_the_rule(overflows, growth_interval, 2.0**exponent)
+
+
+@patterns
+def test_weights_move_by_the_unscaled_gradient_and_only_in_steps_without_overflow(overflows, growth_interval, exponent):
+    run = Run(2.0**exponent, growth_interval)
+    run.scales_after(overflows)
+    assert float(run.weight.detach()) == -overflows.count(False)
+
+
+@given(st.lists(st.booleans(), max_size=15), st.integers(1, 4))
+def test_above_the_minimum_the_scaler_is_torchs_own(overflows, growth_interval):
+    run, scaler = Run(2.0**20, growth_interval), torch.amp.GradScaler("cpu", 2.0**20, growth_interval=growth_interval)
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    for overflow in overflows:
+        run.step(overflow)
+        optimizer.zero_grad()
+        scaler.scale(weight.sum() * (torch.inf if overflow else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert run.precision.state_dict() == scaler.state_dict()
+    assert torch.equal(run.weight, weight)
+
+
+@given(st.lists(st.booleans(), max_size=20), st.lists(st.booleans(), max_size=20), st.booleans())
+def test_a_run_that_loads_the_saved_scale_goes_on_as_if_it_had_not_stopped(before, after, had_started):
+    straight, resumed = Run(2.0**4, growth_interval=3), Run()
+    straight.scales_after(before)
+    if had_started:  # torch keeps its scale in a tensor from the first step on
+        resumed.step(overflow=True)
+    resumed.precision.load_state_dict(straight.precision.state_dict())
+    assert resumed.scales_after(after) == straight.scales_after(after)
+    assert resumed.precision.state_dict() == straight.precision.state_dict()
+
+
+def test_only_an_overflow_at_the_minimum_scale_is_beyond_the_scalers_help():
+    run, seen = Run(scale=2.0), []
+    for overflow in (False, True, False, True, False):
+        run.step(overflow)
+        seen.append((run.precision.scaler.get_scale(), run.precision.was_at_minimum))
+    assert seen == [(2.0, False), (1.0, False), (1.0, False), (1.0, True), (1.0, False)]
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
@@ -105,3 +173,17 @@ def test_a_state_of_another_format_leaves_the_scaler_fresh(saved, loaded):
     fresh = precision.state_dict()
     precision.load_state_dict(Precision(saved, CPU).state_dict())
     assert precision.state_dict() == fresh
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "cpu"])
+def test_autocast_and_scaler_are_made_for_the_kind_of_device_that_the_model_lives_on(device, monkeypatch):
+    made = []
+    monkeypatch.setattr(torch, "autocast", lambda kind, dtype: made.append((kind, dtype)))
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda kind, enabled: made.append((kind, enabled)))
+    Precision("fp16", device).autocast()
+    kind = device.partition(":")[0]
+    assert made == [(kind, True), (kind, torch.float16)]
+
+
+def test_fp16_on_a_gpu_of_apple_scales_the_loss_too():
+    assert Precision("fp16", "mps").scales

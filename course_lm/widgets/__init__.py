@@ -1,20 +1,30 @@
 """Explorers for the lessons: turn a knob, see the picture and the numbers follow."""
 
+from course_lm.widgets.accumulation import accumulation_explorer, draw_accumulation, row_gradients
 from course_lm.widgets.batches import batching_explorer, draw_batch, paint_batch
+from course_lm.widgets.clipping import clipping_explorer, draw_clipping
 from course_lm.widgets.explorer import explorer
 from course_lm.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
 from course_lm.widgets.next_token import draw_next_token, temperature_explorer
+from course_lm.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.widgets.schedule import draw_schedules, schedule_explorer
 
 __all__ = [
+    "accumulation_explorer",
     "batching_explorer",
+    "clipping_explorer",
+    "draw_accumulation",
     "draw_batch",
+    "draw_clipping",
     "draw_lr_reading",
     "draw_next_token",
+    "draw_number_formats",
     "draw_schedules",
     "explorer",
     "lr_finder_explorer",
+    "number_format_explorer",
     "paint_batch",
+    "row_gradients",
     "schedule_explorer",
     "temperature_explorer",
 ]

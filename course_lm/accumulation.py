@@ -16,10 +16,10 @@ from torch import Tensor
 from course_lm.loss import count_targets
 
 Batch = Mapping[str, Any]
-BatchT = TypeVar("BatchT")
+_BatchT = TypeVar("_BatchT")
 
 
-def windows(loader: Iterable[BatchT], accumulation_steps: int) -> Iterator[list[BatchT]]:
+def windows(loader: Iterable[_BatchT], accumulation_steps: int) -> Iterator[list[_BatchT]]:
     """Lists of `accumulation_steps` batches; a shorter tail is a window of its own.
 
     A window is read when it is asked for, and nothing beyond it, so a loader's position is exactly what was
@@ -37,6 +37,6 @@ def count_window_targets(micro_batches: Sequence[Batch], ignore_index: int = -10
     return sum(counts, start=torch.tensor(0))
 
 
-def _read_windows(batches: Iterator[BatchT], accumulation_steps: int) -> Iterator[list[BatchT]]:
+def _read_windows(batches: Iterator[_BatchT], accumulation_steps: int) -> Iterator[list[_BatchT]]:
     while window := list(islice(batches, accumulation_steps)):
         yield window

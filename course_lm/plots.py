@@ -6,7 +6,7 @@ of colour blindness. Curves are named by a label at their end instead of a legen
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -16,9 +16,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from course_lm.atlas import Atlas, diagnose, load_atlas
+from course_lm.monitoring import History, Record
+
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
-BAND = "#D0D0D0"
+BAND, BLUE_BAND, RED_BAND, CHOSEN = "#D0D0D0", "#A6CDE5", "#F0BFA3", "#FFF6DC"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 
 
@@ -103,6 +106,45 @@ def loss_curve(
     axes.margins(x=0.01)
     label_ends(axes, ends)
     return figure
+
+
+def compare_with_atlas(history: History | Iterable[Record]) -> tuple[Figure, str]:
+    """A run's losses over those of the curve atlas, and in words which of them it looks like (see `atlas.diagnose`).
+
+    One panel for each kind of run, with bands over its seeds. The given run is drawn into each, and the kinds that it
+    may be of are shaded. Raises ValueError where there is no training loss to compare.
+    """
+    atlas, history = load_atlas(), history if isinstance(history, History) else History(history)
+    diagnosis = diagnose(history)
+    figure, panels = plt.subplots(2, 4, figsize=(11, 5.6), sharex=True, sharey=True, layout="constrained")
+    for axes, name in zip(panels.flat, atlas.runs):
+        _atlas_panel(axes, atlas, name)
+        for records, key, look in ((history.train, "loss", "-"), (history.validation, "val_loss", ".")):
+            points = [record["step"] for record in records], [record[key] for record in records]
+            axes.plot(*points, look, color=INK, linewidth=1.2, markersize=6, label=f"your {key}")
+        if name in diagnosis.possible:
+            axes.set(facecolor=CHOSEN)
+            axes.title.set_weight("bold")
+    figure.supxlabel("optimizer steps")
+    figure.supylabel("loss (nats per token)")
+    panels[0, -1].tick_params(labelbottom=True)
+    panels.flat[-1].axis("off")
+    panels.flat[-1].legend(*panels.flat[0].get_legend_handles_labels(), loc="center", fontsize=12)
+    return figure, diagnosis.message
+
+
+def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:
+    top = 7.5  # just above what a model that knows nothing pays
+    for curve, colour in (("loss", BLUE_BAND), ("val_loss", RED_BAND)):
+        steps, lowest, highest = atlas.band(name, curve)
+        axes.fill_between(
+            steps, lowest, highest, color=colour, linewidth=2, label=f"{curve}, {len(atlas.runs[name])} seeds"
+        )
+        if lowest[-1] > top:
+            axes.text(steps[-1], top - 0.4, f"{curve}: {lowest[-1]:.0f}", color=RED, ha="right", va="top")
+    axes.axhline(atlas.floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.2, label="floor")
+    axes.set(ylim=(0, top), xlim=(0, steps[-1] + 4))
+    axes.set_title(name, fontsize=13)
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 0.07) -> None:

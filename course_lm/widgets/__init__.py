@@ -5,6 +5,7 @@ from course_lm.widgets.batches import batching_explorer, draw_batch, paint_batch
 from course_lm.widgets.clipping import clipping_explorer, draw_clipping
 from course_lm.widgets.explorer import explorer
 from course_lm.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
+from course_lm.widgets.monitoring import draw_early_stopping, monitoring_explorer
 from course_lm.widgets.next_token import draw_next_token, temperature_explorer
 from course_lm.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.widgets.schedule import draw_schedules, schedule_explorer
@@ -16,12 +17,14 @@ __all__ = [
     "draw_accumulation",
     "draw_batch",
     "draw_clipping",
+    "draw_early_stopping",
     "draw_lr_reading",
     "draw_next_token",
     "draw_number_formats",
     "draw_schedules",
     "explorer",
     "lr_finder_explorer",
+    "monitoring_explorer",
     "number_format_explorer",
     "paint_batch",
     "row_gradients",

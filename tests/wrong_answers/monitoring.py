@@ -1,0 +1,207 @@
+"""Answers to the exercises of lesson 10: wrong ones, each with the mistake that must be named, and right ones."""
+
+import contextlib
+import json
+import math
+
+import numpy as np
+import torch
+
+
+def perplexity_with_equal_weights(records):
+    return float(np.exp(np.nanmean([record["loss"] for record in records])))
+
+
+def perplexity_by_running_totals(records):
+    losses = np.array([record["loss"] for record in records])
+    totals = np.where(np.isnan(losses), 0, [record["tokens"] for record in records])
+    return float(np.exp((np.nan_to_num(losses) * totals).sum() / totals.sum()))
+
+
+def mean_of_perplexities(records):
+    total, before = 0.0, 0
+    for record in records:
+        if record["tokens"] > before:
+            total += math.exp(record["loss"]) * (record["tokens"] - before)
+        before = record["tokens"]
+    return total / before
+
+
+def perplexity_with_nan(records):
+    new = np.diff([0, *(record["tokens"] for record in records)])
+    return float(np.exp(np.dot(new, [record["loss"] for record in records]) / new.sum()))
+
+
+def perplexity_at_the_end(records):
+    return math.e ** records[-1]["loss"]
+
+
+def loss_instead_of_perplexity(records):
+    return math.log(perplexity_by_numpy(records))
+
+
+def perplexity_by_numpy(records):
+    new = np.diff([0, *(record["tokens"] for record in records)])
+    losses = np.array([record["loss"] for record in records])
+    return float(np.exp(np.average(losses[new > 0], weights=new[new > 0])))
+
+
+def ratios(*, by="old", change="difference", power=1, vectors=False):
+    """Update ratios with numpy, right unless told otherwise."""
+
+    def update_ratios(before, after):
+        result = {}
+        for name in before:
+            old, new = before[name].double().numpy(), after[name].double().numpy()
+            if old.ndim < 2 and not vectors:
+                continue
+            moved = np.sqrt(np.sum((new - old) ** 2))
+            if change == "norms":
+                moved = np.sqrt(np.sum(new**2)) - np.sqrt(np.sum(old**2))
+            base = {"old": np.sqrt(np.sum(old**2)), "new": np.sqrt(np.sum(new**2)), "one": 1.0}[by]
+            result[name] = float((moved / base) ** power)
+        return result
+
+    return update_ratios
+
+
+def ratios_by_element(before, after):
+    return {name: (after[name] / before[name] - 1).abs().mean() for name in before if before[name].dim() > 1}
+
+
+def ratios_of_the_largest(before, after):
+    return {
+        name: float(torch.amax((after[name] - before[name]).abs()) / torch.amax(before[name].abs()))
+        for name in before
+        if before[name].dim() > 1
+    }
+
+
+def ratios_as_tensors(before, after):
+    matrices = [name for name in before if before[name].ndim > 1]
+    return {name: torch.dist(after[name], before[name]) / torch.linalg.norm(before[name]) for name in matrices}
+
+
+def records_without_the_last(text):
+    lines = text.strip().split("\n") if text.strip() else []
+    return [json.loads(line, object_hook=nulls_to_nan) for line in lines[:-1]]
+
+
+def nulls_to_nan(record, instead=math.nan):
+    for key in record:
+        if record[key] is None:
+            record[key] = instead
+    return record
+
+
+def complete_lines(text):
+    """The lines that end; what follows the last line end is torn."""
+    return text.split("\n")[:-1]
+
+
+def records_with_none(text):
+    return [json.loads(line) for line in complete_lines(text)]
+
+
+def records_with_zeros(text):
+    return [nulls_to_nan(json.loads(line), 0) for line in complete_lines(text)]
+
+
+def records_without_nulls(text):
+    records = map(json.loads, complete_lines(text))
+    return [record for record in records if all(value is not None for value in record.values())]
+
+
+def records_by_splitlines(text):
+    records = []
+    for line in text.splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            records.append(nulls_to_nan(json.loads(line)))
+    return records
+
+
+def records_by_complete_lines(text):
+    return [nulls_to_nan(json.loads(line)) for line in complete_lines(text)]
+
+
+def stops(*, nan="bad", min_delta_used=True, equal=False, in_a_row=True, previous=False, late=0):
+    """Early stopping over positions instead of a running state, right unless told otherwise."""
+
+    def stopping_point(values, patience, min_delta):
+        reference, kept, bad = None, None, []
+        for position in range(len(values)):
+            value = values[position]
+            if math.isnan(value) and nan == "skipped":
+                continue
+            limit = math.inf if reference is None else reference - min_delta * min_delta_used
+            if math.isnan(limit) or math.isnan(value):
+                better = nan == "better"
+            else:
+                better = value <= limit if equal else value < limit
+            if better:
+                kept, bad = position, bad if not in_a_row else []
+            else:
+                bad.append(position)
+            reference = value if better or previous else reference
+            if len(bad) == patience + late:
+                return position + 1, kept
+        return len(values), kept
+
+    return stopping_point
+
+
+def stopping_point_with_numpy(values, patience, min_delta):
+    best, kept = np.inf, None
+    for position, value in enumerate(np.asarray(values)):
+        if best - value > min_delta:
+            best, kept = value, position
+        if position - (-1 if kept is None else kept) >= patience:
+            return [position + 1, kept]
+    return [len(values), kept]
+
+
+WRONG_ANSWERS = {
+    "logged_perplexity": [
+        (perplexity_with_equal_weights, "every record weighs the same, however many tokens it covers"),
+        (perplexity_by_running_totals, "the running total is taken for the tokens of the record itself"),
+        (mean_of_perplexities, "perplexities are averaged: the exponential comes before the mean"),
+        (perplexity_with_nan, "the nan of a record without tokens spreads"),
+        (perplexity_at_the_end, "only the last record is read"),
+        (loss_instead_of_perplexity, "the exponential is missing"),
+    ],
+    "update_ratios": [
+        (ratios(by="new"), "the change is divided by the new weights, not by the old ones"),
+        (ratios(change="norms"), "norms are subtracted, not weights"),
+        (ratios_by_element, "the ratio is taken element by element and then averaged"),
+        (ratios(power=2), "the squares are not rooted"),
+        (ratios(vectors=True), "vectors are measured too"),
+        (ratios(by="one"), "the change is not divided by anything"),
+        (ratios_of_the_largest, "the largest change is divided by the largest weight"),
+    ],
+    "read_records": [
+        (records_without_the_last, "the last line is left out, whole or torn"),
+        (records_with_none, "null stays None"),
+        (records_with_zeros, "null becomes 0, a loss that was never measured"),
+        (records_without_nulls, "records with a null are left out"),
+        (
+            records_by_splitlines,
+            "splitlines() cuts at every separator that Unicode knows, not only at the end of a line",
+        ),
+    ],
+    "stopping_point": [
+        (stops(nan="better"), "nan counts as an improvement, because it is not greater or equal"),
+        (stops(nan="skipped"), "nan costs no patience"),
+        (stops(min_delta_used=False), "min_delta is forgotten"),
+        (stops(equal=True), "an equal value counts as an improvement"),
+        (stops(in_a_row=False), "the values that do not improve are counted over the whole run, not in a row"),
+        (stops(previous=True), "each value is compared with the one before, not with the best"),
+        (stops(late=1), "one value more is read than patience allows"),
+    ],
+}
+
+EQUIVALENT = {
+    "logged_perplexity": [perplexity_by_numpy],
+    "update_ratios": [ratios(), ratios_as_tensors],
+    "read_records": [records_by_complete_lines],
+    "stopping_point": [stops(), stopping_point_with_numpy],
+}

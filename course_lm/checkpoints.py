@@ -9,27 +9,30 @@ anything, while plain `torch.load` still opens the file. The serial counts the c
 the highest is the newest, whatever clocks, copies and rewound runs do to modification times and steps.
 """
 
-import contextlib
 import hashlib
 import os
 import pickle
-import random
+import platform
 import re
-import secrets
 import struct
-import time
 import warnings
 from collections import OrderedDict
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
 import torch
+
+from course_lm import __version__
+from course_lm.atomic import atomic_file, remove_leftovers
+from course_lm.rng import rng_state as rng_state
+from course_lm.rng import set_rng_state as set_rng_state
 
 FORMAT_VERSION = 1
 RESUMABLE = ("checkpoint_last.pt", "checkpoint_step_*.pt", "checkpoint_epoch_*.pt")
-LEFTOVER_SECONDS = 600.0
 
+_RETAINED = ("checkpoint_step_", "checkpoint_epoch_")
+_MAX_INTEGER_BITS = 2000  # torch's safe unpickler reads integers of up to 255 bytes
 _DIGEST_LENGTH = 64
 _TRAILER = re.compile(rb"course_lm checkpoint (\d+) serial (\d+) sha256 ([0-9a-f]{64})\Z")
 _TRAILER_MAX_BYTES = 256
@@ -57,19 +60,10 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     """
     path = Path(path)
     _check_plain(state, "state")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        _remove_leftovers(path)
-        try:
-            _write(temporary, state, serial=_next_serial(path.parent))
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-    except OSError as error:
-        message = f"cannot write checkpoint {path}: {error.strerror or error} (older ones are untouched)"
-        raise OSError(error.errno, message) from error
+    remove_leftovers(path.parent)
+    serial = _next_serial(path.parent)
+    with atomic_file(path) as file:
+        _write(file, state, serial)
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
@@ -93,14 +87,17 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest intact checkpoint of a run's folder (last, step or epoch), or None.
 
-    Damaged files are passed over with a warning that names them. An intact file of a newer format raises
-    CheckpointError: going on from an older one would quietly lose work.
+    Damaged and unreadable files are passed over with a warning that names them. Going on from an older one would
+    quietly lose work where the newest is whole: of a newer format (CheckpointError), or another user's
+    (PermissionError).
     """
     for path in _newest_first(Path(folder)):
         try:
             with open(path, "rb") as file:
                 trailer = _verify(path, file)
-        except CheckpointError as error:
+        except PermissionError:
+            raise
+        except (CheckpointError, OSError) as error:
             warnings.warn(f"passing over a checkpoint: {error}", stacklevel=2)
             continue
         _check_version(path, trailer)
@@ -109,63 +106,37 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
-    """Delete all but the newest `keep` step checkpoints; return what was deleted.
+    """Delete all but the newest `keep` step and epoch checkpoints; return what was deleted.
 
-    Only `checkpoint_step_*.pt` with a readable serial are candidates: best, last and epoch files stay. When
-    nothing intact would remain to resume from, the newest intact candidate is spared. Raises ValueError when
-    `keep` is negative.
+    Best and last always stay, and so does the newest intact one, so that `latest_checkpoint` returns the same before
+    and after. Files without a readable serial are left alone. Raises ValueError when `keep` is negative.
     """
     if keep < 0:
         raise ValueError(f"keep must be 0 or more checkpoints, got {keep}")
     newest_first = _newest_first(Path(folder))
-    steps = (path for path in newest_first if path.name.startswith("checkpoint_step_"))
-    surplus = [path for path in steps if _serial(path) is not None][keep:]
-    if surplus and not any(_is_intact(path) for path in newest_first if path not in surplus):
-        spared = next((path for path in surplus if _is_intact(path)), None)
-        surplus = [path for path in surplus if path != spared]
+    numbered = (path for path in newest_first if path.name.startswith(_RETAINED))
+    surplus = [path for path in numbered if _serial(path) is not None][keep:]
+    if surplus:
+        newest = next((path for path in newest_first if _is_intact(path)), None)
+        surplus = [path for path in surplus if path != newest]
     for path in surplus:
         path.unlink()
     return surplus
 
 
-def rng_state() -> dict[str, Any]:
-    """Return the state of all global random generators (Python, NumPy, torch: CPU, CUDA, MPS) as plain data.
-
-    "cuda" is None until this process has used CUDA, since asking would start it on every device.
-    """
-    version, words, gauss = random.getstate()
-    legacy = np.random.get_state(legacy=False)
-    assert isinstance(legacy, dict)
-    on_mps = torch.backends.mps.is_available()
+def library_versions() -> dict[str, str]:
+    """Versions of everything that a run's numbers depend on; another one may round differently."""
     return {
-        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
-        "numpy": {
-            "words": torch.from_numpy(legacy["state"]["key"].astype(np.int64)),
-            "position": int(legacy["state"]["pos"]),
-            "has_gauss": int(legacy["has_gauss"]),
-            "gauss": float(legacy["gauss"]),
-        },
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
-        "mps": torch.mps.get_rng_state() if on_mps else None,
+        "python": platform.python_version(),
+        "course_lm": __version__,
+        "torch": str(torch.__version__),
+        "numpy": metadata.version("numpy"),
+        "tokenizers": metadata.version("tokenizers"),
     }
 
 
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what `rng_state` returned. A device that this machine does not have is passed over."""
-    python, legacy = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    key = legacy["words"].cpu().numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", key, legacy["position"], legacy["has_gauss"], legacy["gauss"]))
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():
-        for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(device_state.cpu(), device)
-    if state["mps"] is not None and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"].cpu())
-
-
 def _check_plain(value: Any, where: str) -> None:
+    """Refuse what `load_checkpoint` would refuse: a file that cannot be loaded again is a lost run."""
     kind = type(value)
     if kind in (dict, OrderedDict):
         for key, item in value.items():
@@ -174,6 +145,10 @@ def _check_plain(value: Any, where: str) -> None:
     elif kind in (list, tuple):
         for index, item in enumerate(value):
             _check_plain(item, f"{where}[{index}]")
+    elif kind in _TENSORS and vars(value):
+        raise ValueError(f"{where} is a tensor with an attribute of its own ({', '.join(vars(value))})")
+    elif kind is int and value.bit_length() > _MAX_INTEGER_BITS:
+        raise ValueError(f"{where} is an integer of {value.bit_length()} bits; at most {_MAX_INTEGER_BITS} can be read")
     elif kind not in _SCALARS and kind not in _TENSORS:
         accepted = "tensors, numbers, strings, booleans, None, and dicts, lists and tuples of them"
         raise ValueError(f"{where} is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds {accepted}")
@@ -201,39 +176,18 @@ class _Sink:
         """torch asks for it; `_write` flushes once, at the end."""
 
 
-def _write(path: Path, state: dict[str, Any], serial: int) -> None:
-    with open(path, "x+b") as file:
-        sink = _Sink(file)
-        torch.save(state, sink)  # pyright: ignore[reportArgumentType]  # torch needs only write and flush
-        if sink.error is not None:
-            raise sink.error
-        prefix = f"course_lm checkpoint {FORMAT_VERSION} serial {serial} sha256 ".encode()
-        file.seek(-2, os.SEEK_END)  # a zip file ends in the length of its comment, which torch leaves at 0
-        file.write(struct.pack("<H", len(prefix) + _DIGEST_LENGTH) + prefix)
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file.seek(0, os.SEEK_END)
-        file.write(digest.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened, and a rename is durable by itself
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left of `path`; a younger file may belong to a process still writing."""
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:
-                leftover.unlink()
+def _write(file: BinaryIO, state: dict[str, Any], serial: int) -> None:
+    sink = _Sink(file)
+    torch.save(state, sink)  # pyright: ignore[reportArgumentType]  # torch needs only write and flush
+    if sink.error is not None:
+        raise sink.error
+    prefix = f"course_lm checkpoint {FORMAT_VERSION} serial {serial} sha256 ".encode()
+    file.seek(-2, os.SEEK_END)  # a zip file ends in the length of its comment, which torch leaves at 0
+    file.write(struct.pack("<H", len(prefix) + _DIGEST_LENGTH) + prefix)
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+    file.seek(0, os.SEEK_END)
+    file.write(digest.encode())
 
 
 def _read_trailer(file: BinaryIO) -> _Trailer | None:
@@ -272,14 +226,18 @@ def _is_intact(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
             _verify(path, file)
-    except CheckpointError:
+    except (CheckpointError, OSError):
         return False
     return True
 
 
 def _serial(path: Path) -> int | None:
-    with open(path, "rb") as file:
-        trailer = _read_trailer(file)
+    """The number in the file's trailer; None where it has none, or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            trailer = _read_trailer(file)
+    except OSError:
+        return None
     return None if trailer is None else trailer.serial
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from course_lm.atomic import atomic_file
 from course_lm.checkpoints import latest_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
+from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, Record, TensorBoardLogger, WandbLogger
+from course_lm.monitoring.observers import json_line
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SAME = {
@@ -34,7 +36,7 @@ def run_folder(config: TrainingConfig) -> Path | None:
 
 def default_observers(config: TrainingConfig) -> list[Observer]:
     """The progress bar, and the loggers that the configuration asks for; ImportError where one is not installed."""
-    observers: list[Observer] = [ProgressBar()]
+    observers: list[Observer] = []
     folder = run_folder(config)
     if folder is not None:
         observers.append(JSONLLogger(folder / "metrics.jsonl"))
@@ -43,7 +45,7 @@ def default_observers(config: TrainingConfig) -> list[Observer]:
     if config.wandb.enabled:
         wandb = config.wandb
         observers.append(WandbLogger(wandb.project, wandb.name, wandb.mode, folder or Path(), asdict(config)))
-    return observers
+    return [*observers, ProgressBar()]  # last, below what the others print when they start
 
 
 def newest_state(config: TrainingConfig) -> Path | None:
@@ -60,13 +62,15 @@ def newest_state(config: TrainingConfig) -> Path | None:
     return latest_checkpoint(folder)
 
 
-def keep_lines(path: Path, count: int) -> None:
-    """Cut a log back to its first `count` lines: a run that died had written more than its checkpoint knows."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    if len(lines) > count:
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_bytes(b"".join(lines[:count]))
-        temporary.replace(path)  # a crash in the middle of a plain write would lose the log
+def restore_log(path: Path, records: Iterable[Record]) -> None:
+    """Make a log hold the records of a checkpoint and no others.
+
+    A run that died had written more than its checkpoint knows, and less where the disk was full or the power failed.
+    """
+    wanted = b"".join(json_line(record) for record in records)
+    if wanted != (path.read_bytes() if path.exists() else b""):
+        with atomic_file(path) as file:
+            file.write(wanted)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:

@@ -48,11 +48,11 @@ from course_lm.runs import (
     check_same_run,
     count_steps,
     default_observers,
-    keep_lines,
     length_of,
     load_weights,
     newest_state,
     on_interrupt,
+    restore_log,
     run_folder,
 )
 from course_lm.schedules import build_schedule
@@ -80,7 +80,7 @@ class Trainer:
         optimizer: by default built from `config.optimizer`.
         schedule: learning rate from the number of completed steps; by default built from `config.lr_scheduler`.
         clip: called as `clip(parameters, max_norm)`, changes the gradients in place.
-        observers: told of every record, beside the progress bar and the loggers that the configuration names.
+        observers: told of every record, before the progress bar and the loggers that the configuration names.
 
     Attributes:
         step: completed optimizer steps. history: all records so far.
@@ -113,7 +113,7 @@ class Trainer:
         self.optimizer = optimizer or build_optimizer(model, config.optimizer)
         self.loss_fn, self.schedule, self.clip = loss_fn, schedule, clip
         self.folder = run_folder(config)
-        self.observers = Observers([*default_observers(config), *observers])
+        self.observers = Observers([*observers, *default_observers(config)])
         patience = self.settings.early_stopping_patience
         self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold) if patience else None
         self.throughput = Throughput()
@@ -239,7 +239,7 @@ class Trainer:
             newest = newest_state(self.config)
             if newest is not None:
                 self.load_checkpoint(newest)
-                keep_lines(newest.with_name("metrics.jsonl"), len(self.history.records))
+                restore_log(newest.with_name("metrics.jsonl"), self.history.records)
                 print(f"resumed {newest} after step {self.step}")
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)

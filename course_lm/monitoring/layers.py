@@ -51,7 +51,8 @@ class LayerStatistics:
     """An observer that measures each layer at every training record, in the step before it.
 
     Its own records have the event "layers" and a number for each "<name of the matrix>/<statistic>": those of
-    `layer_statistics`, and "update_ratio". They go to `observer`, and stay in `records`.
+    `layer_statistics`, and "update_ratio". They stay in `records`; `observer`, such as a `WandbLogger`, is told of them
+    too, and of all that this one is told: so one W&B run holds both.
 
     To know the update it copies the matrices before each step of whatever optimizer moves them: one more copy of the
     weights in memory, and no wait between log points.
@@ -72,7 +73,9 @@ class LayerStatistics:
             self.observer.start(step, total_steps)
 
     def log(self, record: Record) -> None:
-        """Measure where `record` is one of training."""
+        """Pass `record` on, and measure where it is one of training."""
+        if self.observer is not None:
+            self.observer.log(dict(record))
         if record["event"] != "train" or record.get("partial"):
             return
         if self._error is not None:

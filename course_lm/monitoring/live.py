@@ -2,7 +2,6 @@
 
 import base64
 import io
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMOOTHING = 0.8
+SMOOTHING = 0.6
+_MARGINS = {"left": 0.08, "right": 0.97, "top": 0.95, "bottom": 0.13, "wspace": 0.3, "hspace": 0.5}
 _BLUE, _RED, _GREY, _INK = "#0072B2", "#D55E00", "#6E6E6E", "#222222"
-_WIDTH = "760px"
 
 
 def draw_run(history: History, floor: float | None = None) -> "Figure":
@@ -27,31 +26,30 @@ def draw_run(history: History, floor: float | None = None) -> "Figure":
     the loss of the distribution that made the validation text, nats per token: no model goes lower for long.
     """
     from matplotlib.figure import Figure  # not one of pyplot's, which would stay open
+    from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
-    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
-    grid = figure.add_gridspec(2, 2, width_ratios=(3, 2))
+    figure = Figure(figsize=(8.0, 4.2), layout=PlaceHolderLayoutEngine(True, True))  # settled: see _png
+    grid = figure.add_gridspec(2, 2, width_ratios=(3, 2), **_MARGINS)
     loss, norm, lr = (figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1]))
     _draw_loss(loss, history, floor)
-    _draw_metric(norm, history.train, "grad_norm", "gradient norm", "log")
-    _draw_metric(lr, history.train, "lr", "learning rate", "linear")
-    lr.ticklabel_format(axis="y", scilimits=(-2, 3))
+    _draw_norm(norm, history.train)
+    _draw_rate(lr, history.train)
     return figure
 
 
 class LivePlot:
-    """An observer that shows the run as a picture in a notebook; elsewhere it does nothing.
+    """An observer that shows the run as a picture in a notebook, drawn anew in place; elsewhere it does nothing.
 
-    While the run goes on the picture is a widget, which redraws in place; once it is over, an ordinary output of the
-    cell, which stays in the file.
+    The picture is an ordinary output of the cell, so the file keeps it as it was last drawn.
 
     Args:
         draw: makes a figure from the history so far, as `draw_run` does.
         every: seconds, at least, between two drawings.
-        share: the part of the run's time that drawing takes at most: after one of s seconds the next comes no sooner
-            than s / share later.
+        share: the part of the run's time that drawing takes at most: after one of s seconds the next one begins no
+            sooner than s / share later. The first drawing of all, which takes longer, does not count.
 
     Attributes:
-        drawings, seconds: how often it was drawn, and how long that took altogether.
+        drawings, seconds: how often it was drawn, and the seconds that took altogether.
     """
 
     def __init__(self, draw: Callable[[History], "Figure"] = draw_run, every: float = 2.0, share: float = 0.05) -> None:
@@ -62,59 +60,56 @@ class LivePlot:
         self.draw, self.every, self.share = draw, every, share
         self.history = History()
         self.drawings, self.seconds = 0, 0.0
-        self._widget: Any = None
-        self._next = -math.inf
+        self._display: Any = None
+        self._stale = False
+        self._next = 0.0
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Begin a picture; records after `step` go, for the run makes them again."""
+        """Begin a picture in the cell that runs; records after `step` go, for the run makes them again."""
         self.history = History(record for record in self.history.records if record["step"] <= step)
-        self._next = -math.inf
+        self._display, self._stale, self._next = None, False, 0.0
 
     def log(self, record: Record) -> None:
         """Take the record, and draw if it is time to."""
-        if not _in_notebook():
-            return
         self.history.append(record)
+        self._stale = True
         if time.perf_counter() >= self._next:
-            self._show_live(self._png())
+            self._show()
 
     def close(self) -> None:
-        """Draw a last time, as an output of the cell."""
-        if not _in_notebook() or not self.history.records:
+        """Draw what was not drawn yet."""
+        if self._stale:
+            self._show()
+
+    def _show(self) -> None:
+        if not _in_notebook():
             return
-        picture = self._png()
-        if self._widget is not None:
-            self._widget.close()
-            self._widget = None
         from IPython.display import display
 
-        alt = describe(self.history)
-        data = {"image/png": base64.b64encode(picture).decode(), "text/plain": alt}
-        display(data, metadata={"image/png": {"alt": alt}}, raw=True)
-
-    def _png(self) -> bytes:
-        import matplotlib.pyplot as plt
-
+        self._stale = False
         started = time.perf_counter()
-        figure = self.draw(self.history)
-        file = io.BytesIO()
-        fixed = figure.get_layout_engine() is not None  # its size is settled: trimming would make it jump
-        figure.savefig(file, format="png", bbox_inches=None if fixed else "tight")
-        plt.close(figure)
-        ended = time.perf_counter()
-        self.drawings, self.seconds = self.drawings + 1, self.seconds + ended - started
-        self._next = ended + max(self.every, (ended - started) / self.share)
-        return file.getvalue()
+        alt = describe(self.history)
+        data = {"image/png": base64.b64encode(_png(self.draw(self.history))).decode(), "text/plain": alt}
+        options = {"metadata": {"image/png": {"alt": alt}}, "raw": True}
+        if self._display is None:
+            self._display = display(data, display_id=True, **options)
+        else:
+            self._display.update(data, **options)
+        seconds = time.perf_counter() - started
+        pause = seconds / self.share if self.drawings else 0.0  # the first one finds fonts and fills caches
+        self._next = started + max(self.every, pause)
+        self.drawings, self.seconds = self.drawings + 1, self.seconds + seconds
 
-    def _show_live(self, picture: bytes) -> None:
-        if self._widget is None:
-            import ipywidgets
-            from IPython.display import display
 
-            layout = ipywidgets.Layout(width=_WIDTH, max_width="100%")
-            self._widget = ipywidgets.Image(value=picture, format="png", layout=layout)
-            display(self._widget)
-        self._widget.value = picture
+def _png(figure: "Figure") -> bytes:
+    """The figure as a file; one of pyplot's is closed."""
+    import matplotlib.pyplot as plt
+
+    file = io.BytesIO()
+    fixed = figure.get_layout_engine() is not None  # trimmed to what is drawn, the picture would jump
+    figure.savefig(file, format="png", bbox_inches=None if fixed else "tight")
+    plt.close(figure)
+    return file.getvalue()
 
 
 def describe(history: History) -> str:
@@ -129,8 +124,8 @@ def describe(history: History) -> str:
 
 def _draw_loss(axes: "Axes", history: History, floor: float | None) -> None:
     steps, losses = _curve(history.train, "loss")
-    axes.plot(steps, losses, ".", color=_GREY, alpha=0.5, markersize=4)
-    axes.plot(steps, smooth(losses, SMOOTHING), color=_BLUE, label="training, smoothed")
+    axes.plot(steps, losses, ".", color=_GREY, alpha=0.5, markersize=5, label="training")
+    axes.plot(steps, smooth(losses, SMOOTHING), color=_BLUE, label="smoothed")
     if history.validation:
         axes.plot(*_curve(history.validation, "val_loss"), "o-", color=_RED, markersize=5, label="validation")
     if floor is not None:
@@ -139,12 +134,23 @@ def _draw_loss(axes: "Axes", history: History, floor: float | None) -> None:
     axes.legend(loc="upper right", frameon=False)
 
 
-def _draw_metric(axes: "Axes", records: Sequence[Record], key: str, label: str, scale: str) -> None:
-    steps, values = _curve(records, key)
-    axes.plot(steps, values, color=_BLUE)
-    axes.set(xlabel="optimizer steps", ylabel=label)
-    if any(value > 0 for value in values):
-        axes.set_yscale(scale)
+def _draw_norm(axes: "Axes", records: Sequence[Record]) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    steps, norms = _curve(records, "grad_norm")
+    axes.plot(steps, norms, color=_BLUE)
+    axes.set(xlabel="optimizer steps", ylabel="gradient norm")
+    if any(norm > 0 for norm in norms):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _draw_rate(axes: "Axes", records: Sequence[Record]) -> None:
+    axes.plot(*_curve(records, "lr"), color=_BLUE)
+    axes.set(xlabel="optimizer steps", ylabel="learning rate")
+    axes.ticklabel_format(axis="y", scilimits=(-2, 3))
 
 
 def _curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]:

@@ -10,6 +10,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from course_lm.atomic import atomic_file
 from course_lm.monitoring.records import Record
 
 
@@ -41,11 +42,11 @@ class Observers:
         self._tell("log", lambda observer: observer.log(dict(record)))
 
     def close(self) -> None:
-        """Close every observer."""
-        self._tell("close", lambda observer: observer.close())
+        """Close every observer, the last one first: a progress bar below what others print ends before they do."""
+        self._tell("close", lambda observer: observer.close(), reverse=True)
 
-    def _tell(self, method: str, call: Callable[[Observer], None]) -> None:
-        for observer in list(self.active):
+    def _tell(self, method: str, call: Callable[[Observer], None], reverse: bool = False) -> None:
+        for observer in self.active[::-1] if reverse else self.active[:]:
             try:
                 call(observer)
             except Exception as error:
@@ -78,7 +79,8 @@ class JSONLLogger:
         old = self.path.read_bytes()
         kept = b"".join(line.rstrip(b"\r\n") + b"\n" for line in old.split(b"\n") if _belongs(line, step))
         if kept != old:
-            replace_file(self.path, kept)
+            with atomic_file(self.path) as file:
+                file.write(kept)
 
     def log(self, record: Record) -> None:
         """Append one line."""
@@ -103,13 +105,6 @@ def json_line(record: Record) -> bytes:
     """The record as a line of JSON that any reader takes."""
     plain = {key: _json_value(value) for key, value in record.items()}
     return (json.dumps(plain, allow_nan=False, ensure_ascii=False) + "\n").encode()
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write `path` anew; a crash in the middle leaves the old file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def _json_value(value: Any) -> Any:

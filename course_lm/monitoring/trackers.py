@@ -74,6 +74,9 @@ class TensorBoardLogger:
 class WandbLogger:
     """Log to Weights & Biases; offline (the default), everything stays in `folder`/wandb.
 
+    A run that goes on later opens another W&B run, at the right step and in the same group (the folder's name). Under
+    one id, the second would replace the first when both were made offline (wandb issues 3841 and 5865).
+
     Raises ImportError when wandb is not installed, ValueError for an unknown mode.
     """
 
@@ -101,6 +104,7 @@ class WandbLogger:
         self._run = self._wandb.init(
             project=self.project,
             name=self.name,
+            group=self.folder.resolve().name,
             mode=self.mode,
             dir=str(self.folder),
             config=self.settings,

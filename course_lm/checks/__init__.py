@@ -1,8 +1,11 @@
 """Feedback for the lessons: predictions before a surprise, and one check for each exercise."""
 
+from course_lm.checks.accumulation import accumulate_gradient, mean_factors, token_windows, tokens_per_step
 from course_lm.checks.batching import allowed_attention, epoch_order, labels_of, padding_share
+from course_lm.checks.clipping import clip_coefficient, first_bad_parameter, global_norm, unscaled_and_clipped
 from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
 from course_lm.checks.lr_finder import group_rates, smoothed_losses, steepest_rate, sweep_rates
+from course_lm.checks.monitoring import logged_perplexity, read_records, stopping_point, update_ratios
 from course_lm.checks.optimizers import adamw_step, decay_groups, sgd_step, training_bytes
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
@@ -12,31 +15,43 @@ from course_lm.checks.the_whole_loop import floor, linear_schedule, train_steps
 
 __all__ = [
     "Report",
+    "accumulate_gradient",
     "adamw_step",
     "allowed_attention",
     "bits_per_byte",
+    "clip_coefficient",
     "cooldown_rate",
     "corpus_perplexity",
     "decay_groups",
     "epoch_order",
+    "first_bad_parameter",
     "floor",
+    "global_norm",
     "group_rates",
     "labels_of",
     "linear_schedule",
     "log_sum_exp",
+    "logged_perplexity",
     "logits_gradient",
     "loss_from_ids",
     "lost_to_truncation",
+    "mean_factors",
     "optimizer_steps",
     "padding_share",
     "predict",
     "rate_by_tokens",
+    "read_records",
     "scheduled_steps",
     "sgd_step",
     "smoothed_losses",
     "split_near_copies",
     "steepest_rate",
+    "stopping_point",
     "sweep_rates",
+    "token_windows",
+    "tokens_per_step",
     "train_steps",
     "training_bytes",
+    "unscaled_and_clipped",
+    "update_ratios",
 ]

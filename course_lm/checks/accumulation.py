@@ -1,4 +1,4 @@
-"""Checks of lesson 08: windows, the targets of each step, factors for means, and a whole accumulated gradient."""
+"""Checks of lesson 08: targets of each step, factors for means, windows by tokens, a gradient divided last."""
 
 import math
 import warnings
@@ -17,74 +17,6 @@ from course_lm.step import train_step
 _VOCAB_SIZE = 7
 
 Batch = Mapping[str, Tensor]
-
-
-def group_batches(fn: Callable[..., object]) -> Report:
-    """Windows as a generator: `fn(batches, accumulation_steps)` yields lists and reads no further than it has to."""
-    return compare(
-        fn,
-        reference=windows,
-        cases={
-            "a shorter last window": (list("abcdefg"), 3),
-            "no rest": (list("abcdef"), 2),
-            "fewer batches than a window holds": (list("ab"), 5),
-            "windows of one": (list("abc"), 1),
-            "no batches at all": ([], 4),
-        },
-        mistakes={
-            "the last, shorter window is dropped": lambda batches, n: (w for w in windows(batches, n) if len(w) == n),
-            "the rest is added to the window before it": _with_rest_in_the_last,
-            "all batches are read before the first window is given out": lambda batches, n: list(windows(batches, n)),
-            "the first batch of the next window is read before a window is given out": _with_look_ahead,
-            "there are accumulation_steps windows, not windows of accumulation_steps batches": _as_many_windows,
-            "an empty window follows the last one": lambda batches, n: (w for w in [*windows(batches, n), []]),
-            "the last window is filled up with earlier batches": _filled_up,
-        },
-        run=_with_batches_read,
-    )
-
-
-def _with_batches_read(fn: Callable[..., Any], batches: Sequence[str], accumulation_steps: int) -> object:
-    """Each window, with the number of batches that had been read when it came; None for a stub."""
-    read = 0
-
-    def loader() -> Iterator[str]:
-        nonlocal read
-        for batch in batches:
-            read += 1
-            yield batch
-
-    groups = fn(loader(), accumulation_steps)
-    return None if groups in (None, ...) else [(list(group), read) for group in groups]
-
-
-def _with_rest_in_the_last(batches: Iterable[str], n: int) -> Iterator[list[str]]:
-    groups = list(windows(batches, n))
-    if len(groups) > 1 and len(groups[-1]) < n:
-        groups[-2:] = [groups[-2] + groups[-1]]
-    yield from groups
-
-
-def _with_look_ahead(batches: Iterable[str], n: int) -> Iterator[list[str]]:
-    group: list[str] = []
-    for batch in batches:
-        if len(group) == n:
-            yield group
-            group = []
-        group.append(batch)
-    if group:
-        yield group
-
-
-def _as_many_windows(batches: Iterable[str], n: int) -> Iterator[list[str]]:
-    everything = list(batches)
-    yield from windows(everything, max(1, -(-len(everything) // n)))
-
-
-def _filled_up(batches: Iterable[str], n: int) -> Iterator[list[str]]:
-    everything = list(batches)
-    for window in windows(everything, n):
-        yield (window + everything * n)[:n]
 
 
 def tokens_per_step(fn: Callable[..., object]) -> Report:
@@ -155,8 +87,73 @@ def mean_factors(fn: Callable[..., object]) -> Report:
     )
 
 
+def token_windows(fn: Callable[..., object]) -> Report:
+    """Windows by tokens: `fn(micro_batches, min_tokens)` yields lists that hold at least so many targets."""
+
+    def count(labels: Tensor) -> int:
+        return int(count_targets(labels))
+
+    ragged = _batches(_labels([9, 4, 12, 5, 7, 3, 6, 11, 4], seed=3))
+    exact = _batches([torch.ones(1, 6, dtype=torch.int64)] * 5)  # five targets each
+    return compare(
+        fn,
+        reference=_windows_by(count),
+        cases={
+            "nine ragged micro-batches": (ragged, 20),
+            "windows that hold exactly enough": (exact, 10),
+            "each micro-batch is enough": (ragged[:3], 1),
+            "all together are too few": (ragged[:4], 1000),
+            "no micro-batches": ([], 5),
+        },
+        mistakes={
+            "the last window is dropped where it holds too few targets": _windows_by(count, tail=False),
+            "a window ends before the micro-batch that would complete it": _windows_by(count, early=True),
+            "a window that holds exactly min_tokens goes on": lambda batches, least: _windows_by(count)(
+                batches, least + 1
+            ),
+            "the count is not set back to 0 for the next window": _windows_by(count, reset=False),
+            "rows are counted instead of targets": _windows_by(len),
+            "the first label of each row is counted: there is no shift": _windows_by(
+                lambda labels: int((labels != -100).sum())
+            ),
+            "ignored labels are counted too": _windows_by(lambda labels: labels[:, 1:].numel()),
+            "an empty window follows the last one": lambda batches, least: [*_windows_by(count)(batches, least), []],
+        },
+        run=_numbers_of_windows,
+    )
+
+
+def _windows_by(
+    count: Callable[[Tensor], int], *, tail: bool = True, early: bool = False, reset: bool = True
+) -> Callable[..., Iterator[list[Batch]]]:
+    """The exercise's answer with another count or one mistake."""
+
+    def group(batches: Iterable[Batch], min_tokens: int) -> Iterator[list[Batch]]:
+        window, tokens = [], 0
+        for batch in batches:
+            own = count(batch["labels"])
+            if early and window and tokens + own > min_tokens:
+                yield window
+                window, tokens = [], 0
+            window.append(batch)
+            tokens += own
+            if not early and tokens >= min_tokens:
+                yield window
+                window, tokens = [], 0 if reset else tokens
+        if window and tail:
+            yield window
+
+    return group
+
+
+def _numbers_of_windows(fn: Callable[..., Any], batches: Sequence[Batch], min_tokens: int) -> list[list[int]] | None:
+    """The micro-batches of each window by number; None for a stub."""
+    groups = fn(iter(batches), min_tokens)
+    return None if groups in (None, ...) else [[int(batch["number"]) for batch in group] for group in groups]
+
+
 def accumulate_gradient(fn: Callable[..., object]) -> Report:
-    """A whole step's gradient: `fn(model, micro_batches)` leaves it in the model and returns the mean loss."""
+    """A step's gradient from an iterator: `fn(model, micro_batches)` leaves it in the model, returns the mean loss."""
     window, model = _window([[9, 3], [12, 12], [4, 2]], seed=0), _Model()
     clean, left_over = None, 1.0
     empty = {**window[2], "labels": torch.full_like(window[2]["labels"], -100)}
@@ -183,7 +180,7 @@ def accumulate_gradient(fn: Callable[..., object]) -> Report:
                 clear="micro-batch"
             ),
             "gradients from before the step are not cleared": _accumulation(clear="never"),
-            "a window without targets clears the gradients": _accumulation(clear="always"),
+            "a window without targets is divided by 0": _accumulation(divides_by_zero=True),
         },
         run=_gradient_and_loss,
     )
@@ -192,36 +189,40 @@ def accumulate_gradient(fn: Callable[..., object]) -> Report:
 def _gradient_and_loss(
     fn: Callable[..., Any], model: nn.Module, micro_batches: Sequence[Batch], before: float | None
 ) -> object:
-    """What is left in the model whose gradients were `before`, and the loss; None for a stub."""
+    """Gradients that were `before` and are then what `fn` leaves, with the loss; None for a stub."""
     for parameter in model.parameters():
         parameter.grad = None if before is None else torch.full_like(parameter, before)
-    loss = fn(model, micro_batches)
+    loss = fn(model, iter(micro_batches))
     if loss is None or loss is ...:
         return None
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    parameters = dict(model.named_parameters())
+    gradients = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in parameters.items()}
     return {"loss": loss.item() if isinstance(loss, Tensor) else loss, **gradients}
 
 
-def _by_train_step(model: nn.Module, micro_batches: Sequence[Batch]) -> float:
+def _by_train_step(model: nn.Module, micro_batches: Iterable[Batch]) -> float:
+    model.zero_grad()  # train_step leaves the gradients of before where there is no target
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a window without targets
         still = torch.optim.SGD(model.parameters(), lr=0.0)
-        return float(train_step(model, micro_batches, still, max_grad_norm=None).loss)
+        return float(train_step(model, list(micro_batches), still, max_grad_norm=None).loss)
 
 
 def _accumulation(
-    *, divisor: str = "window", means: bool = False, clear: str = "step"
-) -> Callable[[nn.Module, Sequence[Batch]], float]:
+    *, divisor: str = "window", means: bool = False, clear: str = "step", divides_by_zero: bool = False
+) -> Callable[[nn.Module, Iterable[Batch]], float]:
     """The exercise's answer with one mistake; `means` divides by the number of micro-batches as well."""
 
-    def accumulate(model: nn.Module, micro_batches: Sequence[Batch]) -> float:
+    def accumulate(model: nn.Module, batches: Iterable[Batch]) -> float:
+        micro_batches = list(batches)
         tokens = int(count_window_targets(micro_batches))
-        if clear == "always":
+        if clear == "step" or not tokens:
             model.zero_grad()
+        if not tokens and divides_by_zero:
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, math.nan)
         if not tokens:
             return math.nan
-        if clear == "step":
-            model.zero_grad()
         divisors = {
             "window": tokens,
             "nothing": 1,
@@ -276,3 +277,7 @@ def _window(lengths: Sequence[Sequence[int]], *, seed: int) -> list[dict[str, Te
         ids = torch.randint(0, _VOCAB_SIZE, mask.shape, generator=generator)
         window.append({"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)})
     return window
+
+
+def _batches(labels: Sequence[Tensor]) -> list[dict[str, Any]]:
+    return [{"labels": one, "number": number} for number, one in enumerate(labels)]

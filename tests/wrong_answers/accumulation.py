@@ -1,7 +1,6 @@
 """Answers to the exercises of lesson 08: wrong ones, each with the mistake that must be named, and right ones."""
 
 import math
-from itertools import chain, islice
 
 import torch
 from torch.nn import functional as F
@@ -10,72 +9,52 @@ from course_lm import accumulation as package
 from course_lm.step import train_step
 
 
-def group_by_modulo(batches, accumulation_steps):
+def token_groups(*, shift=1, ignore=True, rows=False, tail=True, exact=True, reset=True):
+    """Windows by a running count, right unless told otherwise."""
+
+    def token_windows(micro_batches, min_tokens):
+        windows, held, seen = [], [], 0
+        for batch in micro_batches:
+            held.append(batch)
+            wanted = batch["labels"][:, shift:]
+            seen += len(wanted) if rows else int((wanted > -100).sum()) if ignore else wanted.numel()
+            if seen > min_tokens or (exact and seen == min_tokens):
+                windows.append(held)
+                held = []
+                if reset:
+                    seen = 0
+        if tail and held:
+            windows.append(held)
+        return windows
+
+    return token_windows
+
+
+def token_windows_at_most(micro_batches, min_tokens):
     window = []
-    for number, batch in enumerate(batches, start=1):
-        window.append(batch)
-        if number % accumulation_steps == 0:
+    for batch in micro_batches:
+        if window and package.count_window_targets([*window, batch]) > min_tokens:
             yield window
             window = []
-
-
-def group_with_long_end(batches, accumulation_steps):
-    held = list(batches)
-    whole = max(1, len(held) // accumulation_steps)
-    for number in range(whole if held else 0):
-        end = None if number == whole - 1 else (number + 1) * accumulation_steps
-        yield held[number * accumulation_steps : end]
-
-
-def group_a_list(batches, accumulation_steps):
-    held = [*batches]
-    return [held[start : start + accumulation_steps] for start in range(0, len(held), accumulation_steps)]
-
-
-def group_looking_ahead(batches, accumulation_steps):
-    iterator, ahead = iter(batches), []
-    while window := ahead + list(islice(iterator, accumulation_steps - len(ahead))):
-        ahead = list(islice(iterator, 1))
-        yield window
-
-
-def group_into_parts(batches, accumulation_steps):
-    held = list(batches)
-    size = math.ceil(len(held) / accumulation_steps) or 1
-    for start in range(0, len(held), size):
-        yield held[start : start + size]
-
-
-def group_with_empty_end(batches, accumulation_steps):
-    held = list(batches)
-    for start in range(0, len(held), accumulation_steps):
-        yield held[start : start + accumulation_steps]
-    yield []
-
-
-def group_filled_up(batches, accumulation_steps):
-    held = list(batches)
-    missing = -len(held) % accumulation_steps
-    endless = chain(held, *([held] * missing))
-    for _ in range(math.ceil(len(held) / accumulation_steps)):
-        yield list(islice(endless, accumulation_steps))
-
-
-def group_by_hand(batches, accumulation_steps):
-    window = []
-    for batch in batches:
         window.append(batch)
-        if len(window) == accumulation_steps:
-            yield window
-            window = []
     if window:
         yield window
 
 
-def group_by_next(batches, accumulation_steps):
-    iterator = iter(batches)
-    for first in iterator:
-        yield [first, *islice(iterator, accumulation_steps - 1)]
+def token_windows_empty_end(micro_batches, min_tokens):
+    yield from token_groups()(micro_batches, min_tokens)
+    yield []
+
+
+def token_windows_counted_anew(micro_batches, min_tokens):
+    window = []
+    for batch in micro_batches:
+        window = [*window, batch]
+        if package.count_window_targets(window) >= min_tokens:
+            yield window
+            window = []
+    if window:
+        yield window
 
 
 def per_step(*, shift=1, ignore=True, rows=False, tail=True, mean=False, each=False):
@@ -142,14 +121,13 @@ def accumulate(*, reduction="sum", divisor="targets", clear="first"):
     """A step as it is often written, right unless told otherwise."""
 
     def accumulate_gradient(model, micro_batches):
+        micro_batches = list(micro_batches)
         labels = [batch["labels"] for batch in micro_batches]
         targets = int(sum((one[:, 1:] != -100).sum() for one in labels))
-        if clear == "anyway":
-            model.zero_grad()
+        if clear == "first" or targets == 0:
+            model.zero_grad(set_to_none=True)
         if targets == 0:
             return float("nan")
-        if clear == "first":
-            model.zero_grad(set_to_none=True)
         divisors = {
             "targets": targets,
             "nothing": 1.0,
@@ -171,46 +149,52 @@ def accumulate(*, reduction="sum", divisor="targets", clear="first"):
 
 def accumulate_at_once(model, micro_batches):
     """The sum of all losses is divided, and goes backward once."""
+    micro_batches = [*micro_batches]
     targets = sum((batch["labels"][:, 1:] != -100).sum() for batch in micro_batches)
+    model.zero_grad()
     if not targets:
         return math.nan
-    model.zero_grad()
     loss = torch.stack([losses_of(model, batch, "sum") for batch in micro_batches]).sum() / targets
     loss.backward()
     return loss
 
 
-def accumulate_then_divide(model, micro_batches):
-    targets = package.count_window_targets(micro_batches)
-    if targets == 0:
-        return torch.tensor(math.nan)
-    model.zero_grad()
-    total = torch.zeros(())
+def accumulate_then_divide(model, micro_batches, stop=True):
+    sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    nats, targets = 0.0, torch.tensor(0)
     for batch in micro_batches:
-        nats = losses_of(model, batch, "sum")
-        nats.backward()
-        total = total + nats.detach()
-    for parameter in model.parameters():
-        parameter.grad /= targets
-    return total / targets
+        loss = losses_of(model, batch, "sum")
+        for total, part in zip(sums, torch.autograd.grad(loss, [*model.parameters()])):
+            total += part
+        nats, targets = nats + loss.item(), targets + (batch["labels"][:, 1:] != -100).sum()
+    for parameter, total in zip(model.parameters(), sums):
+        parameter.grad = None if stop and not targets else total / targets
+    return nats / targets
+
+
+def accumulate_and_divide_anyway(model, micro_batches):
+    return accumulate_then_divide(model, micro_batches, stop=False)
 
 
 def accumulate_with_train_step(model, micro_batches):
+    micro_batches = list(micro_batches)
     if not package.count_window_targets(micro_batches):
+        model.zero_grad()
         return math.nan
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     return train_step(model, micro_batches, optimizer, max_grad_norm=None).loss
 
 
 WRONG_ANSWERS = {
-    "group_batches": [
-        (group_by_modulo, "the last, shorter window is dropped"),
-        (group_with_long_end, "the rest is added to the window before it"),
-        (group_a_list, "all batches are read before the first window is given out"),
-        (group_looking_ahead, "the first batch of the next window is read before a window is given out"),
-        (group_into_parts, "there are accumulation_steps windows, not windows of accumulation_steps batches"),
-        (group_with_empty_end, "an empty window follows the last one"),
-        (group_filled_up, "the last window is filled up with earlier batches"),
+    "token_windows": [
+        (token_groups(tail=False), "the last window is dropped where it holds too few targets"),
+        (token_windows_at_most, "a window ends before the micro-batch that would complete it"),
+        (token_groups(exact=False), "a window that holds exactly min_tokens goes on"),
+        (token_groups(reset=False), "the count is not set back to 0 for the next window"),
+        (token_groups(rows=True), "rows are counted instead of targets"),
+        (token_groups(shift=0), "the first label of each row is counted: there is no shift"),
+        (token_groups(ignore=False), "ignored labels are counted too"),
+        (token_windows_empty_end, "an empty window follows the last one"),
     ],
     "tokens_per_step": [
         (per_step(shift=0), "the first label of each row is counted: there is no shift"),
@@ -250,12 +234,12 @@ WRONG_ANSWERS = {
             "gradients are cleared before every micro-batch, so that the last one alone remains",
         ),
         (accumulate(clear="never"), "gradients from before the step are not cleared"),
-        (accumulate(clear="anyway"), "a window without targets clears the gradients"),
+        (accumulate_and_divide_anyway, "a window without targets is divided by 0"),
     ],
 }
 
 EQUIVALENT = {
-    "group_batches": [group_by_hand, group_by_next, package.windows],
+    "token_windows": [token_groups(), token_windows_counted_anew],
     "tokens_per_step": [per_step(), per_step_by_the_package],
     "mean_factors": [factors(), factors_as_a_tensor_list],
     "accumulate_gradient": [accumulate(), accumulate_at_once, accumulate_then_divide, accumulate_with_train_step],

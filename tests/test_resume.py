@@ -1,0 +1,215 @@
+"""Claims about going on after a stop: whatever step it was, no bit of the rest of the run is different (C13).
+
+And about going on when the newest checkpoint is damaged: the run goes on from the one before, and says so (C14).
+"""
+
+import os
+import random
+import shutil
+import signal
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from course_lm.checkpoints import latest_checkpoint, load_checkpoint
+from course_lm.loss import next_token_loss
+from course_lm.trainer import Trainer
+from tests.training_run import NAME, assert_same, configure, counting, loaders, outcome, start
+
+MODES = ("fixed", "dynamic", "bucketed", "packed")
+PRECISIONS = ("fp32", "bf16", "fp16")
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+OVERFLOW = 2.0**14
+
+
+def loss_of(precision: str) -> Callable[..., Tensor]:
+    """In fp16 some batches, always the same ones, have a loss so large that its scaled gradient overflows."""
+
+    def loss_fn(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        loss = next_token_loss(logits, labels, reduction=reduction)
+        return loss * OVERFLOW if precision == "fp16" and int(labels.sum()) % 5 == 0 else loss
+
+    return loss_fn
+
+
+def run(
+    folder: Path, mode: str, precision: str, device: str = "cpu", act: Callable[[int], None] = lambda count: None
+) -> Trainer:
+    config = configure(folder, precision=precision, device=device, eval_steps=3, on_nonfinite="skip")
+    return start(config, *loaders(mode), counting(act, loss_of(precision)))
+
+
+@cache
+def straight(mode: str, precision: str, device: str = "cpu") -> tuple[dict[str, Any], list[int]]:
+    """What the run leaves when nothing stops it, and the number of its last micro-batch in each completed step."""
+    folder = Path(mkdtemp())
+    counts: list[int] = []
+    trainer = run(folder, mode, precision, device, counts.append)
+    per_epoch = len(loaders(mode)[0])
+    ends = [
+        epoch * per_epoch + min(batch + 3, per_epoch)
+        for epoch in range(trainer.settings.num_epochs)
+        for batch in range(0, per_epoch, 3)
+    ]
+    assert len(counts) == ends[-1]
+    left = outcome(folder)
+    shutil.rmtree(folder)
+    return left, ends
+
+
+def stop_and_go_on(folder: Path, mode: str, precision: str, micro_batch: int, device: str = "cpu") -> None:
+    """Stop the run in the step of this micro-batch, go on with everything built anew, and compare."""
+
+    def act(count: int) -> None:
+        if count == micro_batch:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert run(folder, mode, precision, device, act).interrupted == signal.SIGINT
+    assert run(folder, mode, precision, device).interrupted is None
+    assert_same(outcome(folder), straight(mode, precision, device)[0], f"stopped at micro-batch {micro_batch}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_stopping_after_any_step_changes_no_bit(tmp_path, mode, precision, device):
+    ends = straight(mode, precision, device)[1]
+    for micro_batch in ends:
+        stop_and_go_on(tmp_path / str(micro_batch), mode, precision, micro_batch, device)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mode", "precision"), [("fixed", "bf16"), ("dynamic", "fp16"), ("packed", "fp32")])
+def test_stopping_in_the_middle_changes_no_bit(tmp_path, mode, precision):
+    ends = straight(mode, precision)[1]
+    stop_and_go_on(tmp_path, mode, precision, ends[len(ends) // 2])
+
+
+@pytest.mark.long
+def test_stopping_after_every_single_step_changes_no_bit(tmp_path):
+    left, ends = straight("bucketed", "fp16")
+    stops = 0
+    while run(tmp_path, "bucketed", "fp16", act=interrupt_at_once).interrupted:
+        stops += 1
+    assert stops == len(ends)
+    assert_same(outcome(tmp_path), left)
+
+
+def interrupt_at_once(count: int) -> None:
+    if count == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_in_fp16_steps_overflow_and_the_run_learns_on(mode):
+    left, ends = straight(mode, "fp16")
+    state = left["checkpoints"]["checkpoint_last.pt"]
+    assert 0 < state["skipped"] < len(ends) == state["step"] + state["skipped"]
+    assert state["scaler"]["scale"] < 2.0**16
+
+
+# Damage
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was stopped in the middle: the newest checkpoint, and two before it."""
+    folder = tmp_path_factory.mktemp("stopped")
+    middle = straight("bucketed", "fp32")[1][6]
+
+    def act(count: int) -> None:
+        if count == middle:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run(folder, "bucketed", "fp32", act=act)
+    assert latest_checkpoint(folder / NAME) == folder / NAME / "checkpoint_last.pt"
+    return folder
+
+
+def go_on_damaged(stopped: Path, folder: Path, damage: Callable[[bytearray], object], to_the_end: bool) -> None:
+    """Damage the newest checkpoint of a copy; it must be passed over with a warning, and the run go on from another."""
+    shutil.copytree(stopped, folder)
+    newest = folder / NAME / "checkpoint_last.pt"
+    content = bytearray(newest.read_bytes())
+    damage(content)
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.pt is (cut short|damaged)"):
+        found = latest_checkpoint(folder / NAME)
+    assert found is not None and found.name == "checkpoint_step_6.pt"
+    assert_same(load_checkpoint(found), load_checkpoint(stopped / NAME / found.name))
+    if to_the_end:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="passing over a checkpoint")
+            run(folder, "bucketed", "fp32")
+        assert_same(outcome(folder), straight("bucketed", "fp32")[0])
+    shutil.rmtree(folder)
+
+
+def cuts(stopped: Path) -> list[Callable[[bytearray], object]]:
+    size = (stopped / NAME / "checkpoint_last.pt").stat().st_size
+
+    def cut(length: int) -> Callable[[bytearray], object]:
+        return lambda content: content.__delitem__(slice(length, None))
+
+    return [cut(length) for length in range(0, size, 4096)]
+
+
+@pytest.mark.long
+def test_a_newest_checkpoint_cut_at_any_4_kib_is_passed_over(stopped, tmp_path):
+    for number, cut in enumerate(cuts(stopped)):
+        go_on_damaged(stopped, tmp_path / str(number), cut, to_the_end=False)
+
+
+@pytest.mark.slow
+def test_a_run_whose_newest_checkpoint_is_cut_at_any_4_kib_ends_as_if_it_had_not_been(stopped, tmp_path):
+    for number, cut in enumerate(cuts(stopped)):
+        go_on_damaged(stopped, tmp_path / str(number), cut, to_the_end=True)
+
+
+def flips(count: int) -> list[Callable[[bytearray], object]]:
+    draw = random.Random(6)
+
+    def flip(place: float, bit: int) -> Callable[[bytearray], object]:
+        def damage(content: bytearray) -> None:
+            content[int(place * len(content))] ^= 1 << bit
+
+        return damage
+
+    return [flip(draw.random(), draw.randrange(8)) for _ in range(count)]
+
+
+@pytest.mark.long
+def test_a_newest_checkpoint_with_any_bit_flipped_is_passed_over(stopped, tmp_path):
+    for number, flip in enumerate(flips(200)):
+        go_on_damaged(stopped, tmp_path / str(number), flip, to_the_end=False)
+
+
+@pytest.mark.slow
+def test_a_run_whose_newest_checkpoint_has_a_bit_flipped_ends_as_if_it_had_not(stopped, tmp_path):
+    for number, flip in enumerate(flips(200)):
+        go_on_damaged(stopped, tmp_path / str(number), flip, to_the_end=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("whole", ["checkpoint_step_4.pt", "checkpoint_step_6.pt"])
+def test_a_run_with_every_checkpoint_but_one_damaged_goes_on_from_that_one(stopped, tmp_path, whole):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    paths = [path for path in (tmp_path / NAME).glob("checkpoint_*.pt") if path.name != "checkpoint_best.pt"]
+    assert whole in {path.name for path in paths} and len(paths) == 3
+    for path in paths:
+        if path.name != whole:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+    with pytest.warns(UserWarning, match="passing over a checkpoint"):
+        run(tmp_path, "bucketed", "fp32")
+    assert_same(outcome(tmp_path), straight("bucketed", "fp32")[0])

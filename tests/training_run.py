@@ -1,0 +1,125 @@
+"""A short run with all that makes going on hard: dropout, accumulation with a tail, shuffled batches, early stopping.
+
+`start` begins it, or goes on with it, in a folder; `outcome` reads from that folder what must not depend on where the
+run was stopped, and `assert_same` compares two outcomes bit for bit.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lm.batching import Loader, make_loader
+from course_lm.checkpoints import load_checkpoint
+from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.loss import next_token_loss
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig
+from course_lm.tokenizer import train_tokenizer
+from course_lm.trainer import Trainer
+
+VOCABULARY, LENGTH = 262, 16
+ANIMALS, PLACES = ("cat", "dog", "little cow", "very old horse"), ("mat", "hat", "sun", "road", "old bed", "green hill")
+DOCUMENTS = [f"the {animal} sat on a {place}" for animal in ANIMALS for place in PLACES]
+TOKENIZER = train_tokenizer(DOCUMENTS, VOCABULARY)
+MEASURED = ("tokens_per_second", "peak_memory_bytes")
+NAME = "toy"
+
+Loss = Callable[..., Tensor]
+
+
+def loaders(mode: str, documents: int = len(DOCUMENTS)) -> tuple[Loader, Loader]:
+    """Fresh training and validation data."""
+
+    def loader(texts: list[str], shuffle: bool) -> Loader:
+        return make_loader(texts, TOKENIZER, mode=mode, batch_size=4, max_length=LENGTH, seed=7, shuffle=shuffle)
+
+    return loader(DOCUMENTS[:documents], True), loader(DOCUMENTS[-4:], False)
+
+
+def configure(folder: Path | str, **training: Any) -> TrainingConfig:
+    """Three micro-batches a step; a record, a checkpoint or a validation after almost every one."""
+    values: dict[str, Any] = {
+        "gradient_accumulation_steps": 3,
+        "num_epochs": 2,
+        "precision": "fp32",
+        "device": "cpu",
+        "logging_steps": 2,
+        "save_steps": 2,
+        "save_total_limit": 2,
+        "early_stopping_patience": 10_000,
+        "output_dir": str(folder),
+    }
+    return TrainingConfig(
+        experiment_name=NAME,
+        optimizer=OptimizerConfig(learning_rate=3e-3),
+        training=LoopConfig(**{**values, **training}),
+    )
+
+
+def start(config: TrainingConfig, train: Loader, validation: Loader, loss_fn: Loss = next_token_loss) -> Trainer:
+    """Train, or go on training, with a model and a trainer built anew."""
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)
+    trainer = Trainer(model, config, loss_fn=loss_fn)
+    trainer.train(train, validation)
+    return trainer
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Every checkpoint, record and setting that a finished run left in its folder, but for speed and memory."""
+    run = folder / NAME
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return {
+        "checkpoints": {path.name: without_measures(load_checkpoint(path)) for path in sorted(run.glob("*.pt"))},
+        "lines": without_measures([json.loads(line) for line in lines]),
+        "config": without_folder((run / "config.yaml").read_text()),
+        "files": sorted(path.name for path in run.iterdir() if not path.name.startswith(".")),
+    }
+
+
+def without_measures(value: Any) -> Any:
+    """A copy without speed, memory and the name of the output folder: what a machine measures, or a test chooses."""
+    if isinstance(value, dict):
+        return {key: without_measures(part) for key, part in value.items() if key not in (*MEASURED, "output_dir")}
+    if isinstance(value, list):
+        return [without_measures(part) for part in value]
+    return value
+
+
+def without_folder(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "output_dir" not in line]
+
+
+def assert_same(mine: Any, other: Any, where: str = "run") -> None:
+    """Equal bit for bit, all the way down; says where not."""
+    if isinstance(mine, Tensor):
+        assert mine.dtype == other.dtype and torch.equal(mine, other), where
+    elif isinstance(mine, dict):
+        assert list(mine) == list(other), f"{where}: {list(mine)} against {list(other)}"
+        for key in mine:
+            assert_same(mine[key], other[key], f"{where}.{key}")
+    elif isinstance(mine, list | tuple):
+        assert len(mine) == len(other), f"{where}: {mine} against {other}"
+        for index, (a, b) in enumerate(zip(mine, other)):
+            assert_same(a, b, f"{where}[{index}]")
+    else:
+        both_nan = isinstance(mine, float) and math.isnan(mine) and math.isnan(other)
+        assert mine == other or both_nan, f"{where}: {mine!r} against {other!r}"
+
+
+def counting(act: Callable[[int], None], loss_fn: Loss = next_token_loss) -> Loss:
+    """The loss; `act` is called with the number of micro-batches so far."""
+    count = 0
+
+    def counted(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        act(count)
+        return loss_fn(logits, labels, reduction=reduction)
+
+    return counted

@@ -1,13 +1,14 @@
 """A bar that shows how a run goes, in one line."""
 
 import sys
+from itertools import accumulate
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from course_lm.monitoring.records import Record
 
-# What stands beside the bar, the most important first: a narrow terminal cuts the line at its end.
+# What stands beside the bar, the most important first: a narrow terminal shows as many as it has room for.
 _SHOWN = {
     "loss": "loss {:.3f}",
     "val_loss": "val {:.3f}",
@@ -15,6 +16,7 @@ _SHOWN = {
     "lr": "lr {:.1e}",
     "grad_norm": "norm {:.2f}",
 }
+_LEAST_WIDTH = 4  # of the bar itself
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 _BAR_WITHOUT_END = "{n_fmt} steps [{elapsed}{postfix}]"
 
@@ -50,8 +52,18 @@ class ProgressBar:
         for key, form in _SHOWN.items():
             if record.get(key) is not None:
                 self._shown[key] = form.format(record[key])
-        bar.set_postfix_str(", ".join(self._shown[key] for key in _SHOWN if key in self._shown), refresh=False)
+        bar.set_postfix_str(self._fitting(bar.format_dict), refresh=False)
         bar.update(record["step"] - bar.n)
+
+    def _fitting(self, line: dict[str, Any]) -> str:
+        """The metrics that fit into the line: tqdm would cut it anywhere, and half a number is a wrong number."""
+        shown = [self._shown[key] for key in _SHOWN if key in self._shown]
+        if line["ncols"] is None:
+            return ", ".join(shown)
+        without = tqdm.format_meter(**{**line, "postfix": None, "ncols": None})  # with a bar of 10
+        room = line["ncols"] - len(without) + 10 - _LEAST_WIDTH
+        lengths = accumulate(len(f", {text}") for text in shown)
+        return ", ".join(text for text, length in zip(shown, lengths) if length <= room)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -1,0 +1,188 @@
+"""Claims about what is measured inside the model: each layer's gradient and update, without touching the run."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+
+from course_lm.batching import labels_of
+from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.model import GPT, ModelConfig
+from course_lm.monitoring import JSONLLogger, LayerStatistics, copy_weights, layer_statistics, layers, update_ratios
+from course_lm.step import train_step
+from course_lm.trainer import Trainer
+from tests.records import Recorder, lines_of, train_record
+
+VOCABULARY, LENGTH = 13, 8
+
+
+def batches(count: int) -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(0)
+    ids = [torch.randint(VOCABULARY, (2, LENGTH), generator=draw) for _ in range(count)]
+    masks = [torch.ones_like(part) for part in ids]
+    return [
+        {"input_ids": part, "attention_mask": mask, "labels": labels_of(part, mask), "num_bytes": part.numel()}
+        for part, mask in zip(ids, masks)
+    ]
+
+
+def tiny_gpt() -> GPT:
+    torch.manual_seed(0)
+    return GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.0), VOCABULARY, LENGTH)
+
+
+def train(observers: list[Any], steps: int = 6, logging_steps: int = 2) -> Trainer:
+    settings = LoopConfig(
+        max_steps=steps,
+        logging_steps=logging_steps,
+        gradient_accumulation_steps=1,
+        device="cpu",
+        precision="fp32",
+        output_dir=None,
+    )
+    trainer = Trainer(tiny_gpt() if not observers else observers[0].model, TrainingConfig(training=settings))
+    trainer.observers.active += observers
+    trainer.train(batches(3))
+    return trainer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_statistics_are_those_of_the_gradient_s_elements(dtype: torch.dtype) -> None:
+    layer = nn.Linear(5, 3).to(dtype)
+    layer(torch.randn(4, 5, dtype=dtype)).square().sum().backward()
+    assert layer.weight.grad is not None
+    gradient = layer.weight.grad.double().flatten()
+    expected = {
+        "weight_norm": math.sqrt(float(layer.weight.detach().double().square().sum())),
+        "grad_mean": float(gradient.mean()),
+        "grad_std": math.sqrt(float((gradient - gradient.mean()).square().mean())),
+        "grad_norm": math.sqrt(float(gradient.square().sum())),
+        "grad_max_abs": float(gradient.abs().max()),
+    }
+    assert layer_statistics(layer) == {"weight": pytest.approx(expected, rel=1e-5)}
+
+
+def test_only_matrices_that_are_trained_are_measured_and_a_shared_one_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[2].weight = model[0].weight
+    model[3].weight.requires_grad_(False)
+    assert list(layer_statistics(model)) == list(update_ratios(model, copy_weights(model))) == ["0.weight"]
+
+
+def test_a_matrix_without_a_gradient_shows_nan_and_its_weights_all_the_same() -> None:
+    (numbers,) = layer_statistics(nn.Linear(2, 2)).values()
+    assert numbers["weight_norm"] > 0
+    assert all(math.isnan(value) for name, value in numbers.items() if name.startswith("grad"))
+
+
+def test_a_gradient_that_is_not_finite_is_shown_as_it_is() -> None:
+    layer = nn.Linear(2, 2)
+    layer.weight.grad = torch.tensor([[1.0, math.inf], [0.0, 0.0]])
+    assert layer_statistics(layer)["weight"]["grad_norm"] == math.inf
+
+
+def test_a_model_without_matrices_has_no_statistics() -> None:
+    assert layer_statistics(nn.LayerNorm(3)) == update_ratios(nn.LayerNorm(3), {}) == {}
+
+
+def test_the_update_ratio_of_plain_gradient_descent_is_the_rate_times_gradient_over_weight() -> None:
+    model = tiny_gpt()
+    before = copy_weights(model)
+    weights = layer_statistics(model)
+    train_step(model, batches(1), torch.optim.SGD(model.parameters(), lr=0.25), max_grad_norm=None)
+    expected = {
+        name: 0.25 * numbers["grad_norm"] / weights[name]["weight_norm"]
+        for name, numbers in layer_statistics(model).items()
+    }
+    assert update_ratios(model, before) == pytest.approx(expected, rel=1e-4)
+
+
+def test_copied_weights_do_not_follow_the_model() -> None:
+    model = tiny_gpt()
+    copy = copy_weights(model)
+    norms = {name: float(part.norm()) for name, part in copy.items()}
+    train_step(model, batches(1), torch.optim.SGD(model.parameters(), lr=0.25))
+    assert {name: float(part.norm()) for name, part in copy.items()} == norms
+    assert set(copy) == set(model.state_dict())
+
+
+def test_each_training_record_comes_with_one_of_the_layers() -> None:
+    statistics = LayerStatistics(tiny_gpt())
+    trainer = train([statistics])
+    assert [record["step"] for record in statistics.records] == [record["step"] for record in trainer.history.train]
+    assert {record["event"] for record in statistics.records} == {"layers"}
+    names = {f"{name}/{key}" for name, numbers in layer_statistics(trainer.model).items() for key in numbers}
+    ratios = {f"{name}/update_ratio" for name in layer_statistics(trainer.model)}
+    assert statistics.records[0].keys() == names | ratios | {"event", "step", "epoch"}
+
+
+def test_the_update_is_that_of_the_last_step_alone() -> None:
+    seldom, often = LayerStatistics(tiny_gpt()), LayerStatistics(tiny_gpt())
+    train([seldom], steps=4, logging_steps=4)
+    train([often], steps=4, logging_steps=1)
+    assert seldom.records == often.records[-1:]
+
+
+def test_measuring_changes_no_bit_of_the_run() -> None:
+    measured, plain = train([LayerStatistics(tiny_gpt())]), train([])
+    for name, part in plain.model.state_dict().items():
+        assert torch.equal(measured.model.state_dict()[name], part), name
+
+
+def test_after_the_run_no_optimizer_is_watched() -> None:
+    before = len(torch_optimizer._global_optimizer_pre_hooks)
+    train([LayerStatistics(tiny_gpt())])
+    assert len(torch_optimizer._global_optimizer_pre_hooks) == before
+
+
+def test_the_optimizer_of_another_model_is_passed_over() -> None:
+    statistics = LayerStatistics(tiny_gpt())
+    statistics.start(0, None)
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=1.0).step()
+    statistics.log(train_record(1))
+    statistics.close()
+    (record,) = statistics.records
+    assert all(math.isnan(value) for key, value in record.items() if key.endswith("update_ratio"))
+
+
+def test_a_measurement_that_fails_inside_the_step_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: nn.Module) -> None:
+        raise MemoryError("no room for a copy")
+
+    statistics = LayerStatistics(tiny_gpt())
+    monkeypatch.setattr(layers, "_matrices", fail)
+    with pytest.warns(UserWarning, match=r"LayerStatistics.log failed \(MemoryError: no room for a copy\)") as caught:
+        trainer = train([statistics])
+    assert trainer.step == 6 and len(caught) == 1
+
+
+def test_a_second_observer_hears_everything(tmp_path: Path) -> None:
+    recorder = Recorder()
+    statistics = LayerStatistics(tiny_gpt(), recorder)
+    trainer = train([statistics])
+    told = [record for record in recorder.told if isinstance(record, dict)]
+    assert [record for record in told if record["event"] == "layers"] == statistics.records
+    assert [record for record in told if record["event"] != "layers"] == trainer.history.records
+    assert recorder.told[0] == ("start", 0, 6) and recorder.told[-1] == "close"
+
+
+def test_the_records_of_layers_are_cut_back_with_the_run(tmp_path: Path) -> None:
+    statistics = LayerStatistics(tiny_gpt(), JSONLLogger(tmp_path / "layers.jsonl"))
+    for step in (1, 2, 3):
+        statistics.log(train_record(step))
+    statistics.start(2, None)
+    statistics.close()
+    assert [record["step"] for record in statistics.records] == [1, 2]
+    assert [line["step"] for line in lines_of(tmp_path / "layers.jsonl")] == [1, 1, 2, 2]
+
+
+def test_a_partial_record_is_not_measured() -> None:
+    statistics = LayerStatistics(tiny_gpt())
+    statistics.log(train_record(1) | {"partial": True})
+    assert statistics.records == []

@@ -18,8 +18,8 @@ from course_lm.stories import data_file
 
 HEALTHY = "healthy"
 WINDOW = 10  # optimizer steps, at least, over which a training loss is averaged before it is compared
-REACH = 2.0  # a run may be this many times further from its kind than the kind's own runs are from each other
-LEAST_REACH = 0.1  # nats per token
+REACH = 3.0  # a run may be this many times further from its kind than the kind's own runs are from each other
+LEAST_REACH = 0.2  # nats per token
 SIGNS = {
     HEALTHY: "both losses fall side by side and level off above the floor",
     "learning rate too high": "the loss falls for a few steps and then sticks far up; updates are large",
@@ -176,18 +176,17 @@ def _message(
     reaches: Mapping[str, float],
     steps: int,
 ) -> str:
-    far = [f"{name} ({distances[name]:.2f})" for name in order]
+    far = {name: f"{name} ({distances[name]:.2f})" for name in order}
     unit = "nats per token on average"
     if not possible:
         return (
-            f"none of them: over {steps} steps the nearest is {order[0]}, {distances[order[0]]:.2f} {unit} away; "
-            f"its own runs reach {reaches[order[0]]:.2f}"
+            f"none of them: over {steps} steps the nearest is {order[0]}, {distances[order[0]]:.2f} {unit} away, "
+            f"and its kind reaches {reaches[order[0]]:.2f}"
         )
     nearest = possible[0]
     message = f"{nearest}: over {steps} steps {distances[nearest]:.2f} {unit} from its nearest run"
     if len(possible) > 1:
-        others = ", ".join(f"{name} ({distances[name]:.2f})" for name in possible[1:])
-        return f"{message}; too early to exclude {others}"
-    rest = [entry for name, entry in zip(order, far) if name != nearest]
-    following = f"; next is {rest[0]}" if rest else ""
-    return f"{message}{following}. {SIGNS[nearest][0].upper()}{SIGNS[nearest][1:]}."
+        return f"{message}; too early to exclude {', '.join(far[name] for name in possible[1:])}"
+    rest = [far[name] for name in order if name != nearest]
+    sign = SIGNS.get(nearest, "")
+    return message + (f"; next is {rest[0]}" if rest else "") + (f". {sign[0].upper()}{sign[1:]}." if sign else "")

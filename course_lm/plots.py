@@ -123,8 +123,8 @@ def compare_with_atlas(history: History | Iterable[Record]) -> tuple[Figure, str
             points = [record["step"] for record in records], [record[key] for record in records]
             axes.plot(*points, look, color=INK, linewidth=1.2, markersize=6, label=f"your {key}")
         if name in diagnosis.possible:
-            axes.set(facecolor=CHOSEN)
-            axes.title.set_weight("bold")
+            axes.set_facecolor(CHOSEN)
+            axes.set_title(name, fontsize=13, weight="bold")
     figure.supxlabel("optimizer steps")
     figure.supylabel("loss (nats per token)")
     panels[0, -1].tick_params(labelbottom=True)

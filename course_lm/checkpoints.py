@@ -85,13 +85,13 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the newest intact checkpoint of a run's folder (last, step or epoch), or None.
+    """Return the newest intact checkpoint of a run's folder, or None: last, step or epoch, and best where none is left.
 
     Damaged and unreadable files are passed over with a warning that names them. Going on from an older one would
     quietly lose work where the newest is whole: of a newer format (CheckpointError), or another user's
     (PermissionError).
     """
-    for path in _newest_first(Path(folder)):
+    for path in [*_newest_first(Path(folder)), *Path(folder).glob("checkpoint_best.pt")]:
         try:
             with open(path, "rb") as file:
                 trailer = _verify(path, file)

@@ -438,9 +438,19 @@ def test_latest_is_silent_when_the_newest_is_intact(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:passing over")
 def test_latest_is_none_when_nothing_can_be_resumed(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path / "missing") is None
-    save_all(tmp_path, "checkpoint_best.pt", "checkpoint_last.pt")
-    os.truncate(tmp_path / "checkpoint_last.pt", 10)
     assert latest_checkpoint(tmp_path) is None
+    save_all(tmp_path, "checkpoint_best.pt", "checkpoint_last.pt", "other.pt")
+    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
+        os.truncate(tmp_path / name, 10)
+    assert latest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.filterwarnings("ignore:passing over")
+def test_the_best_is_the_last_resort(tmp_path: Path) -> None:
+    save_all(tmp_path, "checkpoint_step_1.pt", "checkpoint_best.pt")
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_1.pt"
+    flip_bit(tmp_path / "checkpoint_step_1.pt", 5000)
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_best.pt"
 
 
 def test_latest_passes_over_what_the_disk_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

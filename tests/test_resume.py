@@ -21,7 +21,9 @@ from torch import Tensor
 from course_lm.checkpoints import latest_checkpoint, load_checkpoint
 from course_lm.loss import next_token_loss
 from course_lm.trainer import Trainer
-from tests.training_run import NAME, assert_same, configure, counting, loaders, outcome, start
+from tests.training_run import NAME, assert_same, configure, counting, loaders, outcome, start, without_measures
+
+Damage = Callable[[bytearray], object]
 
 MODES = ("fixed", "dynamic", "bucketed", "packed")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -122,7 +124,7 @@ def test_in_fp16_steps_overflow_and_the_run_learns_on(mode):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that was stopped in the middle: the newest checkpoint, and two before it."""
+    """A folder with a run that was stopped in the middle."""
     folder = tmp_path_factory.mktemp("stopped")
     middle = straight("bucketed", "fp32")[1][6]
 
@@ -131,20 +133,32 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
             os.kill(os.getpid(), signal.SIGINT)
 
     run(folder, "bucketed", "fp32", act=act)
-    assert latest_checkpoint(folder / NAME) == folder / NAME / "checkpoint_last.pt"
     return folder
 
 
-def go_on_damaged(stopped: Path, folder: Path, damage: Callable[[bytearray], object], to_the_end: bool) -> None:
-    """Damage the newest checkpoint of a copy; it must be passed over with a warning, and the run go on from another."""
+@pytest.fixture(scope="module")
+def ranking(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The checkpoints of that run in the order in which they are tried."""
+    folder = tmp_path_factory.mktemp("ranking") / "copy"
+    shutil.copytree(stopped / NAME, folder)
+    names = []
+    while (newest := latest_checkpoint(folder)) is not None:
+        names.append(newest.name)
+        newest.unlink()
+    assert len(names) == 4 and names[0] == "checkpoint_last.pt" and names[-1] == "checkpoint_best.pt"
+    return names
+
+
+def go_on_damaged(stopped: Path, folder: Path, ranking: list[str], damage: Damage, to_the_end: bool) -> None:
+    """Damage the newest checkpoint of a copy; it is passed over with a warning, and the run goes on from the next."""
     shutil.copytree(stopped, folder)
-    newest = folder / NAME / "checkpoint_last.pt"
+    newest = folder / NAME / ranking[0]
     content = bytearray(newest.read_bytes())
     damage(content)
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.pt is (cut short|damaged)"):
         found = latest_checkpoint(folder / NAME)
-    assert found is not None and found.name == "checkpoint_step_6.pt"
+    assert found is not None and found.name == ranking[1]
     assert_same(load_checkpoint(found), load_checkpoint(stopped / NAME / found.name))
     if to_the_end:
         with warnings.catch_warnings():
@@ -154,31 +168,31 @@ def go_on_damaged(stopped: Path, folder: Path, damage: Callable[[bytearray], obj
     shutil.rmtree(folder)
 
 
-def cuts(stopped: Path) -> list[Callable[[bytearray], object]]:
+def cuts(stopped: Path) -> list[Damage]:
     size = (stopped / NAME / "checkpoint_last.pt").stat().st_size
 
-    def cut(length: int) -> Callable[[bytearray], object]:
+    def cut(length: int) -> Damage:
         return lambda content: content.__delitem__(slice(length, None))
 
     return [cut(length) for length in range(0, size, 4096)]
 
 
 @pytest.mark.long
-def test_a_newest_checkpoint_cut_at_any_4_kib_is_passed_over(stopped, tmp_path):
+def test_a_newest_checkpoint_cut_at_any_4_kib_is_passed_over(stopped, ranking, tmp_path):
     for number, cut in enumerate(cuts(stopped)):
-        go_on_damaged(stopped, tmp_path / str(number), cut, to_the_end=False)
+        go_on_damaged(stopped, tmp_path / str(number), ranking, cut, to_the_end=False)
 
 
 @pytest.mark.slow
-def test_a_run_whose_newest_checkpoint_is_cut_at_any_4_kib_ends_as_if_it_had_not_been(stopped, tmp_path):
+def test_a_run_whose_newest_checkpoint_is_cut_at_any_4_kib_ends_as_if_it_had_not_been(stopped, ranking, tmp_path):
     for number, cut in enumerate(cuts(stopped)):
-        go_on_damaged(stopped, tmp_path / str(number), cut, to_the_end=True)
+        go_on_damaged(stopped, tmp_path / str(number), ranking, cut, to_the_end=True)
 
 
-def flips(count: int) -> list[Callable[[bytearray], object]]:
+def flips(count: int) -> list[Damage]:
     draw = random.Random(6)
 
-    def flip(place: float, bit: int) -> Callable[[bytearray], object]:
+    def flip(place: float, bit: int) -> Damage:
         def damage(content: bytearray) -> None:
             content[int(place * len(content))] ^= 1 << bit
 
@@ -188,28 +202,40 @@ def flips(count: int) -> list[Callable[[bytearray], object]]:
 
 
 @pytest.mark.long
-def test_a_newest_checkpoint_with_any_bit_flipped_is_passed_over(stopped, tmp_path):
+def test_a_newest_checkpoint_with_any_bit_flipped_is_passed_over(stopped, ranking, tmp_path):
     for number, flip in enumerate(flips(200)):
-        go_on_damaged(stopped, tmp_path / str(number), flip, to_the_end=False)
+        go_on_damaged(stopped, tmp_path / str(number), ranking, flip, to_the_end=False)
 
 
 @pytest.mark.slow
-def test_a_run_whose_newest_checkpoint_has_a_bit_flipped_ends_as_if_it_had_not(stopped, tmp_path):
+def test_a_run_whose_newest_checkpoint_has_a_bit_flipped_ends_as_if_it_had_not(stopped, ranking, tmp_path):
     for number, flip in enumerate(flips(200)):
-        go_on_damaged(stopped, tmp_path / str(number), flip, to_the_end=True)
+        go_on_damaged(stopped, tmp_path / str(number), ranking, flip, to_the_end=True)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("whole", ["checkpoint_step_4.pt", "checkpoint_step_6.pt"])
-def test_a_run_with_every_checkpoint_but_one_damaged_goes_on_from_that_one(stopped, tmp_path, whole):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    paths = [path for path in (tmp_path / NAME).glob("checkpoint_*.pt") if path.name != "checkpoint_best.pt"]
-    assert whole in {path.name for path in paths} and len(paths) == 3
-    for path in paths:
-        if path.name != whole:
-            content = bytearray(path.read_bytes())
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_run_with_every_checkpoint_but_one_damaged_goes_on_from_that_one(stopped, ranking, tmp_path, place):
+    damage_all_but(stopped, tmp_path, ranking, place)
     with pytest.warns(UserWarning, match="passing over a checkpoint"):
         run(tmp_path, "bucketed", "fp32")
     assert_same(outcome(tmp_path), straight("bucketed", "fp32")[0])
+
+
+@pytest.mark.long
+def test_a_run_with_nothing_but_its_best_goes_on_from_there(stopped, ranking, tmp_path, capsys):
+    damage_all_but(stopped, tmp_path, ranking, 3)
+    with pytest.warns(UserWarning, match="passing over a checkpoint"):
+        run(tmp_path, "bucketed", "fp32")
+    assert "checkpoint_best.pt" in capsys.readouterr().out
+    last = without_measures(load_checkpoint(tmp_path / NAME / "checkpoint_last.pt"))
+    assert_same(last, straight("bucketed", "fp32")[0]["checkpoints"]["checkpoint_last.pt"])
+
+
+def damage_all_but(stopped: Path, folder: Path, ranking: list[str], place: int) -> None:
+    shutil.copytree(stopped, folder, dirs_exist_ok=True)
+    for name in ranking[:place] + ranking[place + 1 :]:
+        path = folder / NAME / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)

@@ -136,6 +136,7 @@ class Trainer:
         self._start_or_resume()
         total_steps = self._prepare(train_loader)
         self.observers.start(self.step, total_steps)
+        self.throughput.restart(self.tokens + int(summarise(self.pending)["tokens"]))
         try:
             with on_interrupt(self._interrupt):
                 while not self.finished:
@@ -233,7 +234,6 @@ class Trainer:
     def _start_or_resume(self) -> None:
         """Go on from the run's newest checkpoint, or seed everything for a new run."""
         self.interrupted = None
-        self.throughput.restart(self.tokens)
         if not self.step:
             seed_everything(self.settings.seed, self.settings.deterministic)
             newest = newest_state(self.config)

@@ -194,9 +194,21 @@ def assert_stop_changes_nothing(case: str, folder: Path, micro_batch: int, numbe
     first = start(case, folder, loss_fn=signal_at(micro_batch, number))
     assert first.interrupted == number
     assert first.step <= -(-micro_batch // first.settings.gradient_accumulation_steps) + 2
+    assert_recorded_to_the_last_step(first)
     second = start(case, folder)
     assert total >= micro_batch and second.interrupted is None
     assert_same(outcome(second), expected)
+
+
+def assert_recorded_to_the_last_step(trainer: Trainer) -> None:
+    """The history and the log end with the last finished step, and count all tokens."""
+    assert trainer.folder is not None
+    lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in trainer.history.train]
+    assert steps == sorted(set(steps)) and steps[-1] == trainer.step
+    assert [line["step"] for line in lines if line["event"] == "train"] == steps
+    unrecorded = sum(int(result.tokens) for result in trainer.pending if not result.skipped)
+    assert trainer.history.train[-1]["tokens"] == trainer.tokens + unrecorded
 
 
 # Resume
@@ -239,14 +251,18 @@ def test_a_run_stopped_before_its_first_step_goes_on(tmp_path):
 
 
 class SignalAtStart:
-    """Presses Ctrl-C at the first record."""
+    """Presses Ctrl-C at the first record, or at the n-th validation."""
+
+    def __init__(self, validation: int | None = None) -> None:
+        self.left, self.event = (1, None) if validation is None else (validation, "validation")
 
     def start(self, step: int, total_steps: int | None) -> None:
-        self.sent = False
+        pass
 
     def log(self, record: dict[str, Any]) -> None:
-        if not self.sent:
-            self.sent = True
+        self.left -= self.event in (None, record["event"])
+        if self.left == 0:
+            self.left = -1
             os.kill(os.getpid(), signal.SIGINT)
 
     def close(self) -> None:
@@ -261,6 +277,41 @@ def test_a_run_that_died_goes_on_from_its_newest_step(tmp_path, case):
         with pytest.raises(Crash):
             start(case, folder, loss_fn=crash_at(micro_batch))
         assert_same(outcome(start(case, folder)), expected, f"died at {micro_batch}")
+
+
+def test_a_run_that_died_has_recorded_every_finished_step(tmp_path):
+    trainer = trainer_of(configure(tmp_path, logging_steps=4), loss_fn=crash_at(6))
+    with pytest.raises(Crash):
+        trainer.train(loader_of("list"))
+    assert trainer.step == 3
+    assert_recorded_to_the_last_step(trainer)
+
+
+@pytest.mark.parametrize("lost", [slice(None), slice(1, 3), slice(-1, None)], ids=["all", "some", "the last"])
+def test_lines_that_the_log_has_lost_are_written_again_from_the_checkpoint(tmp_path, lost):
+    start("list", tmp_path, loss_fn=signal_at(13))
+    log = tmp_path / "toy" / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    del lines[lost]
+    log.write_bytes(b"".join(lines))
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+def test_patience_is_counted_on_across_a_stop(tmp_path):
+    losses = iter([3.0, 2.0, 2.5, 2.25, 1.0])  # stopped after the third; patience runs out at the fourth
+        [3.0, 2.0, 2.5, 2.25, 1.0]
+    )  # patience 2 runs out at the fourth, and the run is stopped after the third
+
+    def train(**parts: Any) -> Trainer:
+        trainer = trainer_of(configure(tmp_path, num_epochs=5, early_stopping_patience=2), **parts)
+        trainer.evaluate = lambda loader: {"val_loss": next(losses)}  # type: ignore[method-assign]
+        trainer.train(loader_of("list"), loader_of("list"))
+        return trainer
+
+    first = train(observers=[SignalAtStart(validation=3)])
+    assert (first.interrupted, first.epoch) == (signal.SIGINT, 3)
+    second = train()
+    assert (second.interrupted, second.epoch, second.best_loss) == (None, 4, 2.0)
 
 
 def test_a_run_goes_on_from_a_step_when_its_last_state_is_lost(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -302,9 +303,42 @@ def test_steps_after_the_last_log_point_are_logged_at_the_end():
 
 def test_a_record_holds_every_metric():
     history = Trainer(tiny_gpt(), configure()).train(toy_batches(2), toy_batches(1))
-    train = {"event", "step", "epoch", "loss", "lr", "grad_norm", "tokens", "skipped", "tokens_per_second"}
-    assert train <= history.train[0].keys()
-    assert {"val_loss", "perplexity", "bits_per_byte", "accuracy"} <= history.validation[0].keys()
+    train = {"loss", "perplexity", "lr", "grad_norm", "grad_norm_max", "tokens", "skipped"}
+    machine = {"tokens_per_second", "peak_memory_bytes"}
+    assert history.train[0].keys() == {"event", "step", "epoch"} | train | machine
+    validation = {"val_loss", "perplexity", "bits_per_byte", "accuracy"}
+    assert history.validation[0].keys() == {"event", "step", "epoch"} | validation
+
+
+def test_only_the_plain_loss_has_a_perplexity():
+    (plain,) = Trainer(tiny_gpt(), configure()).train(toy_batches(1)).train
+    (other,) = Trainer(tiny_gpt(), configure(), loss_fn=smoothed).train(toy_batches(1)).train
+    assert plain["perplexity"] == math.exp(plain["loss"])
+    assert math.isnan(other["perplexity"])
+
+
+def test_a_spike_of_the_norm_between_two_log_points_is_recorded():
+    batches = toy_batches(5)
+    every = Trainer(tiny_gpt(), configure()).train(batches).train
+    (record,) = Trainer(tiny_gpt(), configure(logging_steps=5)).train(batches).train
+    assert record["grad_norm_max"] == max(each["grad_norm"] for each in every) > record["grad_norm"]
+
+
+def test_throughput_leaves_out_what_observers_take_to_start():
+    class Slow(Recorder):
+        def start(self, step: int, total_steps: int | None) -> None:
+            time.sleep(0.5)
+
+    history = Trainer(tiny_gpt(), configure(), observers=[Slow()]).train(toy_batches(2))
+    assert history.train[0]["tokens"] / history.train[0]["tokens_per_second"] < 0.4
+
+
+def test_a_run_that_fails_has_recorded_the_steps_before():
+    trainer = Trainer(tiny_gpt(), configure(logging_steps=100), loss_fn=exploding_at(3))
+    with pytest.raises(NonFiniteGradientError):
+        trainer.train(toy_batches(4))
+    (record,) = trainer.history.train
+    assert (record["step"], record["partial"]) == (2, True)
 
 
 def test_the_recorded_norm_is_the_one_before_clipping():

@@ -10,6 +10,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from tqdm.auto import tqdm
+
 from course_lm.atomic import atomic_file
 from course_lm.monitoring.records import Record
 
@@ -53,7 +55,8 @@ class Observers:
                 self.active.remove(observer)
                 name = type(observer).__name__
                 reason = f"{type(error).__name__}: {error}"
-                warnings.warn(f"{name}.{method} failed ({reason}); training goes on without it", stacklevel=3)
+                with tqdm.external_write_mode():  # or the warning would stand in the line of a bar
+                    warnings.warn(f"{name}.{method} failed ({reason}); training goes on without it", stacklevel=3)
                 if method != "close":
                     with contextlib.suppress(Exception):
                         observer.close()

@@ -2,6 +2,7 @@
 
 from course_lm.widgets.accumulation import accumulation_explorer, draw_accumulation, row_gradients
 from course_lm.widgets.batches import batching_explorer, draw_batch, paint_batch
+from course_lm.widgets.checkpoints import checkpoint_explorer, draw_checkpoint_interval
 from course_lm.widgets.clipping import clipping_explorer, draw_clipping
 from course_lm.widgets.explorer import explorer
 from course_lm.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
@@ -13,9 +14,11 @@ from course_lm.widgets.schedule import draw_schedules, schedule_explorer
 __all__ = [
     "accumulation_explorer",
     "batching_explorer",
+    "checkpoint_explorer",
     "clipping_explorer",
     "draw_accumulation",
     "draw_batch",
+    "draw_checkpoint_interval",
     "draw_clipping",
     "draw_early_stopping",
     "draw_lr_reading",

@@ -299,8 +299,6 @@ def test_lines_that_the_log_has_lost_are_written_again_from_the_checkpoint(tmp_p
 
 def test_patience_is_counted_on_across_a_stop(tmp_path):
     losses = iter([3.0, 2.0, 2.5, 2.25, 1.0])  # stopped after the third; patience runs out at the fourth
-        [3.0, 2.0, 2.5, 2.25, 1.0]
-    )  # patience 2 runs out at the fourth, and the run is stopped after the third
 
     def train(**parts: Any) -> Trainer:
         trainer = trainer_of(configure(tmp_path, num_epochs=5, early_stopping_patience=2), **parts)

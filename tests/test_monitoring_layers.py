@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from course_lm.batching import labels_of
 from course_lm.config import LoopConfig, TrainingConfig
@@ -134,9 +134,9 @@ def test_measuring_changes_no_bit_of_the_run() -> None:
 
 
 def test_after_the_run_no_optimizer_is_watched() -> None:
-    before = len(torch_optimizer._global_optimizer_pre_hooks)
+    before = len(_global_optimizer_pre_hooks)
     train([LayerStatistics(tiny_gpt())])
-    assert len(torch_optimizer._global_optimizer_pre_hooks) == before
+    assert len(_global_optimizer_pre_hooks) == before
 
 
 def test_the_optimizer_of_another_model_is_passed_over() -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import IPython.display
 import nbformat
+import numpy as np
 import pytest
 from jupyter_client.manager import start_new_kernel
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -139,7 +141,7 @@ def test_outside_a_notebook_nothing_is_drawn(capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.parametrize("bad", [{"every": -1.0}, {"every": math.nan}, {"share": 0.0}, {"share": 1.5}])
-def test_a_bad_pace_is_refused_by_name(bad: dict[str, float]) -> None:
+def test_a_bad_pace_is_refused_by_name(bad: dict[str, Any]) -> None:
     ((name, value),) = bad.items()
     with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
         LivePlot(**bad)
@@ -149,10 +151,15 @@ def test_the_picture_holds_the_losses_the_norm_the_rate_and_the_floor() -> None:
     history = History([*(train_record(step) for step in range(1, 9)), validation_record(8, 1.75)])
     loss, norm, rate = draw_run(history, floor=1.25).axes
     logged, smoothed, validation, floor = loss.lines
-    assert list(logged.get_xdata()) == list(smoothed.get_xdata()) == list(range(1, 9))
-    assert list(validation.get_ydata()) == [1.75] and list(floor.get_ydata()) == [1.25, 1.25]
+    assert points(logged)[0] == points(smoothed)[0] == list(range(1, 9))
+    assert points(validation) == ([8], [1.75]) and points(floor)[1] == [1.25, 1.25]
     assert loss.get_ylabel() == "loss (nats per token)"
-    assert list(norm.lines[0].get_ydata()) == [0.5] * 8 and list(rate.lines[0].get_ydata()) == [1e-3] * 8
+    assert points(norm.lines[0])[1] == [0.5] * 8 and points(rate.lines[0])[1] == [1e-3] * 8
+
+
+def points(line: Line2D) -> tuple[list[float], list[float]]:
+    xs, ys = (np.asarray(data).tolist() for data in line.get_data())
+    return xs, ys
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_tensorboard_shows_a_resumed_run_once(tmp_path: Path) -> None:
 
 def wandb_records(path: Path) -> Iterator[Any]:
     """The records of a .wandb file, which wandb lays out as LevelDB does its log: pieces in blocks of 32 KiB."""
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto import wandb_internal_pb2 as protocol
 
     data, at, piece = path.read_bytes(), 7, b""  # a header of 7 bytes
     while at + 7 <= len(data):
@@ -59,7 +59,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
         piece += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last piece
-            record = wandb_internal_pb2.Record()
+            record = protocol.Record()  # type: ignore[attr-defined]
             record.ParseFromString(piece)
             piece = b""
             yield record

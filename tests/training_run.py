@@ -98,7 +98,8 @@ def without_folder(text: str) -> list[str]:
 def assert_same(mine: Any, other: Any, where: str = "run") -> None:
     """Equal bit for bit, all the way down; says where not."""
     if isinstance(mine, Tensor):
-        assert mine.dtype == other.dtype and torch.equal(mine, other), where
+        assert (mine.dtype, mine.shape) == (other.dtype, other.shape), where
+        assert torch.equal(bytes_of(mine), bytes_of(other)), where
     elif isinstance(mine, dict):
         assert list(mine) == list(other), f"{where}: {list(mine)} against {list(other)}"
         for key in mine:
@@ -110,6 +111,11 @@ def assert_same(mine: Any, other: Any, where: str = "run") -> None:
     else:
         both_nan = isinstance(mine, float) and math.isnan(mine) and math.isnan(other)
         assert mine == other or both_nan, f"{where}: {mine!r} against {other!r}"
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Bytes, because NaN is not equal to itself."""
+    return tensor.cpu().reshape(-1).view(torch.uint8)
 
 
 def counting(act: Callable[[int], None], loss_fn: Loss = next_token_loss) -> Loss:

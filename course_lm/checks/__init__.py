@@ -2,10 +2,17 @@
 
 from course_lm.checks.accumulation import accumulate_gradient, mean_factors, token_windows, tokens_per_step
 from course_lm.checks.batching import allowed_attention, epoch_order, labels_of, padding_share
+from course_lm.checks.checkpoints import (
+    newest_intact,
+    position_after,
+    steps_between_checkpoints,
+    survive_power_cut,
+)
 from course_lm.checks.clipping import clip_coefficient, first_bad_parameter, global_norm, unscaled_and_clipped
 from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
 from course_lm.checks.lr_finder import group_rates, smoothed_losses, steepest_rate, sweep_rates
 from course_lm.checks.monitoring import logged_perplexity, read_records, stopping_point, update_ratios
+from course_lm.checks.mixed_precision import nearest_bf16, spacing, underflow_share, updated_scale
 from course_lm.checks.optimizers import adamw_step, decay_groups, sgd_step, training_bytes
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report
@@ -36,22 +43,30 @@ __all__ = [
     "loss_from_ids",
     "lost_to_truncation",
     "mean_factors",
+    "nearest_bf16",
+    "newest_intact",
     "optimizer_steps",
     "padding_share",
+    "position_after",
     "predict",
     "rate_by_tokens",
     "read_records",
     "scheduled_steps",
     "sgd_step",
     "smoothed_losses",
+    "spacing",
     "split_near_copies",
     "steepest_rate",
+    "steps_between_checkpoints",
     "stopping_point",
+    "survive_power_cut",
     "sweep_rates",
     "token_windows",
     "tokens_per_step",
     "train_steps",
     "training_bytes",
+    "underflow_share",
     "unscaled_and_clipped",
     "update_ratios",
+    "updated_scale",
 ]

@@ -11,8 +11,8 @@ from course_lm.checks.checkpoints import (
 from course_lm.checks.clipping import clip_coefficient, first_bad_parameter, global_norm, unscaled_and_clipped
 from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
 from course_lm.checks.lr_finder import group_rates, smoothed_losses, steepest_rate, sweep_rates
-from course_lm.checks.monitoring import logged_perplexity, read_records, stopping_point, update_ratios
 from course_lm.checks.mixed_precision import nearest_bf16, spacing, underflow_share, updated_scale
+from course_lm.checks.monitoring import logged_perplexity, read_records, stopping_point, update_ratios
 from course_lm.checks.optimizers import adamw_step, decay_groups, sgd_step, training_bytes
 from course_lm.checks.predict import predict
 from course_lm.checks.report import Report

@@ -193,7 +193,9 @@ def test_the_picture_has_a_panel_for_each_kind_and_shades_what_is_possible():
     assert [axes.get_title("left") for axes in panels] == list(ATLAS.runs)
     shaded = [axes.get_title("left") for axes in panels if axes.get_facecolor() == colours.to_rgba(plots.CHOSEN)]
     assert shaded == ["over-fitting"] and words.startswith("over-fitting: over 240 steps")
-    assert [text.get_text() for text in key.get_legend().get_texts()][-2:] == ["your loss", "your val_loss"]
+    legend = key.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()][-2:] == ["your loss", "your val_loss"]
 
 
 def test_the_run_is_drawn_into_every_panel():

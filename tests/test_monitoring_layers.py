@@ -186,3 +186,38 @@ def test_a_partial_record_is_not_measured() -> None:
     statistics = LayerStatistics(tiny_gpt())
     statistics.log(train_record(1) | {"partial": True})
     assert statistics.records == []
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every way of reading a tensor on the host, each of which waits for an accelerator; filled as they are used."""
+    reads: list[str] = []
+
+    def watched(name: str, read: Any) -> Any:
+        return lambda *arguments: reads.append(name) or read(*arguments)
+
+    for name in ("tolist", "item", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, watched(name, getattr(torch.Tensor, name)))
+    return reads
+
+
+def test_each_measurement_waits_once_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_gpt()
+    train_step(model, batches(1), torch.optim.SGD(model.parameters(), lr=0.1))
+    before = copy_weights(model)
+    reads = count_reads(monkeypatch)
+    layer_statistics(model)
+    assert reads == ["tolist"]
+    update_ratios(model, before)
+    assert reads == ["tolist", "tolist"]
+
+
+def test_watching_the_optimizer_never_waits_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_gpt()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_step(model, batches(1), optimizer)
+    statistics = LayerStatistics(model)
+    statistics.start(0, None)
+    reads = count_reads(monkeypatch)
+    optimizer.step()
+    statistics.close()
+    assert reads == []

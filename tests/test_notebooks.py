@@ -57,6 +57,21 @@ SABOTAGE = {
         "reader = copy(loader)",
         "reader = loader",
     ),
+    "08_accumulation": (
+        "accumulation.py",
+        'counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)',
+        'counts = ((batch["labels"] != ignore_index).sum() for batch in micro_batches)',
+    ),
+    "09_clipping": (
+        "clipping.py",
+        "torch.where(norm.isfinite(), norm, 0.0)",
+        "torch.where(norm.isfinite(), norm + 0.1, 0.0)",
+    ),
+    "10_monitoring": (
+        "monitoring/stopping.py",
+        "improved = value < self.best - self.min_delta",
+        "improved = not value >= self.best - self.min_delta",
+    ),
 }
 
 
@@ -93,6 +108,10 @@ TAUGHT = {
     "04": ("optim",),
     "05": ("schedules",),
     "06": ("lr_finder",),
+    "07": ("precision",),
+    "08": ("accumulation",),
+    "09": ("clipping",),
+    "10": ("monitoring", "atlas"),
 }
 
 

@@ -10,6 +10,7 @@ from course_lm.widgets.monitoring import draw_early_stopping, monitoring_explore
 from course_lm.widgets.next_token import draw_next_token, temperature_explorer
 from course_lm.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.widgets.schedule import draw_schedules, schedule_explorer
+from course_lm.widgets.trainer import draw_training_memory, memory_explorer, rows_that_fit, training_memory
 
 __all__ = [
     "accumulation_explorer",
@@ -25,12 +26,16 @@ __all__ = [
     "draw_next_token",
     "draw_number_formats",
     "draw_schedules",
+    "draw_training_memory",
     "explorer",
     "lr_finder_explorer",
+    "memory_explorer",
     "monitoring_explorer",
     "number_format_explorer",
     "paint_batch",
     "row_gradients",
+    "rows_that_fit",
     "schedule_explorer",
     "temperature_explorer",
+    "training_memory",
 ]

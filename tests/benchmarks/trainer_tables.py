@@ -1,0 +1,127 @@
+"""What lesson 12 draws: `python tests/benchmarks/trainer_tables.py` measures it and stores `data/trainer_tables.json`.
+
+Short runs on the shipped stories in two parts: one over learning rates for models of several widths, one over shares of
+warm-up for runs of several lengths. Everything else is the shipped configuration `tiny`, with half its batch.
+
+Runs are kept as they end. Stopped by `--seconds`, the script goes on where it was when it is called again; delete the
+file to measure everything anew.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, count
+from typing import Any
+
+import torch
+
+from course_lm.config import TrainingConfig
+from course_lm.evaluation import evaluate
+from course_lm.model import count_parameters
+from course_lm.optim import build_optimizer
+from course_lm.schedules import build_schedule
+from course_lm.step import train_step
+from course_lm.stories import data_file
+from course_lm.text_run import prepare
+
+WIDTHS, RATES = (32, 64, 128, 256), (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
+LENGTHS, SHARES = (40, 80, 160, 320), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+STEPS_OF_WIDTHS, WIDTH_OF_LENGTHS, RATE_OF_LENGTHS = 100, 64, 8e-3
+SEEDS = (0, 1)
+BATCH_SIZE = 8
+
+Results = dict[str, Any]
+Settings = dict[str, Any]
+
+
+def settings_of_runs() -> Iterator[tuple[str, Settings]]:
+    """Every run: its part and its settings, one seed after the other."""
+    for seed in SEEDS:
+        for width in WIDTHS:
+            for rate in RATES:
+                yield "rates", {"d_model": width, "learning_rate": rate, "seed": seed}
+        for length in LENGTHS:
+            for share in SHARES:
+                yield "warm_up", {"steps": length, "warmup_ratio": share, "seed": seed}
+
+
+def configured(part: str, settings: Settings) -> tuple[TrainingConfig, int]:
+    """The configuration of a run, and its optimizer steps."""
+    tiny = TrainingConfig.from_yaml("tiny")
+    width = settings.get("d_model", WIDTH_OF_LENGTHS)
+    rate = settings.get("learning_rate", RATE_OF_LENGTHS)
+    schedule = replace(tiny.lr_scheduler, warmup_ratio=settings.get("warmup_ratio", 0.1), min_lr=0.0)
+    config = replace(
+        tiny,
+        model=replace(tiny.model, d_model=width),
+        optimizer=replace(tiny.optimizer, learning_rate=rate),
+        lr_scheduler=schedule,
+        training=replace(tiny.training, batch_size=BATCH_SIZE, seed=settings["seed"]),
+    )
+    return config, settings.get("steps", STEPS_OF_WIDTHS)
+
+
+def measure(part: str, settings: Settings) -> Results:
+    """Train once; the validation loss at the end, in nats per token."""
+    config, steps = configured(part, settings)
+    run = prepare(config)
+    optimizer = build_optimizer(run.model, config.optimizer)
+    schedule = build_schedule(config.lr_scheduler, peak_lr=config.optimizer.learning_rate, total_steps=steps)
+    run.model.train()
+    for step, batch in zip(range(steps), chain.from_iterable(epochs(run.train_loader))):
+        train_step(run.model, [batch], optimizer, lr=schedule(step))
+    val_loss = evaluate(run.model, run.val_loader)["val_loss"]
+    return settings | {"parameters": count_parameters(run.model), "val_loss": round(val_loss, 3)}
+
+
+def epochs(loader: Any) -> Iterator[Any]:
+    """The loader, once an epoch."""
+    for epoch in count():
+        loader.set_epoch(epoch)
+        yield loader
+
+
+def is_stored(results: Results, part: str, settings: Settings) -> bool:
+    """Whether a run with these settings is among the results."""
+    return any(all(run[key] == value for key, value in settings.items()) for run in results[part])
+
+
+def store(results: Results) -> None:
+    """Write the results, one run a line."""
+    parts = [f'"floor": {results["floor"]}']
+    for part in ("rates", "warm_up"):
+        parts.append(f'"{part}": [\n' + ",\n".join(json.dumps(run) for run in results[part]) + "\n]")
+    data_file("trainer_tables.json").write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure what is missing for at most `--seconds`, then say how much is left."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    deadline = time.perf_counter() + options.seconds
+    path = data_file("trainer_tables.json")
+    if path.exists():
+        results = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        run = prepare(TrainingConfig.from_yaml("tiny"))
+        assert run.validation.neg_log_p is not None
+        floor = sum(run.validation.neg_log_p) / run.val_loader.num_targets
+        results = {"floor": round(floor, 4), "rates": [], "warm_up": []}
+    for part, settings in settings_of_runs():
+        if is_stored(results, part, settings):
+            continue
+        if time.perf_counter() > deadline:
+            print(f"stopped before {part} {settings}; call again to go on")
+            return
+        results[part].append(measure(part, settings))
+        store(results)
+    print("everything is measured")
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return options.command(options, rest)
     except (ValueError, OSError, ImportError) as error:
         return _fail(error, 2)
-    except FloatingPointError as error:
+    except (FloatingPointError, MemoryError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         print("course-lm: interrupted", file=sys.stderr)

@@ -103,7 +103,8 @@ class LoopConfig:
         logging_steps: optimizer steps between log records.
         eval_steps: optimizer steps between validations; null validates after each epoch.
         save_steps: optimizer steps between checkpoints.
-        save_total_limit: how many `checkpoint_step_*.pt` are kept, or null for all.
+        save_total_limit: how many `checkpoint_step_*.pt` and `checkpoint_epoch_*.pt` are kept, or null for all.
+        restore_best: give the model its best weights back when the run is over; without validation, the last ones.
         early_stopping_patience: validations without improvement before the run stops, or null.
         early_stopping_threshold: by how many nats per token the loss must fall to count as an improvement.
         seed: fixes weights, dropout and the order of the data.
@@ -125,6 +126,7 @@ class LoopConfig:
     eval_steps: int | None = None
     save_steps: int = 500
     save_total_limit: int | None = 3
+    restore_best: bool = False
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
     seed: int = 42

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from course_lm.atomic import atomic_file
@@ -18,8 +19,10 @@ from course_lm.checkpoints import latest_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, Record, TensorBoardLogger, WandbLogger
 from course_lm.monitoring.observers import json_line
+from course_lm.weights import describe_difference
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
 _SAME = {
     "data": None,
     "model": ("n_layer", "n_head", "d_model", "dropout"),
@@ -75,11 +78,10 @@ def restore_log(path: Path, records: Iterable[Record]) -> None:
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load them; ValueError, in one line, where they are those of another model."""
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).splitlines()[1:2]).strip()
-        raise ValueError(f"the checkpoint holds the weights of another model: {reason}") from error
+    difference = describe_difference(weights, model.state_dict())
+    if difference is not None:
+        raise ValueError(f"the checkpoint holds the weights of another model: {difference}")
+    model.load_state_dict(weights)
 
 
 def length_of(loader: Iterable[object]) -> int | None:
@@ -115,6 +117,24 @@ def check_same_run(mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
                     f"{mine[section][key]!r}: change it back, choose another experiment_name, or set training.resume "
                     "to never"
                 )
+
+
+@contextmanager
+def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
+    """Turn torch's error for exhausted memory into a MemoryError that says what to lower, in which order."""
+    try:
+        yield
+    except RuntimeError as error:
+        exhausted = isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _EXHAUSTED)
+        if not exhausted:
+            raise
+        settings, data = config.training, config.data
+        raise MemoryError(
+            f"out of memory with batch_size {settings.batch_size} and max_length {data.max_length}. Lower, in this "
+            "order, until it fits: training.batch_size (and raise gradient_accumulation_steps by the same factor: the "
+            "step stays the same); set model.gradient_checkpointing to true (slower, same numbers); take "
+            "training.precision bf16; then data.max_length, data.vocab_size, and the model itself"
+        ) from error
 
 
 @contextmanager

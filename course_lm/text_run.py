@@ -1,9 +1,10 @@
 """From a configuration to a trained model, or to a learning rate for it: text, tokenizer, loaders, and a report."""
 
+import json
 import lzma
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from course_lm.model import GPT, count_parameters, generate
 from course_lm.runs import run_folder
 from course_lm.tokenizer import decode, eos_id, train_tokenizer
 from course_lm.trainer import Trainer
+from course_lm.weights import export_weights
 
 SAMPLES = 3
 SAMPLE_TOKENS = 80
@@ -68,11 +70,18 @@ def train_on_text(config: TrainingConfig) -> int:
     folder = run_folder(config)
     if folder is not None:
         run.tokenizer.save(str(folder / "tokenizer.json"))
+        export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
     if trainer.interrupted is not None:
         return 128 + trainer.interrupted
     print(report(run, trainer, time.perf_counter() - started))
     print(f"\n{sample(run, config.training.seed)}")
     return 0
+
+
+def _model_card(config: TrainingConfig) -> dict[str, str]:
+    """What another program must know to build the model, as safetensors metadata holds it."""
+    sizes = {**asdict(config.model), "vocab_size": config.data.vocab_size, "max_length": config.data.max_length}
+    return {"model": json.dumps(sizes), "corpus": config.data.corpus}
 
 
 def find_lr_on_text(config: TrainingConfig, png: Path, *, start_lr: float, end_lr: float, num_iter: int) -> int:

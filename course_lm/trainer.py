@@ -20,34 +20,22 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.allocator import tune_allocator
-from course_lm.checkpoints import (
-    load_checkpoint,
-    prune_checkpoints,
-    rng_state,
-    save_checkpoint,
-    set_rng_state,
-)
+from course_lm.checkpoints import library_versions, load_checkpoint, prune_checkpoints, save_checkpoint
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, resolve_device, seed_everything
 from course_lm.evaluation import evaluate
-from course_lm.loss import next_token_loss, perplexity
-from course_lm.monitoring import (
-    EarlyStopping,
-    History,
-    Observer,
-    Observers,
-    Throughput,
-    copy_weights,
-    peak_memory,
-    summarise,
-)
+from course_lm.loss import next_token_loss
+from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights
 from course_lm.optim import build_optimizer
 from course_lm.position import DataPosition
 from course_lm.precision import Precision
+from course_lm.rng import rng_state, set_rng_state
+from course_lm.run_log import RunLog
 from course_lm.runs import (
     check_same_run,
     count_steps,
     default_observers,
+    explain_out_of_memory,
     length_of,
     load_weights,
     newest_state,
@@ -56,18 +44,9 @@ from course_lm.runs import (
     run_folder,
 )
 from course_lm.schedules import build_schedule
-from course_lm.step import Batch, NonFiniteGradientError, StepResult, raise_if_nonfinite, train_step
+from course_lm.step import Batch, NonFiniteGradientError, raise_if_nonfinite, train_step
 
-MAX_SKIPPED_IN_A_ROW = 25
-_PROGRESS = (
-    "step",
-    "tokens",
-    "skipped",
-    "skipped_in_a_row",
-    "validated_at",
-    "best_loss",
-    "best_weights",
-)
+_PROGRESS = ("step", "validated_at", "best_loss", "best_weights")
 
 
 class Trainer:
@@ -113,16 +92,12 @@ class Trainer:
         self.optimizer = optimizer or build_optimizer(model, config.optimizer)
         self.loss_fn, self.schedule, self.clip = loss_fn, schedule, clip
         self.folder = run_folder(config)
-        self.observers = Observers([*observers, *default_observers(config)])
+        self.log = RunLog([*observers, *default_observers(config)], self.device, loss_fn is next_token_loss)
         patience = self.settings.early_stopping_patience
         self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold) if patience else None
-        self.throughput = Throughput()
-        self.history = History()
         self.position = DataPosition()
-        self.step = self.tokens = self.skipped = self.skipped_in_a_row = 0
-        self.validated_at, self.best_loss = -1, math.inf
+        self.step, self.validated_at, self.best_loss = 0, -1, math.inf
         self.best_weights: dict[str, Tensor] | None = None
-        self.pending: list[StepResult] = []
         self.interrupted: int | None = None
 
     def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
@@ -130,21 +105,21 @@ class Trainer:
 
         Raises:
             NonFiniteGradientError: a gradient was not finite, see `training.on_nonfinite`; or
-                `MAX_SKIPPED_IN_A_ROW` steps in a row were skipped.
+                `run_log.MAX_SKIPPED_IN_A_ROW` steps in a row were skipped.
+            MemoryError: there is not enough of it; says what to lower, and in which order.
             ValueError: the folder holds a run with other settings, or the number of steps cannot be told.
         """
         self._start_or_resume()
         total_steps = self._prepare(train_loader)
-        self.observers.start(self.step, total_steps)
-        self.throughput.restart(self.tokens + int(summarise(self.pending)["tokens"]))
+        self.log.start(self.step, total_steps)
         try:
-            with on_interrupt(self._interrupt):
+            with on_interrupt(self._interrupt), explain_out_of_memory(self.config):
                 while not self.finished:
                     self.train_epoch(train_loader, val_loader)
                 self._finish(val_loader)
         finally:
             self._log_partial()
-            self.observers.close()
+            self.log.observers.close()
         if self.interrupted is not None:
             print(self._farewell(self.interrupted))
         return self.history
@@ -153,7 +128,7 @@ class Trainer:
         """Train on what is left of the current epoch, and validate where it ends."""
         settings = self.settings
         self._prepare(train_loader)
-        whole, before = self.batch == 0, (self.step, self.skipped_in_a_row)
+        whole, before = self.batch == 0, (self.step, self.log.skipped_in_a_row)
         for window in windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
             if self._take_step(window):
                 if self.step % settings.logging_steps == 0:
@@ -161,17 +136,22 @@ class Trainer:
                 if settings.eval_steps and self.step % settings.eval_steps == 0:
                     self._validate(val_loader)
                 if self.step % settings.save_steps == 0 and self.batch != length_of(train_loader):
-                    self._save_step()
+                    self._save(f"step_{self.step}")
             if self.finished:
                 self.position.pause()
                 return
-        if whole and before == (self.step, self.skipped_in_a_row):
+        if whole and before == (self.step, self.log.skipped_in_a_row):
             raise ValueError("the training loader held no target token in a whole epoch")
         self._end_epoch(val_loader)
 
     def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `evaluation.evaluate`."""
         return evaluate(self.runner, loader, self.precision)
+
+    @property
+    def history(self) -> History:
+        """All records so far."""
+        return self.log.history
 
     @property
     def epoch(self) -> int:
@@ -204,16 +184,16 @@ class Trainer:
         """Everything that the rest of the run depends on, as tensors and plain data."""
         return {
             **{name: getattr(self, name) for name in _PROGRESS},
+            "epoch": self.epoch,
+            **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.precision.state_dict(),
             "stopper": self.stopper.state_dict() if self.stopper is not None else None,
-            "pending": [[part.cpu() for part in result] for result in self.pending],
-            "history": self.history.state_dict(),
             "rng": rng_state(),
             "config": asdict(self.config),
-            "versions": {"torch": str(torch.__version__)},
+            "versions": library_versions(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -226,8 +206,7 @@ class Trainer:
         self.precision.load_state_dict(state["scaler"])
         if self.stopper is not None and state["stopper"] is not None:
             self.stopper.load_state_dict(state["stopper"])
-        self.pending = [StepResult(*parts) for parts in state["pending"]]
-        self.history = History(state["history"])
+        self.log.load_state_dict(state)
         self.position.load_state_dict(state["position"])
         set_rng_state(state["rng"])
 
@@ -274,62 +253,34 @@ class Trainer:
             )
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
-        self.pending.append(result)
         # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
         on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
         skipped = on_host and bool(result.skipped)
         self.step += not skipped
-        self._count_skips(skipped, result)
+        self.log.add(result, skipped, self.step)
         return not skipped
-
-    def _count_skips(self, skipped: bool, result: StepResult) -> None:
-        self.skipped += skipped
-        if skipped and not result.tokens:
-            return
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise NonFiniteGradientError(
-                f"{self.skipped_in_a_row} steps in a row were skipped after step {self.step}: every gradient was "
-                f"NaN or infinite (last loss {float(result.loss):g})"
-            )
 
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
         if self.settings.on_nonfinite == "raise":
-            for result in self.pending:
+            for result in self.log.pending:
                 raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
-        metrics = self._train_metrics()
-        self.pending, self.tokens = [], metrics["tokens"]
-        self._record("train", **metrics)
+        self._record("train", **self.log.take_pending(self.optimizer.param_groups[0]["lr"]))
 
     def _log_partial(self) -> None:
         """Record what a stopped run has not; one that goes on records these steps again, with those that follow."""
-        if self.pending:
+        if self.log.pending:
             with suppress(Exception):  # where the device itself has failed, its own error says more
-                self._record("train", **self._train_metrics(), partial=True)
+                self._record("train", **self.log.pending_metrics(self.optimizer.param_groups[0]["lr"]), partial=True)
 
-    def _train_metrics(self) -> dict[str, Any]:
-        metrics = summarise(self.pending)
-        tokens = self.tokens + int(metrics["tokens"])
-        return metrics | {
-            "perplexity": perplexity(metrics["loss"]) if self.loss_fn is next_token_loss else math.nan,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "tokens": tokens,
-            "skipped": self.skipped,
-            "tokens_per_second": self.throughput.update(tokens),
-            "peak_memory_bytes": peak_memory(self.device),
-        }
-
-    def _record(self, event: str, **metrics: float) -> None:
-        record = {"event": event, "step": self.step, "epoch": self.epoch, **metrics}
-        self.history.append(record)
-        self.observers.log(record)
+    def _record(self, event: str, **metrics: Any) -> None:
+        self.log.record(event, self.step, self.epoch, **metrics)
 
     def _validate(self, val_loader: Iterable[Batch] | None) -> None:
         """Measure the validation loss, keep the best weights, and count for early stopping."""
         if val_loader is None or self.validated_at == self.step:
             return
-        with self.throughput.paused():
+        with self.log.throughput.paused():
             metrics = self.evaluate(val_loader)
         self.validated_at = self.step
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
@@ -345,21 +296,19 @@ class Trainer:
             self.best_weights = copy_weights(self.model)
         self._save("best")
 
-    def _save_step(self) -> None:
-        self._save(f"step_{self.step}")
-        if self.folder is not None and self.settings.save_total_limit is not None:
-            prune_checkpoints(self.folder, self.settings.save_total_limit)
-
     def _save(self, name: str) -> None:
-        if self.folder is not None:
-            with self.throughput.paused():
-                self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
+        if self.folder is None:
+            return
+        with self.log.throughput.paused():
+            self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
+            if self.settings.save_total_limit is not None:
+                prune_checkpoints(self.folder, self.settings.save_total_limit)
 
     def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
         self.position.end_epoch()
         if not self.settings.eval_steps:
             self._validate(val_loader)
-        self._save("last")
+        self._save(f"epoch_{self.epoch}")
 
     def _interrupt(self, number: int) -> None:
         self.interrupted = number
@@ -367,10 +316,13 @@ class Trainer:
     def _finish(self, val_loader: Iterable[Batch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
         if self.interrupted is None:
-            if self.pending:
+            if self.log.pending:
                 self._log()
             self._validate(val_loader)
         self._save("last")
+        if self.interrupted is None and self.settings.restore_best and self.best_loss < math.inf:
+            best = self.best_weights or load_checkpoint(self.folder / "checkpoint_best.pt")["model"]
+            load_weights(self.model, best)
 
     def _farewell(self, number: int) -> str:
         saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"

@@ -1,7 +1,18 @@
-"""One way to refuse a bad value."""
+"""One way to refuse a bad value, and one to miss an optional package."""
+
+from importlib import import_module
+from types import ModuleType
 
 
 def require(holds: bool, key: str, accepted: str, value: object) -> None:
     """Raise ValueError "<key> must be <accepted>, got <value>" unless `holds`."""
     if not holds:
         raise ValueError(f"{key} must be {accepted}, got {value!r}")
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Import a module of an optional dependency; ImportError says which extra of this package brings it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f'{module} is not installed: pip install "course-lm[{extra}]"') from error

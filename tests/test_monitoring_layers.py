@@ -45,7 +45,7 @@ def train(observers: list[Any], steps: int = 6, logging_steps: int = 2) -> Train
         output_dir=None,
     )
     trainer = Trainer(tiny_gpt() if not observers else observers[0].model, TrainingConfig(training=settings))
-    trainer.observers.active += observers
+    trainer.log.observers.active += observers
     trainer.train(batches(3))
     return trainer
 

@@ -136,7 +136,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "best": load_checkpoint(best)["model"] if best.exists() else {},
         "steps": sorted(path.name for path in folder.glob("checkpoint_step_*.pt")),
         "rng": torch.get_rng_state(),
-        "counts": [trainer.step, trainer.epoch, trainer.batch, trainer.tokens, trainer.skipped],
+        "counts": [trainer.step, trainer.epoch, trainer.batch, trainer.log.tokens, trainer.log.skipped],
     }
 
 
@@ -207,8 +207,8 @@ def assert_recorded_to_the_last_step(trainer: Trainer) -> None:
     steps = [record["step"] for record in trainer.history.train]
     assert steps == sorted(set(steps)) and steps[-1] == trainer.step
     assert [line["step"] for line in lines if line["event"] == "train"] == steps
-    unrecorded = sum(int(result.tokens) for result in trainer.pending if not result.skipped)
-    assert trainer.history.train[-1]["tokens"] == trainer.tokens + unrecorded
+    unrecorded = sum(int(result.tokens) for result in trainer.log.pending if not result.skipped)
+    assert trainer.history.train[-1]["tokens"] == trainer.log.tokens + unrecorded
 
 
 # Resume

@@ -28,7 +28,8 @@ from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.step import NonFiniteGradientError, train_step
 from course_lm.tokenizer import train_tokenizer
-from course_lm.trainer import MAX_SKIPPED_IN_A_ROW, Trainer
+from course_lm.run_log import MAX_SKIPPED_IN_A_ROW
+from course_lm.trainer import Trainer
 
 VOCABULARY, LENGTH = 13, 8
 DOCUMENTS = [f"the {animal} sat on the {place}" for animal in ("cat", "dog", "cow") for place in ("mat", "hat", "sun")]
@@ -153,7 +154,7 @@ def test_a_step_without_targets_leaves_the_number_of_completed_steps():
     trainer = Trainer(tiny_gpt(), configure(), schedule=lambda step: asked.append(step) or 1e-3)
     with pytest.warns(UserWarning, match="no target token"):
         trainer.train([batch_of([1]), empty_batch(), batch_of([2])])
-    assert (asked, trainer.step, trainer.skipped) == ([0, 1, 1], 2, 1)
+    assert (asked, trainer.step, trainer.log.skipped) == ([0, 1, 1], 2, 1)
 
 
 def test_a_schedule_over_the_run_is_built_from_the_configuration():
@@ -642,7 +643,7 @@ def test_a_completed_step_starts_the_count_of_skipped_ones_again():
     calls = set(range(1, 2 * MAX_SKIPPED_IN_A_ROW)) - {MAX_SKIPPED_IN_A_ROW}
     trainer = Trainer(tiny_gpt(), configure(on_nonfinite="skip"), loss_fn=exploding_at(*calls))
     trainer.train([batch_of([1])] * 2 * MAX_SKIPPED_IN_A_ROW)
-    assert (trainer.step, trainer.skipped) == (2, 2 * MAX_SKIPPED_IN_A_ROW - 2)
+    assert (trainer.step, trainer.log.skipped) == (2, 2 * MAX_SKIPPED_IN_A_ROW - 2)
 
 
 def test_steps_without_targets_do_not_count_as_not_finite():
@@ -656,7 +657,7 @@ def test_steps_without_targets_do_not_count_as_not_finite():
 def test_fp16_overflows_lower_the_scale_and_the_run_goes_on():
     trainer = Trainer(tiny_gpt(), configure(num_epochs=4, precision="fp16"), loss_fn=overflowing_at_first)
     history = trainer.train(toy_batches(3))
-    assert trainer.skipped == 2
+    assert trainer.log.skipped == 2
     assert (trainer.step, trainer.precision.scaler.get_scale()) == (10, 2.0**14)
     assert history.train[-1]["loss"] < history.train[0]["loss"]
 

@@ -5,12 +5,17 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from course_lm.step import StepResult
+from course_lm.validation import import_extra
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 Record = dict[str, Any]
 
@@ -120,6 +125,20 @@ class History:
         """The first validation record with the lowest val_loss (never a NaN), or None."""
         measured = (record for record in self.validation if not math.isnan(record["val_loss"]))
         return min(measured, key=lambda record: record["val_loss"], default=None)
+
+    def plot(self, floor: float | None = None) -> "Figure":
+        """Draw loss, gradient norm and learning rate against the step; see `draw_run`."""
+        from course_lm.monitoring.live import draw_run  # live.py reads histories
+
+        return draw_run(self, floor)
+
+    def to_dataframe(self) -> "DataFrame":
+        """A row for each record, a column for each metric; NaN where an event has no such metric.
+
+        Raises ImportError when pandas is not installed.
+        """
+        pandas = import_extra("pandas", "lab")
+        return pandas.DataFrame(self.records)
 
     def state_dict(self) -> list[Record]:
         """Return the records as a plain list, for a checkpoint. A partial one is left out: see above."""

@@ -3,13 +3,13 @@
 Neither can take a point back, so a partial record (see `History`) is not sent to them.
 """
 
-import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from course_lm.monitoring.records import Record
+from course_lm.validation import import_extra
 
 WANDB_MODES = ("offline", "online", "disabled")
 
@@ -41,7 +41,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        _import_extra("tensorboard")
+        import_extra("tensorboard", "track")
         self.folder = Path(folder)
         self._writer: Any = None
 
@@ -89,7 +89,7 @@ class WandbLogger:
         settings: dict[str, Any] | None = None,
     ) -> None:
         _check_mode(mode)
-        self._wandb = _import_extra("wandb")
+        self._wandb = import_extra("wandb", "track")
         self.project, self.name, self.mode = project, name, mode
         self.folder, self.settings = Path(folder), settings
         self._run: Any = None
@@ -134,10 +134,3 @@ def _tagged(record: Record) -> dict[str, float]:
 def _check_mode(mode: str) -> None:
     if mode not in WANDB_MODES:
         raise ValueError(f"mode must be one of {', '.join(WANDB_MODES)}, got {mode!r}")
-
-
-def _import_extra(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f'{module} is not installed: pip install "course-lm[track]"') from error

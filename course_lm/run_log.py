@@ -1,0 +1,101 @@
+"""The books of a run: its records, the steps that no record covers yet, and the observers that are told."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from course_lm.loss import perplexity
+from course_lm.monitoring import History, Observer, Observers, Throughput, peak_memory, summarise
+from course_lm.step import NonFiniteGradientError, StepResult
+
+MAX_SKIPPED_IN_A_ROW = 25
+_COUNTS = ("tokens", "skipped", "skipped_in_a_row")
+
+
+class RunLog:
+    """Counts what the steps bring and records it.
+
+    Attributes:
+        history: all records so far. pending: results of the steps since the last record.
+        device: whose peak memory is recorded. plain_loss: whether exp(loss) is a perplexity.
+        tokens: target tokens of all recorded steps. skipped: steps left out in the whole run.
+        skipped_in_a_row: those since the last completed step.
+    """
+
+    def __init__(self, observers: Iterable[Observer], device: torch.device, plain_loss: bool) -> None:
+        self.observers = Observers(observers)
+        self.device, self.plain_loss = device, plain_loss
+        self.history = History()
+        self.throughput = Throughput()
+        self.pending: list[StepResult] = []
+        self.tokens = self.skipped = self.skipped_in_a_row = 0
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        """Tell the observers that a run starts, or goes on, after `step` completed steps."""
+        self.observers.start(step, total_steps)
+        self.throughput.restart(self.tokens + int(summarise(self.pending)["tokens"]))
+
+    def add(self, result: StepResult, skipped: bool, step: int) -> None:
+        """Take the result of one step; `step`: the number of completed steps, for the message.
+
+        Raises:
+            NonFiniteGradientError: `MAX_SKIPPED_IN_A_ROW` steps in a row had a gradient that was not finite.
+        """
+        self.pending.append(result)
+        self.skipped += skipped
+        if skipped and not result.tokens:  # nothing to learn from: no fault of the gradient
+            return
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteGradientError(
+                f"{self.skipped_in_a_row} steps in a row were skipped after step {step}: every gradient was "
+                f"NaN or infinite (last loss {float(result.loss):g})"
+            )
+
+    def take_pending(self, lr: float) -> dict[str, Any]:
+        """Metrics of the steps since the last record, which count as recorded from now on."""
+        metrics = self.pending_metrics(lr)
+        self.pending, self.tokens = [], metrics["tokens"]
+        return metrics
+
+    def pending_metrics(self, lr: float) -> dict[str, Any]:
+        """Metrics of the steps since the last record; their perplexity is nan where they trained another loss."""
+        metrics = summarise(self.pending)
+        tokens = self.tokens + int(metrics["tokens"])
+        return metrics | {
+            "perplexity": perplexity(metrics["loss"]) if self.plain_loss else math.nan,
+            "lr": lr,
+            "tokens": tokens,
+            "skipped": self.skipped,
+            "tokens_per_second": self.throughput.update(tokens),
+            "peak_memory_bytes": peak_memory(self.device),
+        }
+
+    def record(self, event: str, step: int, epoch: int, **metrics: Any) -> None:
+        """Add one record to the history and tell the observers."""
+        record = {"event": event, "step": step, "epoch": epoch, **metrics}
+        self.history.append(record)
+        self.observers.log(record)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts, unrecorded results and records, and the newest losses for whoever opens the file."""
+        records = self.history.state_dict()
+        train = next((record for record in reversed(records) if record["event"] == "train"), {})
+        validation = next((record for record in reversed(records) if record["event"] == "validation"), {})
+        return {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "train_loss": train.get("loss", math.nan),
+            "val_loss": validation.get("val_loss", math.nan),
+            "perplexity": validation.get("perplexity", math.nan),
+            "pending": [[part.cpu() for part in result] for result in self.pending],
+            "history": records,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name in _COUNTS:
+            setattr(self, name, state[name])
+        self.pending = [StepResult(*parts) for parts in state["pending"]]
+        self.history = History(state["history"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,10 +26,10 @@ from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import History, TensorBoardConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.run_log import MAX_SKIPPED_IN_A_ROW
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.step import NonFiniteGradientError, train_step
 from course_lm.tokenizer import train_tokenizer
-from course_lm.run_log import MAX_SKIPPED_IN_A_ROW
 from course_lm.trainer import Trainer
 
 VOCABULARY, LENGTH = 13, 8
@@ -213,7 +214,7 @@ def test_one_epoch_can_be_trained_by_hand(tmp_path):
     trainer = Trainer(tiny_gpt(), configure(num_epochs=3, logging_steps=100, output_dir=str(tmp_path)))
     trainer.train_epoch(toy_batches(2))
     assert (trainer.step, trainer.epoch, trainer.batch) == (2, 1, 0)
-    assert (tmp_path / "toy" / "checkpoint_last.pt").exists()
+    assert (tmp_path / "toy" / "checkpoint_epoch_1.pt").exists()
 
 
 # Loaders
@@ -494,17 +495,70 @@ def files_of(folder: Path) -> set[str]:
 def test_a_run_leaves_its_last_and_best_state_its_steps_settings_and_metrics(tmp_path):
     config = configure(num_epochs=2, save_steps=2, output_dir=str(tmp_path))
     Trainer(tiny_gpt(), config).train(toy_batches(3), toy_batches(1))
-    steps = {"checkpoint_step_2.pt", "checkpoint_step_4.pt"}
+    newest_three = {"checkpoint_epoch_1.pt", "checkpoint_step_4.pt", "checkpoint_epoch_2.pt"}
     others = {"checkpoint_last.pt", "checkpoint_best.pt", "config.yaml", "metrics.jsonl"}
-    assert files_of(tmp_path / "toy") == steps | others
+    assert files_of(tmp_path / "toy") == newest_three | others
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(1, {5}), (2, {4, 5}), (None, {1, 2, 3, 4, 5})])
-def test_only_the_newest_step_checkpoints_are_kept(tmp_path, limit, kept):
+@pytest.mark.parametrize("limit", [1, 2, 4, None])
+def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path, limit):
     config = configure(save_steps=1, save_total_limit=limit, output_dir=str(tmp_path))
     Trainer(tiny_gpt(), config).train(toy_batches(6))
-    steps = {name for name in files_of(tmp_path / "toy") if name.startswith("checkpoint_step_")}
-    assert steps == {f"checkpoint_step_{step}.pt" for step in kept}
+    written = ["epoch_1", "step_5", "step_4", "step_3", "step_2", "step_1"]
+    kept = {name for name in files_of(tmp_path / "toy") if "_step_" in name or "_epoch_" in name}
+    assert kept == {f"checkpoint_{name}.pt" for name in written[:limit]}
+
+
+def test_the_best_weights_are_given_back_where_that_is_asked_for(tmp_path):
+    def trained(**settings):
+        trainer = Trainer(tiny_gpt(), configure(num_epochs=3, **settings), schedule=lambda k: [1e-2, 1e-2, 5.0][k])
+        trainer.train(toy_batches(1), toy_batches(1))  # the last step ruins the model
+        return trainer
+
+    val_loss = [record["val_loss"] for record in trained().history.validation]
+    assert val_loss[1] == min(val_loss) < val_loss[2]
+    for place in ({}, {"output_dir": str(tmp_path)}):
+        assert trained(**place).evaluate(toy_batches(1))["val_loss"] != val_loss[1]
+        shutil.rmtree(tmp_path / "toy", ignore_errors=True)
+        best = trained(restore_best=True, **place)
+        assert best.evaluate(toy_batches(1))["val_loss"] == val_loss[1]
+        shutil.rmtree(tmp_path / "toy", ignore_errors=True)
+
+
+def test_the_last_checkpoint_holds_the_last_weights_even_where_the_best_are_given_back(tmp_path):
+    config = configure(num_epochs=2, restore_best=True, output_dir=str(tmp_path))
+    trainer = Trainer(tiny_gpt(), config, schedule=lambda k: [1e-2, 5.0][k])
+    trainer.train(toy_batches(1), toy_batches(1))
+    last = load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["model"]
+    assert not torch.equal(last["norm.weight"], trainer.model.state_dict()["norm.weight"])
+
+
+def test_exhausted_memory_is_answered_with_what_to_lower_first():
+    def greedy(logits, labels, reduction):
+        return next_token_loss(logits, labels, reduction=reduction) + torch.empty(10**15).sum()
+
+    trainer = Trainer(tiny_gpt(), configure(batch_size=7), loss_fn=greedy)
+    with pytest.raises(MemoryError, match="batch_size 7") as caught:
+        trainer.train(toy_batches(1))
+    named = ["training.batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "max_length"]
+    places = [str(caught.value).index(name) for name in named]
+    assert places[0] < places[1] < places[2] and "\n" not in str(caught.value)
+
+
+def test_another_error_of_the_runtime_stays_what_it_is():
+    def broken(logits, labels, reduction):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        Trainer(tiny_gpt(), configure(), loss_fn=broken).train(toy_batches(1))
+
+
+def test_a_history_is_a_picture_and_a_table():
+    history = Trainer(tiny_gpt(), configure(num_epochs=2)).train(toy_batches(3), toy_batches(1))
+    table = history.to_dataframe()
+    assert len(table) == len(history.records) and table["val_loss"].notna().sum() == len(history.validation)
+    lines = [line for axes in history.plot(floor=1.0).axes for line in axes.lines]
+    assert any(list(line.get_ydata()) == [record["lr"] for record in history.train] for line in lines)
 
 
 def test_the_saved_settings_are_those_of_the_run(tmp_path):
@@ -628,7 +682,7 @@ def test_a_skipped_step_changes_nothing_and_is_counted():
     history = with_nan.train([kept[0], kept[3], kept[1], kept[2]])
     without = Trainer(tiny_gpt(), configure(), schedule=lambda k: 1e-2 / (k + 1))
     without.train(kept[:3])
-    assert (with_nan.step, with_nan.skipped, history.train[-1]["skipped"]) == (3, 1, 1)
+    assert (with_nan.step, with_nan.log.skipped, history.train[-1]["skipped"]) == (3, 1, 1)
     assert_same_weights(weights_of(with_nan.model), weights_of(without.model))
 
 

@@ -40,8 +40,11 @@ def draw_checkpoint_interval(
     axes.plot(interval_minutes, 100 * sum(chosen), "o", color=plots.RED, markersize=10, clip_on=False)
     axes.set(xscale="log", xlim=(minutes[0], minutes[-1]), ylim=(0, 100))
     axes.set(xlabel="minutes of work between two saves", ylabel="share of the time (%)")
-    axes.text(0.02, 0.9, "saving", color=plots.BLUE, transform=axes.transAxes, weight="bold")
-    axes.text(0.98, 0.9, "done again, restarts", color="#9A6400", transform=axes.transAxes, ha="right", weight="bold")
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:g}")
+    labels = {"transform": axes.transAxes, "weight": "bold", "va": "bottom"}
+    axes.text(0.0, 1.02, "saving", color=plots.BLUE, **labels)
+    axes.text(1.0, 1.02, "done again, restarts", color="#9A6400", ha="right", **labels)
     at_best = sum(_shares(best, save_seconds, mtbf, restart))
     words = (
         f"saving {save_seconds:.3g} s, a failure every {mtbf_hours:.3g} h, a restart {restart_minutes:.3g} min\n"

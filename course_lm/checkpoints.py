@@ -78,10 +78,18 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
         _check_version(path, _verify(path, file))
         file.seek(0)
         try:
-            return torch.load(file, map_location=map_location, weights_only=True)
+            state = torch.load(file, map_location=map_location, weights_only=True)
         except pickle.UnpicklingError as error:
             reason = "it holds more than tensors and plain data, so loading it could run code"
             raise CheckpointError(f"{path} is refused: {reason}") from error
+        except (RuntimeError, KeyError, EOFError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(f"{path} has a right checksum, but nothing that torch can load: {reason}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a run")
+    return state
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:

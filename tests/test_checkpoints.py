@@ -1,9 +1,12 @@
 """Claims about checkpoints: whole or absent (C14), safe to load (C15), kept while they are needed."""
 
 import errno
+import hashlib
+import io
 import math
 import multiprocessing
 import os
+import pickle
 import re
 import resource
 import signal
@@ -399,6 +402,36 @@ def test_a_malicious_pickle_with_a_valid_checksum_is_refused_and_not_run(tmp_pat
     assert not target.exists()
     torch.load(path, weights_only=False)
     assert target.exists(), "the payload must be live, or this test shows nothing"
+
+
+def sealed(content: bytes) -> bytes:
+    """Anything at all, with a checksum that fits."""
+    start = content + b"course_lm checkpoint 1 serial 1 sha256 "
+    return start + hashlib.sha256(start).hexdigest().encode()
+
+
+def written_by_torch(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello world", bytes(range(256)), pickle.dumps({"step": 1}, 2), written_by_torch({"step": 1})[:500]],
+)
+def test_anything_with_a_valid_checksum_that_is_no_state_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "odd.pt").write_bytes(sealed(content))
+    with pytest.raises(CheckpointError, match=r"odd\.pt (is refused|has a right checksum, but)") as caught:
+        load_checkpoint(tmp_path / "odd.pt")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_holds_no_dict_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "odd.pt", "x+b") as file:
+        checkpoints._write(file, [1, 2], serial=1)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="holds a list, not the state of a run"):
+        load_checkpoint(tmp_path / "odd.pt")
 
 
 def test_latest_is_the_last_one_saved_whatever_its_step_and_modification_time(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ SABOTAGE = {
         "improved = value < self.best - self.min_delta",
         "improved = not value >= self.best - self.min_delta",
     ),
+    "11_checkpoints": ("trainer.py", 'set_rng_state(state["rng"])', "rng_state()"),
 }
 
 
@@ -117,6 +118,7 @@ TAUGHT = {
     "08": ("accumulation",),
     "09": ("clipping",),
     "10": ("monitoring", "atlas"),
+    "11": ("checkpoints", "atomic", "rng", "weights"),
 }
 
 

@@ -16,6 +16,7 @@ position in the data is two integers and is reached without reading what comes b
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -211,6 +212,16 @@ class Loader:
         if not 0 <= batch <= len(self):
             raise ValueError(f"batch must be in [0, {len(self)}], the batches of this loader, got {batch}")
         self.epoch, self._batch, self._next_start = epoch, batch, batch
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits that change with the text, its tokens, and how they are batched and ordered."""
+        digest = hashlib.blake2b(repr((self.seed, self.shuffle, self.width, self.pad_id)).encode(), digest_size=16)
+        rows = self.rows
+        for part in (rows.tokens, rows.starts, rows.lengths, rows.offsets, *(numbers for numbers, _ in self.groups)):
+            digest.update(part.numpy().tobytes())
+        digest.update(repr([size for _, size in self.groups]).encode())
+        return digest.hexdigest()
 
     def order(self, epoch: int) -> list[Tensor]:
         """The row numbers of each batch of an epoch."""

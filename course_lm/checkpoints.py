@@ -25,8 +25,6 @@ import torch
 
 from course_lm import __version__
 from course_lm.atomic import atomic_file, remove_leftovers
-from course_lm.rng import rng_state as rng_state
-from course_lm.rng import set_rng_state as set_rng_state
 
 FORMAT_VERSION = 1
 RESUMABLE = ("checkpoint_last.pt", "checkpoint_step_*.pt", "checkpoint_epoch_*.pt")

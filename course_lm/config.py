@@ -21,6 +21,7 @@ import torch.utils.deterministic as deterministic_settings
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from course_lm.atomic import atomic_file
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
@@ -186,7 +187,8 @@ class TrainingConfig:
     def to_yaml(self, path: str | Path) -> None:
         """Write the whole tree, so that `from_yaml(path)` gives this configuration again."""
         text = yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True)
-        Path(path).write_text(text, encoding="utf-8")
+        with atomic_file(path) as file:  # half a configuration would start another run, from defaults
+            file.write(text.encode())
 
 
 def sections() -> dict[str, type]:

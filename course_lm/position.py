@@ -13,6 +13,7 @@ class DataPosition:
 
     A loader with `state_dict` and `load_state_dict` is set to the exact batch, a list is sliced; any other loader
     repeats its epoch, with a warning. A loader with `set_epoch` is told the epoch.
+    One with a `fingerprint` must have that of the data over which the position was saved, or ValueError is raised.
 
     Attributes:
         epoch: complete passes over the data. batch: batches taken from the current one.
@@ -22,10 +23,12 @@ class DataPosition:
         self.epoch = self.batch = 0
         self._loader: Any = None
         self._loader_state: dict[str, Any] | None = None
+        self._data: str | None = None
 
     def rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
         """The batches of this epoch that are still to come, counted as they are taken."""
         rest = loader
+        self._check_data(loader)
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
         if hasattr(loader, "load_state_dict"):
@@ -41,6 +44,17 @@ class DataPosition:
             self.batch += 1
             yield batch
 
+    def _check_data(self, loader: Any) -> None:
+        """A saved position means nothing in other data, nor do weights over another vocabulary."""
+        saved, data = self._data, getattr(loader, "fingerprint", None)
+        if saved and data and saved != data:
+            raise ValueError(
+                f"the checkpoint was saved over other data: the text, its vocabulary or its batches changed since "
+                f"(fingerprint {saved} then, {data} now); change it back, choose another experiment_name, or set "
+                "training.resume to never"
+            )
+        self._data = None
+
     def pause(self) -> None:
         """Remember the position, so that another loader object over the same data can take it up."""
         self._loader_state = self._state_of_loader()
@@ -52,13 +66,18 @@ class DataPosition:
             self._loader.set_epoch(self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, batch, and the loader's own state where it has one."""
-        return {"epoch": self.epoch, "batch": self.batch, "loader": self._state_of_loader()}
+        """Epoch, batch, and the loader's own state and the fingerprint of its data where it has them."""
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "loader": self._state_of_loader(),
+            "data": getattr(self._loader, "fingerprint", self._data),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position when the next epoch is read."""
         self.epoch, self.batch = state["epoch"], state["batch"]
-        self._loader, self._loader_state = None, state["loader"]
+        self._loader, self._loader_state, self._data = None, state["loader"], state["data"]
 
     def _state_of_loader(self) -> dict[str, Any] | None:
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else self._loader_state

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from course_lm.checkpoints import rng_state, set_rng_state
+from course_lm.rng import rng_state, set_rng_state
 
 Undo = Callable[[], None]
 

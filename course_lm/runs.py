@@ -4,6 +4,7 @@ import itertools
 import math
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from course_lm.atomic import atomic_file
-from course_lm.checkpoints import latest_checkpoint
+from course_lm.checkpoints import latest_checkpoint, library_versions
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, Record, TensorBoardLogger, WandbLogger
 from course_lm.monitoring.observers import json_line
@@ -54,7 +55,8 @@ def default_observers(config: TrainingConfig) -> list[Observer]:
 def newest_state(config: TrainingConfig) -> Path | None:
     """The newest intact checkpoint in the run's folder, or None.
 
-    With `training.resume` "never" a folder that is already there is renamed to `<name>.1`, `.2`, … first.
+    With `training.resume` "never" a folder that is already there is renamed to `<name>.1`, `.2`, … first. ValueError
+    where there are checkpoints and none can be read: a new run would write over them.
     """
     folder = run_folder(config)
     if folder is None:
@@ -62,7 +64,18 @@ def newest_state(config: TrainingConfig) -> Path | None:
     if folder.exists() and config.training.resume == "never":
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.{number}"))
-    return latest_checkpoint(folder)
+    newest = latest_checkpoint(folder)
+    if newest is None and any(folder.glob("checkpoint_*.pt")):
+        raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
+    return newest
+
+
+def warn_of_versions(saved: Mapping[str, str]) -> None:
+    """Warn where a library has another version than when the checkpoint was saved: results may round differently."""
+    mine = library_versions()
+    changed = [f"{name} {saved.get(name)} (now {mine[name]})" for name in mine if saved.get(name) != mine[name]]
+    if changed:
+        warnings.warn(f"the checkpoint was saved with {', '.join(changed)}: it may not go on bit for bit", stacklevel=2)
 
 
 def restore_log(path: Path, records: Iterable[Record]) -> None:

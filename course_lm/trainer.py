@@ -20,7 +20,13 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.allocator import tune_allocator
-from course_lm.checkpoints import library_versions, load_checkpoint, prune_checkpoints, save_checkpoint
+from course_lm.checkpoints import (
+    FORMAT_VERSION,
+    library_versions,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, resolve_device, seed_everything
 from course_lm.evaluation import evaluate
@@ -42,6 +48,7 @@ from course_lm.runs import (
     on_interrupt,
     restore_log,
     run_folder,
+    warn_of_versions,
 )
 from course_lm.schedules import build_schedule
 from course_lm.step import Batch, NonFiniteGradientError, raise_if_nonfinite, train_step
@@ -99,6 +106,7 @@ class Trainer:
         self.step, self.validated_at, self.best_loss = 0, -1, math.inf
         self.best_weights: dict[str, Tensor] | None = None
         self.interrupted: int | None = None
+        self.schedule_settings: dict[str, Any] | None = None  # of one that the configuration names
 
     def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
         """Train to the configured end, or until SIGINT or SIGTERM; then the run can be resumed.
@@ -183,14 +191,17 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, as tensors and plain data."""
         return {
+            "format_version": FORMAT_VERSION,
             **{name: getattr(self, name) for name in _PROGRESS},
             "epoch": self.epoch,
+            "batch": self.batch,
             **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule_settings,
             "scaler": self.precision.state_dict(),
-            "stopper": self.stopper.state_dict() if self.stopper is not None else None,
+            "early_stopping": self.stopper.state_dict() if self.stopper is not None else None,
             "rng": rng_state(),
             "config": asdict(self.config),
             "versions": library_versions(),
@@ -204,11 +215,12 @@ class Trainer:
             setattr(self, name, state[name])
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # torch would keep the given tensors
         self.precision.load_state_dict(state["scaler"])
-        if self.stopper is not None and state["stopper"] is not None:
-            self.stopper.load_state_dict(state["stopper"])
+        if self.stopper is not None and state["early_stopping"] is not None:
+            self.stopper.load_state_dict(state["early_stopping"])
         self.log.load_state_dict(state)
         self.position.load_state_dict(state["position"])
         set_rng_state(state["rng"])
+        warn_of_versions(state["versions"])
 
     def _start_or_resume(self) -> None:
         """Go on from the run's newest checkpoint, or seed everything for a new run."""
@@ -227,8 +239,9 @@ class Trainer:
     def _prepare(self, train_loader: Iterable[Batch]) -> int:
         total_steps = count_steps(train_loader, self.settings)
         if self.schedule is None:
-            peak_lr = self.config.optimizer.learning_rate
-            self.schedule = build_schedule(self.config.lr_scheduler, peak_lr=peak_lr, total_steps=total_steps)
+            over = {"peak_lr": self.config.optimizer.learning_rate, "total_steps": total_steps}
+            self.schedule = build_schedule(self.config.lr_scheduler, **over)
+            self.schedule_settings = {**asdict(self.config.lr_scheduler), **over}
         if not self.model.training:
             self.model.train()
         if self.folder is not None:
@@ -321,8 +334,8 @@ class Trainer:
             self._validate(val_loader)
         self._save("last")
         if self.interrupted is None and self.settings.restore_best and self.best_loss < math.inf:
-            best = self.best_weights or load_checkpoint(self.folder / "checkpoint_best.pt")["model"]
-            load_weights(self.model, best)
+            best = load_checkpoint(self.folder / "checkpoint_best.pt")["model"] if self.folder else self.best_weights
+            load_weights(self.model, best or {})
 
     def _farewell(self, number: int) -> str:
         saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from course_lm.batching import make_loader
-from course_lm.checkpoints import rng_state
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.restoring import restored
+from course_lm.rng import rng_state
 from course_lm.tokenizer import train_tokenizer
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")

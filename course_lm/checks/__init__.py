@@ -19,6 +19,7 @@ from course_lm.checks.report import Report
 from course_lm.checks.schedules import cooldown_rate, optimizer_steps, rate_by_tokens, scheduled_steps
 from course_lm.checks.text_to_tokens import bits_per_byte, lost_to_truncation, split_near_copies
 from course_lm.checks.the_whole_loop import floor, linear_schedule, train_steps
+from course_lm.checks.trainer import checkpoints_left, focal_loss, same_step
 
 __all__ = [
     "Report",
@@ -26,6 +27,7 @@ __all__ = [
     "adamw_step",
     "allowed_attention",
     "bits_per_byte",
+    "checkpoints_left",
     "clip_coefficient",
     "cooldown_rate",
     "corpus_perplexity",
@@ -33,6 +35,7 @@ __all__ = [
     "epoch_order",
     "first_bad_parameter",
     "floor",
+    "focal_loss",
     "global_norm",
     "group_rates",
     "labels_of",
@@ -51,6 +54,7 @@ __all__ = [
     "predict",
     "rate_by_tokens",
     "read_records",
+    "same_step",
     "scheduled_steps",
     "sgd_step",
     "smoothed_losses",

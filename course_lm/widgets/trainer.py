@@ -27,7 +27,7 @@ def training_memory(
     checkpointing: bool = False,
     n_head: int | None = None,
 ) -> dict[str, float]:
-    """Bytes that the course's GPT holds when the backward pass of a packed micro-batch begins, with AdamW.
+    """Bytes that a step of the course's GPT holds with AdamW, gradients and the activations of a packed micro-batch.
 
     "weights" (in bf16 with the copies that autocast makes), "gradients", "moments", and "activations": what the layers
     keep for the backward pass, attention fused, and the log-probabilities of the whole vocabulary. Attention heads are

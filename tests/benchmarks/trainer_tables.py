@@ -26,7 +26,7 @@ from course_lm.step import train_step
 from course_lm.stories import data_file
 from course_lm.text_run import prepare
 
-WIDTHS, RATES = (32, 64, 128, 256), (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
+WIDTHS, RATES = (32, 64, 128, 256), (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 LENGTHS, SHARES = (40, 80, 160, 320), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 STEPS_OF_WIDTHS, WIDTH_OF_LENGTHS, RATE_OF_LENGTHS = 100, 64, 8e-3
 SEEDS = (0, 1)
@@ -39,12 +39,12 @@ Settings = dict[str, Any]
 def settings_of_runs() -> Iterator[tuple[str, Settings]]:
     """Every run: its part and its settings, one seed after the other."""
     for seed in SEEDS:
-        for width in WIDTHS:
-            for rate in RATES:
-                yield "rates", {"d_model": width, "learning_rate": rate, "seed": seed}
         for length in LENGTHS:
             for share in SHARES:
                 yield "warm_up", {"steps": length, "warmup_ratio": share, "seed": seed}
+        for width in WIDTHS:
+            for rate in RATES:
+                yield "rates", {"d_model": width, "learning_rate": rate, "seed": seed}
 
 
 def configured(part: str, settings: Settings) -> tuple[TrainingConfig, int]:

@@ -78,6 +78,7 @@ SABOTAGE = {
         "improved = not value >= self.best - self.min_delta",
     ),
     "11_checkpoints": ("trainer.py", 'set_rng_state(state["rng"])', "rng_state()"),
+    "12_trainer": ("trainer.py", "lr=self.schedule(self.step)", "lr=self.schedule(self.step + 1)"),
 }
 
 
@@ -119,6 +120,7 @@ TAUGHT = {
     "09": ("clipping",),
     "10": ("monitoring", "atlas"),
     "11": ("checkpoints", "atomic", "rng", "weights"),
+    "12": ("trainer",),
 }
 
 

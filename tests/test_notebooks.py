@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -280,8 +281,19 @@ def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
     assert len(red) == 1 and red[0] in proofs, f"red: {red}, proofs: {proofs}\n{result.stdout[-3000:]}"
 
 
+@pytest.fixture(scope="module")
+def baseline_runs(request):
+    """The lessons on the baseline kernels, two at a time: with one thread each they do not slow each other."""
+    lessons = [item.callspec.params["lesson"] for item in request.session.items if "baseline_runs" in item.fixturenames]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {
+            lesson: pool.submit(run_nbval, lesson, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1")
+            for lesson in lessons
+        }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
-def test_a_lesson_passes_with_the_baseline_cpu_kernels_and_one_thread(lesson):
-    result = run_nbval(lesson, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1")
+def test_a_lesson_passes_with_the_baseline_cpu_kernels_and_one_thread(lesson, baseline_runs):
+    result = baseline_runs[lesson].result()
     assert result.returncode == 0, result.stdout[-5000:]

@@ -59,7 +59,7 @@ def test_the_norms_are_those_of_clip_gradients():
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_clipped_within_the_bound(method):
     words = widgets.draw_clipping(method, threshold=8.0, length=1.0)[1]
-    assert words.startswith(f"{method}: nothing is clipped")
+    assert words.startswith(f"{method}, B at 70 degrees: nothing is clipped")
 
 
 @pytest.mark.parametrize("method", METHODS)

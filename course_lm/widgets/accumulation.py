@@ -82,7 +82,7 @@ def accumulation_explorer(model: nn.Module, batch: Batch) -> ipywidgets.VBox:
     starts = [len(counts) * part // 4 for part in (1, 2, 3)]
     controls: dict[str, ipywidgets.DOMWidget] = {
         f"cut {number}": ipywidgets.IntSlider(
-            value=start, min=0, max=len(counts), description=f"cut {number} at row", **wide
+            value=start, min=1, max=len(counts) - 1, description=f"cut {number} at row", **wide
         )
         for number, start in enumerate(starts, start=1)
     }

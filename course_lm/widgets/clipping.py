@@ -47,7 +47,7 @@ def draw_clipping(
     limits = (-0.3, _FARTHEST + 0.7)
     axes.set(xlim=limits, ylim=limits, xlabel="gradient of the first weight", ylabel="gradient of the second weight")
     axes.set(aspect="equal", xticks=range(0, 9, 2), yticks=range(0, 9, 2), title=f"{method}, threshold {threshold:.1f}")
-    return figure, _described(before, after, method)
+    return figure, _described(before, after, f"{method}, B at {degrees:g} degrees")
 
 
 def clipping_explorer() -> ipywidgets.VBox:
@@ -92,14 +92,14 @@ def _draw_arrow(axes: Axes, gradient: Tensor, colour: str, alpha: float = 1.0) -
     axes.annotate("", (float(gradient[0]), float(gradient[1])), (0, 0), arrowprops=look)
 
 
-def _described(before: list[Tensor], after: list[Tensor], method: ClippingMethod) -> str:
+def _described(before: list[Tensor], after: list[Tensor], setting: str) -> str:
     named = [("both together", torch.cat(before), torch.cat(after)), *zip("AB", before, after)]
     lines = [
         f"{name:13}  norm {one.norm():.2f} -> {other.norm():.2f}, turned by {_degrees_between(one, other):.1f} degrees"
         for name, one, other in named
     ]
     same = all(torch.equal(one, other) for one, other in zip(before, after))
-    return "\n".join([f"{method}: {'nothing is clipped' if same else 'clipped'}", *lines])
+    return "\n".join([f"{setting}: {'nothing is clipped' if same else 'clipped'}", *lines])
 
 
 def _degrees_between(one: Tensor, other: Tensor) -> float:

@@ -1,7 +1,6 @@
 """Claims about a run from outside: its folder, the signals that end it, and a resume that changes no bit."""
 
 import json
-import math
 import os
 import signal
 import threading
@@ -27,6 +26,7 @@ from course_lm.optim import OptimizerConfig
 from course_lm.runs import check_same_run, default_observers, on_interrupt, run_folder
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
+from tests.training_run import assert_same
 
 VOCABULARY, LENGTH = 262, 8
 DOCUMENTS = [f"the {animal} sat on a {place}" for animal in ("cat", "dog") for place in ("mat", "hat", "sun", "bed")]
@@ -138,23 +138,6 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "rng": torch.get_rng_state(),
         "counts": [trainer.step, trainer.epoch, trainer.batch, trainer.log.tokens, trainer.log.skipped],
     }
-
-
-def assert_same(mine: Any, other: Any, where: str = "run") -> None:
-    """Equal bit for bit, all the way down; says where not."""
-    if isinstance(mine, Tensor):
-        assert torch.equal(mine, other), where
-    elif isinstance(mine, dict):
-        assert mine.keys() == other.keys(), where
-        for key in mine:
-            assert_same(mine[key], other[key], f"{where}.{key}")
-    elif isinstance(mine, list | tuple):
-        assert len(mine) == len(other), f"{where}: {mine} against {other}"
-        for index, (a, b) in enumerate(zip(mine, other)):
-            assert_same(a, b, f"{where}[{index}]")
-    else:
-        both_nan = isinstance(mine, float) and math.isnan(mine) and math.isnan(other)
-        assert mine == other or both_nan, f"{where}: {mine!r} against {other!r}"
 
 
 CASES: dict[str, dict[str, Any]] = {

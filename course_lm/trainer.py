@@ -333,9 +333,16 @@ class Trainer:
                 self._log()
             self._validate(val_loader)
         self._save("last")
-        if self.interrupted is None and self.settings.restore_best and self.best_loss < math.inf:
-            best = load_checkpoint(self.folder / "checkpoint_best.pt")["model"] if self.folder else self.best_weights
-            load_weights(self.model, best or {})
+        if self.interrupted is None and self.settings.restore_best:
+            self._restore_best()
+
+    def _restore_best(self) -> None:
+        """Give the model its best weights back; without a finite validation loss it keeps the last ones."""
+        best = self.best_weights
+        if self.folder is not None and self.best_loss < math.inf:
+            best = load_checkpoint(self.folder / "checkpoint_best.pt")["model"]
+        if best is not None:
+            load_weights(self.model, best)
 
     def _farewell(self, number: int) -> str:
         saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"

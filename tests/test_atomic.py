@@ -146,3 +146,4 @@ def test_a_temporary_file_is_recognised_as_a_leftover(tmp_path: Path) -> None:
 
 def test_leftovers_in_a_missing_folder_are_none(tmp_path: Path) -> None:
     remove_leftovers(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

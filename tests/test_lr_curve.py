@@ -294,6 +294,7 @@ def test_a_sweep_of_no_or_few_points_can_be_drawn(count, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         LRFinderResult(RATES[:count], descent()[:count], "not finite").plot().savefig(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 0
 
 
 def test_drawing_leaves_no_figure_open():

@@ -20,13 +20,12 @@ import course_lm.trainer
 from course_lm.batching import labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.runs import check_same_run, default_observers, on_interrupt, run_folder
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
-from tests.training_run import assert_same
+from tests.training_run import assert_same, counting
 
 VOCABULARY, LENGTH = 262, 8
 DOCUMENTS = [f"the {animal} sat on a {place}" for animal in ("cat", "dog") for place in ("mat", "hat", "sun", "bed")]
@@ -85,22 +84,9 @@ def trainer_of(config: TrainingConfig, dtype: torch.dtype = torch.float32, **par
     return Trainer(model.to(dtype), config, **parts)
 
 
-def counting_loss(act: Callable[[int], None]) -> Callable[..., Tensor]:
-    """The plain loss; `act` is called with the number of micro-batches so far."""
-    count = 0
-
-    def loss_fn(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
-        nonlocal count
-        count += 1
-        act(count)
-        return next_token_loss(logits, labels, reduction=reduction)
-
-    return loss_fn
-
-
 def signal_at(micro_batch: int, number: int = signal.SIGINT) -> Callable[..., Tensor]:
     """A loss that sends this process a signal once."""
-    return counting_loss(lambda count: os.kill(os.getpid(), number) if count == micro_batch else None)
+    return counting(lambda count: os.kill(os.getpid(), number) if count == micro_batch else None)
 
 
 class Crash(Exception):
@@ -112,7 +98,7 @@ def crash_at(micro_batch: int) -> Callable[..., Tensor]:
         if count == micro_batch:
             raise Crash
 
-    return counting_loss(act)
+    return counting(act)
 
 
 def without_machine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -168,7 +154,7 @@ def start(case: str, folder: Path, **parts: Any) -> Trainer:
 def straight(case: str) -> tuple[dict[str, Any], int]:
     """What the case leaves when nothing stops it, and how many micro-batches it takes."""
     counts: list[int] = []
-    trainer = start(case, Path(mkdtemp()), loss_fn=counting_loss(counts.append))
+    trainer = start(case, Path(mkdtemp()), loss_fn=counting(counts.append))
     return outcome(trainer), len(counts)
 
 

@@ -106,9 +106,11 @@ def test_every_control_of_the_batching_explorer_changes_picture_and_words():
 
 
 def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
-    mode, rows, length, *_ = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    mode, rows, length, _, words = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    before = words.value
     monkeypatch.setattr("course_lm.widgets.batches.encode_pieces", None)
     mode.value, rows.value, length.value = "packed", 3, 512
+    assert words.value != before
 
 
 def test_a_colder_next_token_is_more_certain():

@@ -1,7 +1,8 @@
 """Text for the course: a corpus is a list of documents, split without leaks, some with their true probability.
 
-Five kinds of source: `stories` (written by a grammar that is known to the last weight, so each document comes with
-its exact -log p; see `stories.py`), `python-docs`, the user's own files, a list, and Hugging Face datasets.
+Five kinds of source: `stories` and `hindi` (written by grammars that are known to the last weight, so each document
+comes with its exact -log p; see `stories.py` and `hindi.py`), `python-docs`, the user's own files, a list, and Hugging
+Face datasets.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from course_lm.stories import Story, data_file, generate_stories, story_neg_log_p, write_stories
 
 __all__ = ["Corpus", "Story", "generate_stories", "load_corpus", "story_neg_log_p", "write_stories"]
 
-CORPORA = ("stories", "python-docs")
+CORPORA = ("stories", "hindi", "python-docs")
 ACCEPTED = f"{', '.join(CORPORA)}, a file, a glob, a list of strings or hf:<dataset>[:<split>[:<column>]]"
 SPLITS = ("train", "validation")
 
@@ -28,13 +29,15 @@ SPLITS = ("train", "validation")
 class Corpus:
     """Documents in a fixed order.
 
-    `neg_log_p` holds the true -log p of each document in nats, or is None where nobody knows it.
-    Raises ValueError where there is no document, or not one number for each.
+    `neg_log_p` holds the true -log p of each document in nats, `gold` what its author counted in it (words, case
+    markers and more: see `data/README.md`); either is None where nobody knows it.
+    Raises ValueError where there is no document, or not one entry for each.
     """
 
     name: str
     documents: list[str]
     neg_log_p: list[float] | None = None
+    gold: list[dict[str, int]] | None = None
 
     def __post_init__(self) -> None:
         if not self.documents:
@@ -43,6 +46,11 @@ class Corpus:
             raise ValueError(
                 f"neg_log_p of {self.name} must hold one number for each of {len(self.documents)} documents, "
                 f"got {len(self.neg_log_p)}"
+            )
+        if self.gold is not None and len(self.gold) != len(self.documents):
+            raise ValueError(
+                f"gold of {self.name} must hold one entry for each of {len(self.documents)} documents, "
+                f"got {len(self.gold)}"
             )
 
     def split(self, val_fraction: float = 0.1, seed: int = 0) -> tuple[Corpus, Corpus]:
@@ -68,7 +76,8 @@ class Corpus:
 
     def _take(self, chosen: list[int]) -> Corpus:
         costs = None if self.neg_log_p is None else [self.neg_log_p[i] for i in chosen]
-        return Corpus(self.name, [self.documents[i] for i in chosen], costs)
+        gold = None if self.gold is None else [self.gold[i] for i in chosen]
+        return Corpus(self.name, [self.documents[i] for i in chosen], costs, gold)
 
     def _without_duplicates(self) -> Corpus:
         first = {document: i for i, document in reversed(list(enumerate(self.documents)))}
@@ -91,6 +100,7 @@ def load_corpus(
     """A corpus by name, from files, from a list or from the Hugging Face hub; exact duplicates are removed.
 
     - "stories": short stories with their true -log p, shipped with the package.
+    - "hindi": Hindi sentences from simple to complex, with their true -log p and gold counts, shipped with the package.
     - "python-docs": paragraphs of the Python language reference, as this Python carries it. Differs between
       Python versions.
     - a path, or a glob: UTF-8 text whose documents are divided by blank lines; a `.jsonl` file has an object
@@ -120,11 +130,18 @@ def _load(source: str | Path | Sequence[str]) -> Corpus:
         return _from_list(source)
     if source == "stories":
         return _read_files(source, [data_file("stories.jsonl")])
+    if source == "hindi":
+        return _read_hindi(data_file("hindi.jsonl"))
     if source == "python-docs":
         return Corpus(source, _python_docs())
     if source.startswith("hf:"):
         return Corpus(source, _read_hub(source))
     return _read_files(source, _matching_files(source))
+
+
+def _read_hindi(path: Path) -> Corpus:
+    gold = [json.loads(line)["gold"] for line in path.read_text(encoding="utf-8").splitlines()]
+    return replace(_read_files("hindi", [path]), gold=gold)
 
 
 def _from_list(documents: Sequence[str]) -> Corpus:

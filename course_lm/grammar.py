@@ -1,0 +1,158 @@
+"""Weighted grammars: a text drawn from one comes with its exact -log p, and reading the text gives the same number.
+
+A grammar is tables of rows. A row has a weight and some forms; a form is text and symbols, and a symbol stands for
+a row of another table. `Writer` chooses rows at random and adds up what the choices cost. `search_derivations` finds
+the choices again from the text alone. The tables are all that the two share.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Symbol(NamedTuple):
+    """A gap in a form: the table that fills it, the form to show, and whether the row is remembered.
+
+    With a `controller`, a fact, the name of the form goes on with that fact's key: "perfective" becomes
+    "perfective_3fs" where the fact is feminine singular. Agreement is this and nothing else.
+    """
+
+    table: str
+    form: str = ""
+    is_fact: bool = False
+    controller: str = ""
+
+    def form_name(self, facts: dict[str, Row]) -> str:
+        """The form to show, given the facts."""
+        return f"{self.form}_{facts[self.controller].key}" if self.controller else self.form
+
+
+class Form(NamedTuple):
+    """Text and symbols in order; and a letter for each thing in the text that is to be counted."""
+
+    pieces: tuple[str | Symbol, ...]
+    tags: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of a table: its weight, its forms by name, and the key that shapes what agrees with it.
+
+    While a row is remembered as a fact, no table offers a row with the same `word` for another fact or phrase.
+    """
+
+    weight: int
+    forms: dict[str, Form]
+    key: str = ""
+    word: str | None = None
+
+
+Tables = dict[str, list[Row]]
+
+
+def split_symbols(template: str) -> tuple[str | Symbol, ...]:
+    """The pieces of a template: {fact.form}, [phrase.form], either with @controller before the bracket, and text."""
+    parts = filter(None, re.split(r"(\{.+?\}|\[.+?\])", template))
+    return tuple(read_symbol(part) if part[0] in "{[" else part for part in parts)
+
+
+def read_symbol(source: str) -> Symbol:
+    """The symbol written as {table.form@controller} (a fact) or with square brackets (chosen anew each time)."""
+    name, _, controller = source[1:-1].partition("@")
+    table, _, form = name.partition(".")
+    return Symbol(table, form, source[0] == "{", controller)
+
+
+def _offers(rows: list[Row], facts: dict[str, Row]) -> list[Row]:
+    taken = {fact.word for fact in facts.values()} - {None}
+    return [row for row in rows if row.word not in taken]
+
+
+class Writer:
+    """Writes one text from the top down; adds up what its choices cost, in nats, and the tags of what it wrote."""
+
+    def __init__(self, tables: Tables, rng: random.Random) -> None:
+        self.tables = tables
+        self.rng = rng
+        self.facts: dict[str, Row] = {}
+        self.neg_log_p = 0.0
+        self.tags = ""
+
+    def write(self, symbol: Symbol) -> str:
+        """The text of one symbol."""
+        if symbol.controller and symbol.controller not in self.facts:
+            self.facts[symbol.controller] = self._choose(symbol.controller)
+        row = self.facts.get(symbol.table) or self._choose(symbol.table)
+        if symbol.is_fact:
+            self.facts[symbol.table] = row
+        form = row.forms[symbol.form_name(self.facts)]
+        self.tags += form.tags
+        return "".join(piece if isinstance(piece, str) else self.write(piece) for piece in form.pieces)
+
+    def _choose(self, table: str) -> Row:
+        rows = _offers(self.tables[table], self.facts)
+        total = sum(row.weight for row in rows)
+        ticket = int(self.rng.random() * total)  # of its methods, only random() never changes between Pythons
+        for row in rows:
+            ticket -= row.weight
+            if ticket < 0:
+                break
+        self.neg_log_p -= math.log(row.weight / total)
+        return row
+
+
+def search_derivations(tables: Tables, start: Symbol, text: str) -> tuple[list[float], int]:
+    """The cost in nats of each way to derive exactly this text, and the first character that no attempt got past."""
+    costs: list[float] = []
+    furthest = 0
+    attempts: list[_Attempt] = [_Attempt(0, (start,), {}, 0.0)]
+    while attempts:  # depth first
+        attempt = attempts.pop()
+        furthest = max(furthest, attempt.position)
+        if attempt.pending:
+            attempts += attempt.advance(tables, text)
+        elif attempt.position == len(text):
+            costs.append(attempt.cost)
+    return costs, furthest
+
+
+class _Attempt(NamedTuple):
+    """One way to read the text so far: characters read, pieces still to come, facts learned, nats paid."""
+
+    position: int
+    pending: tuple[str | Symbol, ...]
+    facts: dict[str, Row]
+    cost: float
+
+    def advance(self, tables: Tables, text: str) -> list[_Attempt]:
+        """The attempts that remain after the next pending piece: none where it is other text."""
+        piece = self.pending[0]
+        if isinstance(piece, str):
+            position = self.position + len(piece)
+            fits = text.startswith(piece, self.position)
+            return [_Attempt(position, self.pending[1:], self.facts, self.cost)] if fits else []
+        if piece.controller and piece.controller not in self.facts:
+            name = piece.controller
+            return [self._learn(name, row, price) for row, price in self._prices(tables[name])]
+        known = self.facts.get(piece.table)
+        choices = [(known, 0.0)] if known else self._prices(tables[piece.table])
+        return [attempt for row, price in choices for attempt in self._open(piece, row, price, text)]
+
+    def _learn(self, name: str, row: Row, price: float) -> _Attempt:
+        return self._replace(facts=self.facts | {name: row}, cost=self.cost + price)
+
+    def _open(self, symbol: Symbol, row: Row, price: float, text: str) -> list[_Attempt]:
+        facts = self.facts | {symbol.table: row} if symbol.is_fact else self.facts
+        pieces = row.forms[symbol.form_name(facts)].pieces
+        if pieces and isinstance(pieces[0], str) and not text.startswith(pieces[0], self.position):
+            return []
+        return [_Attempt(self.position, pieces + self.pending[1:], facts, self.cost + price)]
+
+    def _prices(self, rows: list[Row]) -> list[tuple[Row, float]]:
+        offers = _offers(rows, self.facts)
+        total = sum(row.weight for row in offers)
+        return [(row, math.log(total / row.weight)) for row in offers]

@@ -1,24 +1,11 @@
-"""Spelling and paradigms of Hindi verbs: one key for every spelling of a word, and the forms that a stem can take."""
+"""The paradigm of the Hindi verb: the forms that a stem can take, and what each may be read as."""
 
-import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 
 from course_lm.curriculum import morphology_tables as tables
 
 # The readings of a form: कर, करता, करना, किया, करे or करेगा, है or था, करो or करके.
 STEM, HABITUAL, INFINITIVE, PERFECTIVE, MOOD, FINITE, OTHER = (1 << bit for bit in range(7))
-
-_NASALS = re.compile("ङ्(?=[क-घ])|ञ्(?=[च-झ])|ण्(?=[ट-ढ])|न्(?=[त-ध])|म्(?=[प-भ])")
-_GLIDES = re.compile("(?<=.)य(?:(े)|ी)(?=ं?(?:ग[ाीे])?$)")
-
-
-def fold(word: str) -> str:
-    """One key for all spellings: no nukta, anusvara for every nasal sign, गए and नई for गये and नयी."""
-    word = unicodedata.normalize("NFD", word).replace("़", "").replace("ँ", "ं")
-    word = _NASALS.sub("ं", word) if "्" in word else word
-    return _GLIDES.sub(lambda glide: "ए" if glide[1] else "ई", word)
-
 
 _COMMON = {STEM: " ", HABITUAL: "ता ते ती तीं", INFINITIVE: "ना ने नी नीं", OTHER: "कर"}
 _AFTER_CONSONANT = {
@@ -69,10 +56,10 @@ def _endings(stem: str) -> Iterator[tuple[str, int]]:
 def forms_of(stems: Iterable[str]) -> dict[str, int]:
     """Key of a form → its readings, or-ed together, over all the stems."""
     forms: dict[str, int] = {}
-    for stem in stems:
+    for stem in map(tables.fold, stems):
         for form, reading in _endings(stem):
-            forms[fold(form)] = forms.get(fold(form), 0) | reading
+            forms[form] = forms.get(form, 0) | reading
     return forms
 
 
-FORMS = forms_of(tables.STEMS | set(_IRREGULAR)) | {fold(word): FINITE for word in tables.ALWAYS - {"हो", "हों"}}
+FORMS = forms_of(tables.STEMS | set(_IRREGULAR)) | dict.fromkeys(tables.ALWAYS - {"हो", "हों"}, FINITE)

@@ -1,0 +1,250 @@
+"""Which words of a Hindi sentence are verbs, and which are postpositions: the rules behind `morphology`.
+
+A sentence comes as keys (`morphology_tables.fold`): its words, and between them the punctuation "," "." "(" ")".
+"""
+
+import re
+from functools import lru_cache
+
+from course_lm.curriculum import morphology_tables as tables
+from course_lm.curriculum.morphology_forms import (
+    FINITE,
+    FORMS,
+    HABITUAL,
+    INFINITIVE,
+    MOOD,
+    OTHER,
+    PERFECTIVE,
+    STEM,
+    forms_of,
+)
+
+NO, CASE, MARK = range(3)  # what a postposition does: there is none; it marks a case; it marks a clause
+PROGRESSIVE = frozenset({"रहा", "रहे", "रही", "रहीं"})
+
+_JA, _RAH, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "रह", "हो"))
+_STRONG = frozenset(forms_of(tables.STRONG_AUXILIARIES)) - _RAH | PROGRESSIVE
+_AUXILIARIES = frozenset(forms_of(tables.WEAK_AUXILIARIES)) | _STRONG | {"कर", "करके"}
+_AFTER_NA = frozenset(forms_of(["चाह", "पड़"])) | tables.AFTER_NA
+_AFTER_NE = frozenset(forms_of(["लग", "दे"])) | tables.AFTER_NE
+_COPULA = tables.PAST | tables.PRESENT
+_END = frozenset({"", "."})
+_FUTURE_ENDING = re.compile("..(?:[ेए]ं?ग[ाेी]ं?|[ूऊ]ंग[ाी]|[ोओ]ग[ेी])$")
+
+
+def verb_readings(keys: list[str]) -> list[int]:
+    """For each key the verb forms (`morphology_forms`) that it may be here, or-ed together; 0 where it is no verb."""
+    verbs = [0] * len(keys)
+    for index, key in enumerate(keys):
+        readings = _readings(key)
+        if readings:
+            rule = _OWN_RULES.get(key)
+            verbs[index] = (rule or _ordinary_verb)(keys, index, readings)
+        elif key == "के" and index and verbs[index - 1] == STEM and keys[index - 1] in tables.STEMS_BEFORE_KE:
+            verbs[index] = OTHER
+    return verbs
+
+
+@lru_cache(maxsize=1 << 16)
+def _readings(key: str) -> int:
+    """What verb form a key may be. A listed stem tells; without one, only endings that no noun has."""
+    if key in FORMS:
+        return FORMS[key]
+    if key.endswith(("नेवाला", "नेवाले", "नेवाली")):
+        return INFINITIVE
+    if _FUTURE_ENDING.search(key) and key not in tables.NEVER:
+        return MOOD
+    return 0
+
+
+def _before(keys: list[str], index: int) -> str:
+    return keys[index - 1] if index else ""
+
+
+def _after(keys: list[str], index: int) -> str:
+    """The next key, particles (ही भी नहीं) passed over; "" at the end."""
+    index += 1
+    while index < len(keys) and keys[index] in tables.PARTICLES:
+        index += 1
+    return keys[index] if index < len(keys) else ""
+
+
+def _ordinary_verb(keys: list[str], index: int, readings: int) -> int:
+    key, after = keys[index], _after(keys, index)
+    if key in tables.AFTER_GENITIVE and _before(keys, index) in tables.HOSTS and after not in _JA:
+        return 0
+    if key in tables.NEVER and not _is_licensed(keys, index, after):
+        return 0
+    if readings & STEM:
+        if _stem_is_verb(key, after, keys[index + 1 : index + 2]):
+            return STEM
+        readings &= ~STEM
+        if key in tables.NOUN_STEMS:
+            return 0
+    if readings & INFINITIVE:
+        return INFINITIVE
+    if readings & HABITUAL:
+        return HABITUAL if readings == HABITUAL or after in _COPULA or after in _HO else PERFECTIVE
+    if readings & PERFECTIVE and key not in tables.NAMELESS and _is_inflected_noun(key, keys[index + 1 : index + 2]):
+        return 0
+    return readings
+
+
+def _is_inflected_noun(key: str, following: list[str]) -> bool:
+    """No participle stands right before these postpositions: मिली ने is a name, मसले पर a matter."""
+    return any(word in tables.NAMES_BEFORE or (word == "पर" and key[-1] in "ेए") for word in following)
+
+
+def _is_licensed(keys: list[str], index: int, after: str) -> bool:
+    key = keys[index]
+    if key in tables.INFINITIVE_IN_CONTEXT:
+        return after in (_AFTER_NE if key.endswith("ने") else _AFTER_NA) or _before(keys, index) in {"खाना", "गाना"}
+    if key in tables.HABITUAL_IN_CONTEXT:
+        return after in _COPULA or after in PROGRESSIVE or after == "हुए"
+    if key in tables.PERFECTIVE_IN_CONTEXT:
+        return after in _JA or after in _HO or ((after in _COPULA or after in _END) and _has_agent(keys, index))
+    if FORMS.get(key, 0) & STEM:
+        return after in _STRONG or after in tables.TAKING
+    return key.endswith("ाई") and after in _JA
+
+
+def _stem_is_verb(key: str, after: str, direct: list[str]) -> bool:
+    if key in tables.ONLY_PROGRESSIVE:
+        return after in PROGRESSIVE or (after in tables.TAKING and key == "अपना")
+    if key in tables.NOUN_STEMS:
+        return after in _STRONG
+    if after == "के":
+        return key in tables.STEMS_BEFORE_KE
+    return after in _AUXILIARIES or direct == [key]
+
+
+def _perfective_of_do(keys: list[str], index: int, readings: int) -> int:
+    """की: घोषणा की, की गई, की है; else the genitive postposition."""
+    before, after = _before(keys, index), _after(keys, index)
+    if not before:
+        return 0
+    if before == "नहीं" or after in _JA or after in {"हुई", "हुईं"} or after in _END:
+        return readings
+    likely = before in tables.CONJUNCT or _has_agent(keys, index)
+    at_a_boundary = after in {",", "कि"} or after in tables.CONJUNCTIONS
+    before_a_copula = after in tables.PAST or after in tables.PRESENT or after in {"हो", "हों", "होगी", "होंगी"}
+    return readings if likely and (at_a_boundary or before_a_copula) else 0
+
+
+def _has_agent(keys: list[str], index: int) -> bool:
+    """Whether the clause so far has ने or a pronoun that carries it."""
+    for key in reversed(keys[:index]):
+        if key in tables.CLAUSE_OPENERS:
+            return False
+        if key == "ने" or key in tables.ERGATIVE_PRONOUNS:
+            return True
+    return False
+
+
+def _bare_do(keys: list[str], index: int, readings: int) -> int:
+    """कर: a verb, or the noun tax."""
+    after = _after(keys, index)
+    is_tax = _before(keys, index) in tables.TAX_BEFORE or after in tables.TAX_AFTER
+    return 0 if is_tax and after not in _AUXILIARIES else readings & STEM
+
+
+def _for_or_taken(keys: list[str], index: int, readings: int) -> int:
+    """लिए: a postposition after a genitive or a bare pronoun, else the perfective of लेना."""
+    before = _before(keys, index)
+    return 0 if before in tables.HOSTS or before in tables.BARE_PRONOUNS else readings
+
+
+def _two_or_give(keys: list[str], index: int, readings: int) -> int:
+    """दो: a number, or the imperative after a stem or an infinitive (बता दो, जाने दो)."""
+    before = FORMS.get(_before(keys, index), 0) & (STEM | INFINITIVE)
+    return OTHER if before and _before(keys, index) not in tables.NOUN_STEMS else 0
+
+
+def _from_taking(keys: list[str], index: int, readings: int) -> int:
+    return 0 if _before(keys, index) == "से" else readings
+
+
+def _given_or_name(keys: list[str], index: int, readings: int) -> int:
+    return 0 if keys[index + 1 : index + 2] and keys[index + 1] in tables.POSTPOSITIONS else readings
+
+
+def _to_be(keys: list[str], index: int, readings: int) -> int:
+    return STEM if _after(keys, index) in _AUXILIARIES else MOOD
+
+
+_OWN_RULES = {
+    "की": _perfective_of_do,
+    "कर": _bare_do,
+    "लिए": _for_or_taken,
+    "दो": _two_or_give,
+    "लेकर": _from_taking,
+    "दी": _given_or_name,
+    "ली": _given_or_name,
+    "हो": _to_be,
+    "दे": _to_be,
+    "ले": _to_be,
+}
+
+
+def postpositions(keys: list[str], verbs: list[int]) -> list[int]:
+    """For each key NO, CASE or MARK; `verbs` is what `verb_readings` said of the same keys."""
+    marks = [NO] * len(keys)
+    for index, key in enumerate(keys):
+        if verbs[index] or key not in _MAY_BE_POSTPOSITION:
+            continue
+        host = index - 1
+        while host > 0 and keys[host] in tables.BETWEEN:
+            host -= 1
+        if _is_postposition(keys, verbs, index, host):
+            after_verb = host >= 0 and (marks[host] == MARK or verbs[host] & ~(FINITE | MOOD))
+            marks[index] = MARK if after_verb or _follows_brackets(keys, host) else CASE
+    return marks
+
+
+def _follows_brackets(keys: list[str], host: int) -> bool:
+    """The treebank's relation is `dislocated` where brackets part a postposition from its noun: बोर्ड (बीआरपीएसई) के."""
+    return host > 0 and keys[host] == ")" and "(" in keys[1:host]
+
+
+def _is_postposition(keys: list[str], verbs: list[int], index: int, host: int) -> bool:
+    key, after = keys[index], keys[index + 1] if index + 1 < len(keys) else ""
+    noun = keys[host] if host >= 0 else ""
+    if key == "पर":
+        clause_ends = host < 0 or noun in ",." or (verbs[host] and not verbs[host] & INFINITIVE)
+        is_wing = noun in tables.HOSTS and (noun != "अपने" or after in _FLAPPING)
+        return not clause_ends and not is_wing
+    if key == "से" and (noun in tables.NO_CASE_BEFORE_SE or noun == "कम" == after):
+        return False
+    if key in tables.POSTPOSITIONS:
+        return True
+    if host < 0 or noun in "(,.":
+        return False
+    if key in tables.MIDDLE and tables.MIDDLE[key] == after:
+        return noun in tables.HOSTS or noun in tables.FEMININE_HOSTS or (key == "बारे" and noun in tables.BARE_PRONOUNS)
+    if noun in tables.HOSTS:
+        return (
+            key in tables.AFTER_GENITIVE and not (key in {"समय", "वक्त"} and after in tables.POSTPOSITIONS)
+        ) or key in _LIKE
+    if noun in tables.FEMININE_HOSTS:
+        return key in tables.AFTER_FEMININE
+    return (
+        (key in _LIKE and noun not in tables.NOT_BEFORE_LIKE and after not in {"कि", "ही"})
+        or key in tables.AFTER_NOUN
+        or (key in tables.AFTER_TIME and noun in tables.TIMES)
+        or (key in tables.AFTER_SE and (noun == "से" or (noun in tables.FUSED and noun.endswith("से"))))
+        or (key == "लिए" and noun in tables.BARE_PRONOUNS)
+    )
+
+
+_FLAPPING = frozenset(forms_of(["फैला", "कतर", "काट", "समेट", "फड़फड़ा", "खोल"]))
+_LIKE = frozenset({"जैसे", "जैसा", "जैसी"})
+_MAY_BE_POSTPOSITION = (
+    tables.POSTPOSITIONS
+    | tables.AFTER_GENITIVE
+    | tables.AFTER_FEMININE
+    | set(tables.MIDDLE)
+    | tables.AFTER_SE
+    | tables.AFTER_NOUN
+    | tables.AFTER_TIME
+    | _LIKE
+)

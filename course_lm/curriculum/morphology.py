@@ -2,10 +2,10 @@
 
 The counts follow the Universal Dependencies treebank of Hindi (HDTB):
 
-- A **case marker** is a free postposition, tagged ADP with relation `case`: ने को से में पर का के की तक, both words of
-  a compound one (के लिए, के साथ, की तरह: two), and all three of के रूप में. After a verb (जाने के लिए, करने में) it marks a
-  clause: the treebank's relation is then `mark`, so it is no case marker here. Nor is it one after brackets, थल (सेना) ने,
-  where the relation is `dislocated`. पर that opens a clause is "but".
+- A **case marker** is a free postposition, tagged ADP with relation `case`: ने को से में पर का के की तक, both words
+  of a compound one (के लिए, के साथ, की तरह: two), and all three of के रूप में. After a verb (जाने के लिए, करने में) it
+  marks a clause: the treebank's relation is then `mark`, so it is no case marker here. Nor is it one after brackets,
+  थल (सेना) ने, where the relation is `dislocated`. पर that opens a clause is "but".
 - A **fused case** is a pronoun with its marker inside: मुझे, उसने, इसका, मेरा, जिसमें. Written apart (उस ने) it is a
   pronoun and a free marker. अपना is left out: the treebank gives it no marker, and it agrees like an adjective.
 - A **verb** is a token tagged VERB or AUX: finite forms, participles, infinitives, conjunctive participles,

@@ -20,13 +20,14 @@ from course_lm.curriculum.morphology_forms import (
 )
 
 NO, CASE, MARK = range(3)  # what a postposition does: there is none; it marks a case; it marks a clause
+CLAUSE = 60  # words: no rule looks further back, so that a text without full stops costs no more than one with them
 PROGRESSIVE = frozenset({"रहा", "रहे", "रही", "रहीं"})
 
 _JA, _RAH, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "रह", "हो"))
 _STRONG = frozenset(forms_of(tables.STRONG_AUXILIARIES)) - _RAH | PROGRESSIVE
 _AUXILIARIES = frozenset(forms_of(tables.WEAK_AUXILIARIES)) | _STRONG | {"कर", "करके"}
 _AFTER_NA = frozenset(forms_of(["चाह", "पड़"])) | tables.AFTER_NA
-_AFTER_NE = frozenset(forms_of(["लग", "दे"])) | tables.AFTER_NE
+_AFTER_NE = frozenset(forms_of(["लग", "दे", "जा"])) | tables.AFTER_NE
 _COPULA = tables.PAST | tables.PRESENT
 _END = frozenset({"", "."})
 _FUTURE_ENDING = re.compile("..(?:[ेए]ं?ग[ाेी]ं?|[ूऊ]ंग[ाी]|[ोओ]ग[ेी])$")
@@ -98,11 +99,17 @@ def _is_inflected_noun(key: str, following: list[str]) -> bool:
 def _is_licensed(keys: list[str], index: int, after: str) -> bool:
     key = keys[index]
     if key in tables.INFINITIVE_IN_CONTEXT:
-        return after in (_AFTER_NE if key.endswith("ने") else _AFTER_NA) or _before(keys, index) in {"खाना", "गाना"}
+        is_due = after in _COPULA and any(
+            word == "को" or word in tables.DATIVE for word in keys[max(0, index - CLAUSE) : index]
+        )
+        after_infinitive = _AFTER_NE if key.endswith("ने") else _AFTER_NA
+        return after in after_infinitive or is_due or _before(keys, index) in {"खाना", "गाना"}
     if key in tables.HABITUAL_IN_CONTEXT:
         return after in _COPULA or after in PROGRESSIVE or after == "हुए"
     if key in tables.PERFECTIVE_IN_CONTEXT:
-        return after in _JA or after in _HO or ((after in _COPULA or after in _END) and _has_agent(keys, index))
+        is_speaking = key == "बोली" and after == "कि"
+        is_done = (after in _COPULA or after in _END) and _has_agent(keys, index)
+        return after in _JA or after in _HO or is_speaking or is_done
     if FORMS.get(key, 0) & STEM:
         return after in _STRONG or after in tables.TAKING
     return key.endswith("ाई") and after in _JA
@@ -133,7 +140,7 @@ def _perfective_of_do(keys: list[str], index: int, readings: int) -> int:
 
 def _has_agent(keys: list[str], index: int) -> bool:
     """Whether the clause so far has ने or a pronoun that carries it."""
-    for key in reversed(keys[:index]):
+    for key in reversed(keys[max(0, index - CLAUSE) : index]):
         if key in tables.CLAUSE_OPENERS:
             return False
         if key == "ने" or key in tables.ERGATIVE_PRONOUNS:
@@ -203,7 +210,7 @@ def postpositions(keys: list[str], verbs: list[int]) -> list[int]:
 
 def _follows_brackets(keys: list[str], host: int) -> bool:
     """The treebank's relation is `dislocated` where brackets part a postposition from its noun: बोर्ड (बीआरपीएसई) के."""
-    return host > 0 and keys[host] == ")" and "(" in keys[1:host]
+    return host > 0 and keys[host] == ")" and "(" in keys[max(1, host - CLAUSE) : host]
 
 
 def _is_postposition(keys: list[str], verbs: list[int], index: int, host: int) -> bool:

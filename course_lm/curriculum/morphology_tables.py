@@ -53,10 +53,11 @@ ERGATIVE_PRONOUNS = _words(
     "मैंने मैने तूने हमने तुमने आपने सबने उसने इसने किसने जिसने किसीने उन्होंने उन्होने इन्होंने इन्होने जिन्होंने",
     "जिन्होने किन्होंने",
 )
+DATIVE = _words("मुझे तुझे उसे इसे किसे जिसे हमें तुम्हें उन्हें इन्हें किन्हें जिन्हें")
 FUSED = (
     GENITIVE_PRONOUNS
     | ERGATIVE_PRONOUNS
-    | _words("मुझे तुझे उसे इसे किसे जिसे हमें तुम्हें उन्हें इन्हें किन्हें जिन्हें")
+    | DATIVE
     | _words(*(f"{base}को {base}से {base}में {base}पर" for base in OBLIQUE.split()))
 ) - _words("सबसे")  # सबसे is the treebank's adverb of the superlative
 
@@ -158,4 +159,4 @@ BARE_PRONOUNS = _words("इस इसी उसी उस किस जिस �
 NOT_BEFORE_LIKE = _words("और या कि तो भी में को पर से ने का ठीक ऐसे वैसे")
 GONE = _words("चला चले चली चलीं")  # चला गया is no passive
 AFTER_NA = _words("चाहिए होगा होगी शुरू बंद")  # खाना चाहिए; besides the forms of चाहना and पड़ना
-AFTER_NE = _words("वाला वाले वाली")  # खाने वाला; besides the forms of लगना and देना
+AFTER_NE = _words("वाला वाले वाली")  # खाने वाला; besides the forms of लगना, देना and जाना

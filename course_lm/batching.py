@@ -16,7 +16,7 @@ position in the data is two integers and is reached without reading what comes b
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -153,6 +153,7 @@ class Loader:
         self.epoch = 0
         self._batch = 0  # yielded so far in the running iteration
         self._next_start = 0
+        self._over: Callable[[Rows], Loader]
 
     @classmethod
     def of_pieces(
@@ -174,17 +175,16 @@ class Loader:
             groups = length_buckets(rows.row_lengths(), rows_at)
         else:
             groups = [(torch.arange(len(rows)), rows_at(max_length))]
-        return cls(
-            rows,
-            groups,
-            pad_id=pad_id,
-            packed=mode == "packed",
-            width=max_length if mode in ("fixed", "packed") else None,
-            seed=seed,
-            shuffle=shuffle,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-        )
+        how = {"pad_id": pad_id, "seed": seed, "shuffle": shuffle, "num_workers": num_workers, "pin_memory": pin_memory}
+        width = max_length if mode in ("fixed", "packed") else None
+        loader = cls(rows, groups, packed=mode == "packed", width=width, **how)
+        loader._over = partial(cls.of_pieces, mode=mode, rows_at=rows_at, max_length=max_length, **how)
+        return loader
+
+    def select(self, documents: Tensor) -> "Loader":
+        """A loader like this one over some of its documents: those whose number in `documents` (D,) is True."""
+        chosen = documents[self.rows.documents].nonzero().flatten()
+        return self._over(self.rows.select(chosen[self.rows.starts[chosen].argsort()]))
 
     def __len__(self) -> int:
         return sum(-(-len(rows) // size) for rows, size in self.groups)
@@ -252,15 +252,18 @@ class Loader:
             batch = pad_rows(tokens, lengths, width=width, pad_id=self.pad_id)
         return batch | {"num_bytes": int(rows.num_bytes[pieces].sum())}
 
-    def _run(self, epoch: int, start: int) -> Iterator[Batch]:
-        batches = DataLoader(
-            _Batches(self.collate, self.order(epoch)[start:]),
+    def read(self, batches: list[Tensor]) -> Iterable[Batch]:
+        """The batches made of these rows, in this order, by the loader's worker processes if it has any."""
+        return DataLoader(
+            _Batches(self.collate, batches),
             batch_size=None,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # by default it draws from the global one, which dropout uses
         )
-        for self._batch, batch in enumerate(batches, start + 1):
+
+    def _run(self, epoch: int, start: int) -> Iterator[Batch]:
+        for self._batch, batch in enumerate(self.read(self.order(epoch)[start:]), start + 1):
             yield batch
 
 
@@ -294,12 +297,16 @@ def _rows_at(batch_size: int | None, tokens_per_batch: int | None, max_length: i
     if batch_size is not None and tokens_per_batch is None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        return lambda width: batch_size
+        return partial(_rows_of_batch, batch_size, None)
     if tokens_per_batch is not None and batch_size is None:
         if tokens_per_batch < max_length:
             raise ValueError(f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}")
-        return lambda width: tokens_per_batch // width
+        return partial(_rows_of_batch, None, tokens_per_batch)
     raise ValueError(
         f"give either batch_size or tokens_per_batch, got batch_size={batch_size} "
         f"and tokens_per_batch={tokens_per_batch}"
     )
+
+
+def _rows_of_batch(batch_size: int | None, tokens_per_batch: int | None, width: int) -> int:
+    return batch_size or (tokens_per_batch or 0) // width

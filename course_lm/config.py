@@ -22,19 +22,14 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from course_lm.atomic import atomic_file
+from course_lm.curriculum.settings import CurriculumConfig
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig
-from course_lm.validation import require
+from course_lm.validation import require, require_choice
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-
-
-def require_choice(section: Any, key: str) -> None:
-    """Raise ValueError unless the value of `key` is one of those that its Literal type names."""
-    accepted = get_args(get_type_hints(type(section))[key])
-    require(getattr(section, key) in accepted, key, f"one of {', '.join(accepted)}", getattr(section, key))
 
 
 @dataclass(frozen=True)
@@ -60,32 +55,6 @@ class DataConfig:
         require(self.max_length >= 2, "max_length", "at least 2", self.max_length)
         require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
         require_choice(self, "batching")
-
-
-@dataclass(frozen=True)
-class CurriculumConfig:
-    """Order of the examples by difficulty. This version trains in shuffled order: `enabled` must be false.
-
-    Args:
-        enabled: must be false.
-        strategy: how difficulty is measured.
-        schedule: how the share of examples grows.
-        start_threshold: difficulty admitted at first, in [0, 1].
-        end_threshold: difficulty admitted at last, in [0, 1].
-        num_epochs: epochs until `end_threshold`.
-        warmup_epochs: epochs at `start_threshold`.
-    """
-
-    enabled: bool = False
-    strategy: str = "combined"
-    schedule: str = "linear"
-    start_threshold: float = 0.2
-    end_threshold: float = 1.0
-    num_epochs: int = 10
-    warmup_epochs: int = 2
-
-    def __post_init__(self) -> None:
-        require(not self.enabled, "enabled", "false (this version has no curriculum yet)", self.enabled)
 
 
 @dataclass(frozen=True)

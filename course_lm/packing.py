@@ -5,7 +5,7 @@ Nothing here depends on an epoch: a corpus becomes rows once, and an epoch only 
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -26,6 +26,7 @@ class Rows:
     starts: Tensor  # (P,) where each piece begins in tokens; pieces stand row after row
     lengths: Tensor  # (P,) tokens of each piece
     num_bytes: Tensor  # (P,) UTF-8 bytes of its targets: all but its first token
+    documents: Tensor  # (P,) which of the given documents each piece is from
     offsets: Tensor  # (R + 1,) row r holds the pieces from offsets[r] up to offsets[r + 1]
 
     def __len__(self) -> int:
@@ -36,13 +37,18 @@ class Rows:
         total = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
         return total[self.offsets].diff()
 
+    def select(self, pieces: Tensor) -> "Rows":
+        """These pieces (Q,), one a row; the tokens are shared."""
+        parts = (self.starts[pieces], self.lengths[pieces], self.num_bytes[pieces], self.documents[pieces])
+        return Rows(self.tokens, *parts, torch.arange(len(pieces) + 1))
+
 
 def encode_pieces(documents: Iterable[str], tokenizer: Tokenizer, max_length: int) -> Rows:
     """Encode `documents` and cut them into pieces of at most `max_length` tokens, one piece a row."""
     if isinstance(documents, str):
         raise ValueError(f"documents must be a list of strings, got one string: {documents[:20]!r}")
     documents = list(documents)
-    tokens, lengths = _encode(documents, tokenizer)
+    tokens, lengths, numbers = _encode(documents, tokenizer)
     if not len(lengths):
         raise ValueError(f"no documents left: none of the {len(documents)} given holds text")
     ends = lengths.cumsum(0)
@@ -52,7 +58,9 @@ def encode_pieces(documents: Iterable[str], tokenizer: Tokenizer, max_length: in
     piece_lengths = (ends.repeat_interleave(counts) - starts).clamp(max=max_length)
     total = bytes_per_token(tokenizer)[tokens].cumsum(0)
     num_bytes = total[starts + piece_lengths - 1] - total[starts]
-    return Rows(tokens, starts, piece_lengths, num_bytes, torch.arange(len(starts) + 1))
+    return Rows(
+        tokens, starts, piece_lengths, num_bytes, numbers.repeat_interleave(counts), torch.arange(len(starts) + 1)
+    )
 
 
 def pack(rows: Rows, width: int) -> Rows:
@@ -60,7 +68,7 @@ def pack(rows: Rows, width: int) -> Rows:
     row_of_piece = torch.tensor(best_fit_decreasing(rows.lengths.tolist(), width))
     order = row_of_piece.argsort(stable=True)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), row_of_piece.bincount().cumsum(0)])
-    return Rows(rows.tokens, rows.starts[order], rows.lengths[order], rows.num_bytes[order], offsets)
+    return replace(rows.select(order), offsets=offsets)
 
 
 def best_fit_decreasing(lengths: Sequence[int], width: int) -> list[int]:
@@ -116,11 +124,14 @@ def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(total) + (starts - before).repeat_interleave(lengths, output_size=total)
 
 
-def _encode(documents: list[str], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
-    tokens, lengths = [], []
+def _encode(documents: list[str], tokenizer: Tokenizer) -> tuple[Tensor, Tensor, Tensor]:
+    """All ids in one tensor, the length of each document that holds text, and its number among `documents`."""
+    tokens, lengths, numbers = [], [], []
     for first in range(0, len(documents), ENCODE_AT_ONCE):
         encoded = encode_documents(tokenizer, documents[first : first + ENCODE_AT_ONCE])
-        encoded = [ids for ids in encoded if len(ids) > 2]  # two <eos> and nothing between them: empty
-        tokens.append(torch.tensor(list(chain.from_iterable(encoded)), dtype=torch.int32))
-        lengths += map(len, encoded)
-    return torch.cat(tokens) if tokens else torch.empty(0), torch.tensor(lengths, dtype=torch.int64)
+        kept = [number for number, ids in enumerate(encoded) if len(ids) > 2]  # else two <eos> and nothing between them
+        tokens.append(torch.tensor(list(chain.from_iterable(encoded[n] for n in kept)), dtype=torch.int32))
+        lengths += [len(encoded[number]) for number in kept]
+        numbers += [first + number for number in kept]
+    flat = torch.cat(tokens) if tokens else torch.empty(0)
+    return flat, torch.tensor(lengths, dtype=torch.int64), torch.tensor(numbers, dtype=torch.int64)

@@ -65,6 +65,15 @@ class DataPosition:
         if hasattr(self._loader, "set_epoch"):
             self._loader.set_epoch(self.epoch)
 
+    def report_performance(self, val_loss: float) -> None:
+        """Tell a loader that listens to it the loss of a validation."""
+        if hasattr(self._loader, "report_performance"):
+            self._loader.report_performance(val_loss)
+
+    def describe_epoch(self) -> dict[str, Any] | None:
+        """What a loader whose epochs differ says of this one."""
+        return self._loader.describe_epoch() if hasattr(self._loader, "describe_epoch") else None
+
     def state_dict(self) -> dict[str, Any]:
         """Epoch, batch, and the loader's own state and the fingerprint of its data where it has them."""
         return {

@@ -28,6 +28,7 @@ _SAME = {
     "data": None,
     "model": ("n_layer", "n_head", "d_model", "dropout"),
     "optimizer": ("type", "beta1", "beta2", "epsilon", "weight_decay", "momentum"),
+    "curriculum": None,
     "training": ("batch_size", "gradient_accumulation_steps", "seed"),
 }
 
@@ -113,7 +114,9 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
     if not batches:
         problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"
         raise ValueError(f"the training loader {problem}")
-    return settings.num_epochs * math.ceil(batches / settings.gradient_accumulation_steps)
+    length_of_epoch = getattr(loader, "length_of_epoch", lambda epoch: batches)
+    epochs = range(settings.num_epochs)
+    return sum(math.ceil(length_of_epoch(epoch) / settings.gradient_accumulation_steps) for epoch in epochs)
 
 
 def check_same_run(mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -124,9 +127,9 @@ def check_same_run(mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """
     for section, keys in _SAME.items():
         for key in keys or mine[section]:
-            if mine[section][key] != saved[section][key]:
+            if mine[section][key] != saved[section].get(key):
                 raise ValueError(
-                    f"the checkpoint was saved with {section}.{key} {saved[section][key]!r}, this run has "
+                    f"the checkpoint was saved with {section}.{key} {saved[section].get(key)!r}, this run has "
                     f"{mine[section][key]!r}: change it back, choose another experiment_name, or set training.resume "
                     "to never"
                 )

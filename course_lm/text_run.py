@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from course_lm.batching import Loader, make_loader
 from course_lm.config import TrainingConfig, seed_everything
 from course_lm.corpus import Corpus, load_corpus
+from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.lr_curve import LRFinderResult
 from course_lm.model import GPT, count_parameters, generate
 from course_lm.runs import run_folder
@@ -32,7 +33,7 @@ class TextRun:
     train: Corpus
     validation: Corpus
     tokenizer: Tokenizer
-    train_loader: Loader
+    train_loader: Loader | CurriculumLoader
     val_loader: Loader
     model: GPT
 
@@ -57,7 +58,18 @@ def prepare(config: TrainingConfig) -> TextRun:
         )
 
     model = GPT(config.model, data.vocab_size, data.max_length)
-    return TextRun(train, validation, tokenizer, loader(train, True), loader(validation, False), model)
+    train_loader = with_curriculum(config, loader(train, True), train)
+    return TextRun(train, validation, tokenizer, train_loader, loader(validation, False), model)
+
+
+def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> Loader | CurriculumLoader:
+    """The loader itself, or, where the configuration enables one, the curriculum over it."""
+    curriculum = config.curriculum
+    if not curriculum.enabled:
+        return loader
+    manager = CurriculumTrainingManager(curriculum.strategy, curriculum.schedule, asdict(curriculum))
+    steps = config.training.gradient_accumulation_steps
+    return CurriculumLoader(loader, corpus.documents, manager, accumulation_steps=steps)
 
 
 def train_on_text(config: TrainingConfig) -> int:
@@ -128,11 +140,18 @@ def lr_report(result: LRFinderResult, optimizer: str, num_iter: int) -> str:
 
 
 def describe(run: TextRun, trainer: Trainer) -> str:
-    """One line: the text, the size of the model, and how it computes."""
-    return (
+    """One line: the text, the size of the model, and how it computes; and one more about a curriculum."""
+    line = (
         f"{trainer.config.data.corpus}: {len(run.train.documents):,} documents to train on, "
         f"{len(run.validation.documents):,} held out; {count_parameters(run.model):,} parameters, "
         f"{trainer.precision.name} on {trainer.device}"
+    )
+    if not isinstance(run.train_loader, CurriculumLoader):
+        return line
+    settings, first = trainer.config.curriculum, run.train_loader.describe_epoch()
+    return (
+        f"{line}\ncurriculum: {settings.strategy} difficulty, {settings.schedule} schedule; the first epoch admits "
+        f"{first['examples']:,} documents, up to {settings.threshold_on} {first['threshold']:.2f}"
     )
 
 

@@ -296,6 +296,7 @@ class Trainer:
         with self.log.throughput.paused():
             metrics = self.evaluate(val_loader)
         self.validated_at = self.step
+        self.position.report_performance(metrics["val_loss"])
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
         self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
         if self.stopper is not None:
@@ -318,6 +319,9 @@ class Trainer:
                 prune_checkpoints(self.folder, self.settings.save_total_limit)
 
     def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
+        described = self.position.describe_epoch()
+        if described is not None:
+            self._record("epoch", **described)
         self.position.end_epoch()
         if not self.settings.eval_steps:
             self._validate(val_loader)

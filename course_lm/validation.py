@@ -1,13 +1,20 @@
-"""One way to refuse a bad value, and one to miss an optional package."""
+"""Two ways to refuse a bad value, and one to miss an optional package."""
 
 from importlib import import_module
 from types import ModuleType
+from typing import Any, get_args, get_type_hints
 
 
 def require(holds: bool, key: str, accepted: str, value: object) -> None:
     """Raise ValueError "<key> must be <accepted>, got <value>" unless `holds`."""
     if not holds:
         raise ValueError(f"{key} must be {accepted}, got {value!r}")
+
+
+def require_choice(section: Any, key: str) -> None:
+    """Raise ValueError unless the value of a dataclass's `key` is one of those that its Literal type names."""
+    accepted = get_args(get_type_hints(type(section))[key])
+    require(getattr(section, key) in accepted, key, f"one of {', '.join(accepted)}", getattr(section, key))
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

@@ -294,7 +294,9 @@ def test_a_vocabulary_larger_than_the_text_supports_is_refused(capsys, text):
         ("--training.batch_size", ["training.batch_size"]),
         ("--training.batchsize=4", ["training.batchsize"]),
         ("--optimizer.type=lion", ["optimizer.type", "adamw", "lion"]),
-        ("--curriculum.enabled=true", ["curriculum.enabled", "false"]),
+        ("--curriculum.strategy=hard", ["curriculum.strategy", "morphological", "hard"]),
+        ("--curriculum.settings={max_len: 3}", ["curriculum.combined", "unknown key max_len", "length_weight"]),
+        ("--curriculum.step_epochs=[3,1]", ["curriculum.step_epochs", "rising", "[3.0, 1.0]"]),
         ("stray", ["stray"]),
     ],
 )

@@ -6,14 +6,14 @@ run was stopped, and `assert_same` compares two outcomes bit for bit.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from course_lm.batching import Loader, make_loader
+from course_lm.batching import Batch, Loader, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.loss import next_token_loss
@@ -61,7 +61,7 @@ def configure(folder: Path | str, **training: Any) -> TrainingConfig:
     )
 
 
-def start(config: TrainingConfig, train: Loader, validation: Loader, loss_fn: Loss = next_token_loss) -> Trainer:
+def start(config: TrainingConfig, train: Iterable[Batch], validation: Loader, loss_fn: Loss = next_token_loss) -> Trainer:
     """Train, or go on training, with a model and a trainer built anew."""
     torch.manual_seed(0)
     model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)

@@ -176,7 +176,7 @@ def _positions(lengths: list[int], batch_size: int) -> int:
 def _padding_share(lengths: list[int], batch_size: int) -> float:
     of_row = torch.tensor(lengths)
     numbers = torch.arange(len(of_row))
-    rows = Rows(torch.empty(0), numbers, of_row, of_row, torch.arange(len(of_row) + 1))
+    rows = Rows(torch.empty(0), numbers, of_row, of_row, numbers, torch.arange(len(of_row) + 1))
     loader = batching.Loader(
         rows,
         [(numbers, batch_size)],

@@ -241,7 +241,8 @@ def random_loader(size: Size, steps: int, *, packed: bool) -> Loader:
         low, high = (min(bound, size.length) for bound in PARAGRAPH_LENGTHS)
         lengths = torch.randint(low, high, (total // low,), generator=generator)
         lengths = lengths[lengths.cumsum(0) <= total]
-    rows = Rows(tokens, lengths.cumsum(0) - lengths, lengths, lengths - 1, torch.arange(len(lengths) + 1))
+    numbers = torch.arange(len(lengths) + 1)
+    rows = Rows(tokens, lengths.cumsum(0) - lengths, lengths, lengths - 1, numbers[:-1], numbers)
     rows = pack(rows, size.length) if packed else rows
     groups = [(torch.arange(len(rows)), size.batch_size)]
     return Loader(

@@ -1,0 +1,49 @@
+"""Curriculum learning: easy examples first. Difficulty, pacing, and a loader that follows them."""
+
+from course_lm.curriculum.difficulty import (
+    CombinedCurriculum,
+    Curriculum,
+    DynamicCurriculum,
+    FrequencyBasedCurriculum,
+    LengthBasedCurriculum,
+    MorphologicalComplexityCurriculum,
+    RandomCurriculum,
+    create_curriculum_strategy,
+)
+from course_lm.curriculum.loader import CurriculumLoader
+from course_lm.curriculum.manager import CurriculumTrainingManager
+from course_lm.curriculum.morphology import MorphologyCounts, count_morphology, words_of
+from course_lm.curriculum.pacing import (
+    FeedbackThreshold,
+    build_pacing,
+    exponential,
+    linear,
+    progress_at,
+    root,
+    step,
+)
+from course_lm.curriculum.settings import CurriculumConfig
+
+__all__ = [
+    "CombinedCurriculum",
+    "Curriculum",
+    "CurriculumConfig",
+    "CurriculumLoader",
+    "CurriculumTrainingManager",
+    "DynamicCurriculum",
+    "FeedbackThreshold",
+    "FrequencyBasedCurriculum",
+    "LengthBasedCurriculum",
+    "MorphologicalComplexityCurriculum",
+    "MorphologyCounts",
+    "RandomCurriculum",
+    "build_pacing",
+    "count_morphology",
+    "create_curriculum_strategy",
+    "exponential",
+    "linear",
+    "progress_at",
+    "root",
+    "step",
+    "words_of",
+]

@@ -1,0 +1,170 @@
+"""A loader whose epochs admit more and more of the text."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lm.batching import Batch, Loader
+from course_lm.curriculum.difficulty import Example
+from course_lm.curriculum.manager import CurriculumTrainingManager
+
+
+class CurriculumLoader:
+    """The batches of another loader, over the documents that the curriculum admits: at least one full batch, always.
+
+    An epoch is one pass over the admitted documents, so that early epochs are short. Where the threshold listens to the
+    validation loss nobody knows how short, and the length of a run has to be known beforehand: there each epoch has as
+    many batches as one pass over everything, and reads the admitted documents again as often as that takes.
+    The order is a pure function of (seed, epoch) and the losses reported before the epoch.
+
+    Args:
+        loader: from `make_loader`; over all documents.
+        examples: the documents it was made of, in the same order.
+        manager: decides which of them an epoch admits.
+        accumulation_steps: batches in an optimizer step, for a curriculum that counts steps.
+
+    Raises:
+        ValueError: not as many examples as the loader was made of.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        examples: Sequence[Example],
+        manager: CurriculumTrainingManager,
+        *,
+        accumulation_steps: int = 1,
+    ) -> None:
+        last = int(loader.rows.documents.max())
+        if last >= len(examples):
+            raise ValueError(f"the loader holds document number {last}, but there are only {len(examples)} examples")
+        self.whole, self.manager, self.accumulation_steps = loader, manager, accumulation_steps
+        self.difficulty = manager.difficulty(examples)
+        self.epoch = 0
+        self._easiest = self.difficulty.argsort(stable=True)
+        self._least = self._documents_of_one_batch()
+        self._admitted = len(examples)  # documents of `_loader`
+        self._loader = loader
+        self._lengths = {self._admitted: len(loader)}  # batches of a pass, by the number of documents
+        self._threshold: float | None = None  # of the running epoch
+        self._batch = self._next_start = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the whole text: see `Loader.fingerprint`."""
+        return self.whole.fingerprint
+
+    def __len__(self) -> int:
+        """Batches of this epoch."""
+        return self._length_at(self.threshold)
+
+    @property
+    def threshold(self) -> float:
+        """What this epoch admits: fixed when it starts, whatever is reported until its end."""
+        return self._threshold_of(self.epoch) if self._threshold is None else self._threshold
+
+    def length_of_epoch(self, epoch: int) -> int:
+        """Batches of an epoch: what it will be, whatever the validation loss does until then."""
+        return self._length_at(self._threshold_of(epoch))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches from the loaded position, or else from the start of the epoch."""
+        start, self._next_start = self._next_start, 0
+        if start == 0:
+            self._threshold = None
+        self._threshold = self.threshold
+        self._batch = start
+        return self._run(start)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; a position loaded for this same epoch is kept."""
+        if epoch != self.epoch:
+            self.epoch, self._batch, self._next_start, self._threshold = epoch, 0, 0, None
+
+    def report_performance(self, val_loss: float) -> None:
+        """Take the loss of one validation, nats per token; it counts from the next epoch on."""
+        self.manager.report_performance(val_loss)
+
+    def describe_epoch(self) -> dict[str, float]:
+        """What this epoch admits: "threshold", "examples", and the "batches" and target "tokens" that it reads."""
+        threshold = self.threshold
+        loader, batches = self._plan(threshold)
+        rows = torch.cat(batches)
+        first, after = loader.rows.offsets[rows], loader.rows.offsets[rows + 1]
+        return {
+            "threshold": threshold,
+            "examples": len(loader.rows.documents.unique()),
+            "batches": len(batches),
+            "tokens": int(loader.row_lengths[rows].sum() - (after - first).sum()),  # no target: a piece's first token
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, the threshold of the running epoch, and what the manager has learned."""
+        return {
+            "epoch": self.epoch,
+            "batch": self._batch,
+            "threshold": self._threshold,
+            "manager": self.manager.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration start at this position; what lies before it is not read."""
+        self.epoch, self._batch = state["epoch"], state["batch"]
+        self._next_start = state["batch"]
+        if "manager" in state:  # else a bare position in this same run
+            self._threshold = state["threshold"]
+            self.manager.load_state_dict(state["manager"])
+
+    def _threshold_of(self, epoch: int) -> float:
+        def steps_at(threshold: float) -> int:
+            return math.ceil(self._length_at(threshold) / self.accumulation_steps)
+
+        return self.manager.threshold(self.manager.start_of_epoch(epoch, steps_at))
+
+    def _length_at(self, threshold: float) -> int:
+        if self.manager.listens:
+            return len(self.whole)
+        admitted = self._count(threshold)
+        if admitted not in self._lengths:
+            self._lengths[admitted] = len(self._pass_over(admitted))
+        return self._lengths[admitted]
+
+    def _count(self, threshold: float) -> int:
+        return max(self._least, int((self.difficulty <= threshold).sum()))
+
+    def _pass_over(self, admitted: int) -> Loader:
+        """A loader over so many documents, the easiest; the last one is kept, since an epoch asks more than once."""
+        if admitted != self._admitted:
+            chosen = torch.zeros(len(self.difficulty), dtype=torch.bool)
+            chosen[self._easiest[:admitted]] = True
+            self._admitted, self._loader = admitted, self.whole.select(chosen)
+        return self._loader
+
+    def _plan(self, threshold: float) -> tuple[Loader, list[Tensor]]:
+        """The loader of an epoch, and the rows of each of its batches."""
+        loader = self._pass_over(self._count(threshold))
+        if not self.manager.listens:
+            return loader, loader.order(self.epoch)
+        length = len(self.whole)
+        passes = (loader.order(self.epoch * length + number) for number in count())
+        return loader, list(islice(chain.from_iterable(passes), length))
+
+    def _documents_of_one_batch(self) -> int:
+        """How many of the easiest documents fill a batch."""
+        rows = max(size for _, size in self.whole.groups)
+        pieces = self.whole.rows
+        room = torch.zeros(len(self.difficulty), dtype=torch.int64)
+        weights = pieces.lengths if self.whole.packed else torch.ones_like(pieces.lengths)
+        filled = room.index_add_(0, pieces.documents, weights)[self._easiest].cumsum(0)
+        needed = rows * (self.whole.width or 1) if self.whole.packed else rows
+        return min(len(filled), int((filled < needed).sum()) + 1)
+
+    def _run(self, start: int) -> Iterator[Batch]:
+        assert self._threshold is not None
+        loader, batches = self._plan(self._threshold)
+        for self._batch, batch in enumerate(loader.read(batches[start:]), start + 1):
+            yield batch

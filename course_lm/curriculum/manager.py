@@ -1,0 +1,138 @@
+"""A curriculum over a whole run: which examples each epoch admits."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from course_lm.batching import epoch_generator
+from course_lm.curriculum.difficulty import DynamicCurriculum, Example, create_curriculum_strategy, text_of
+from course_lm.curriculum.pacing import FeedbackThreshold, build_pacing
+from course_lm.curriculum.settings import SETTINGS, CurriculumConfig
+
+
+class CurriculumTrainingManager:
+    """Joins a strategy, which scores examples, with a schedule, which says up to which score they are admitted.
+
+    Args:
+        strategy_type, schedule_type: see `CurriculumConfig`.
+        config: its other keys. Settings of the strategy stand under "settings", or beside the others.
+        seed: of the order in which `prepare_epoch` shuffles.
+
+    Raises:
+        ValueError: an unknown name or key, or a value out of range.
+    """
+
+    def __init__(
+        self,
+        strategy_type: str = "combined",
+        schedule_type: str = "linear",
+        config: Mapping[str, Any] | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.config = _read_config(strategy_type, schedule_type, config or {})
+        self.seed = seed
+        self.strategy = create_curriculum_strategy(self.config.strategy, self.config.settings)
+        self._pacing = build_pacing(self.config)
+        self._listeners: dict[str, FeedbackThreshold] = {}
+        if self.config.schedule == "performance":
+            self._listeners["schedule"] = FeedbackThreshold(
+                low=self.config.start_threshold,
+                high=self.config.end_threshold,
+                rate=self.config.adaptation_rate,
+                window=self.config.performance_window,
+            )
+        if isinstance(self.strategy, DynamicCurriculum):
+            self._listeners["strategy"] = self.strategy.feedback
+        self._scored: tuple[str, Tensor] = ("", torch.empty(0))
+
+    @property
+    def listens(self) -> bool:
+        """Whether the threshold depends on the validation loss, so that nobody knows it beforehand."""
+        return bool(self._listeners)
+
+    def report_performance(self, val_loss: float) -> None:
+        """Take the loss of one validation, nats per token; it counts from the next epoch on."""
+        for listener in self._listeners.values():
+            listener.report(val_loss)
+
+    def threshold(self, time: float) -> float:
+        """What is admitted after `time` epochs, or steps: the smaller of the schedule's and the listeners' thresholds."""
+        return min(self._pacing(time), *(listener.threshold for listener in self._listeners.values()), 1.0)
+
+    def start_of_epoch(self, epoch: int, steps_at: Callable[[float], int]) -> int:
+        """The time at which an epoch begins: its number, or the optimizer steps of all epochs before it.
+
+        `steps_at(threshold)` are the steps of an epoch that admits so much.
+        """
+        if self.config.num_steps is None:
+            return epoch
+        time = 0
+        for _ in range(epoch):
+            time += steps_at(self.threshold(time))
+        return time
+
+    def difficulty(self, examples: Sequence[Example]) -> Tensor:
+        """(N,) float64, what thresholds are held against: scores, or with `threshold_on: quantile` their ranks.
+
+        The rank of a score is the share of the examples whose score is not higher. Scored once for the same examples.
+        """
+        digest = hashlib.blake2b(repr([text_of(example) for example in examples]).encode("utf-8", "surrogatepass"))
+        if digest.hexdigest() != self._scored[0]:
+            scores = torch.tensor(self.strategy.compute_difficulty(examples), dtype=torch.float64)
+            if self.config.threshold_on == "quantile":
+                scores = torch.searchsorted(scores.sort().values, scores, right=True) / len(scores)
+            self._scored = (digest.hexdigest(), scores)
+        return self._scored[1]
+
+    def prepare_epoch(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        epoch: int,
+        examples: Sequence[Example],
+        shuffle: bool = True,
+    ) -> DataLoader[Any]:
+        """A DataLoader over the items that an epoch admits, for datasets of any kind; at least one batch, always.
+
+        `dataset[i]` is what the model gets of `examples[i]`. The order is a pure function of (seed, epoch).
+        Raises ValueError where the two do not hold equally many. For text, `CurriculumLoader` does more.
+        """
+        if len(dataset) != len(examples):  # type: ignore[arg-type]
+            raise ValueError(
+                f"dataset and examples must be equally many, got {len(dataset)} and {len(examples)}"  # type: ignore[arg-type]
+            )
+        difficulty = self.difficulty(examples)
+        easiest = difficulty.argsort(stable=True)
+
+        def admitted(threshold: float) -> int:
+            return min(len(easiest), max(batch_size, int((difficulty <= threshold).sum())))
+
+        time = self.start_of_epoch(epoch, lambda threshold: -(-admitted(threshold) // batch_size))
+        chosen = easiest[: admitted(self.threshold(time))].sort().values
+        generator = epoch_generator(self.seed, epoch)
+        return DataLoader(Subset(dataset, chosen.tolist()), batch_size, shuffle=shuffle, generator=generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the reported losses have changed."""
+        return {name: listener.state_dict() for name, listener in self._listeners.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        for name, listener in self._listeners.items():
+            listener.load_state_dict(state[name])
+
+
+def _read_config(strategy: str, schedule: str, config: Mapping[str, Any]) -> CurriculumConfig:
+    """Keys that the strategy takes too, such as `adaptation_rate` of "dynamic", count for both."""
+    own = {part.name for part in fields(CurriculumConfig)}
+    taken = {part.name for part in fields(SETTINGS[strategy])} if strategy in SETTINGS else set()
+    kept = {key: value for key, value in config.items() if key in own}
+    beside = {key: value for key, value in config.items() if key in taken or key not in own}
+    settings = {**beside, **config.get("settings", {})}
+    return CurriculumConfig(**{**kept, "strategy": strategy, "schedule": schedule, "settings": settings})

@@ -1,0 +1,137 @@
+"""Claims about thresholds: they follow their closed forms, never fall, and keep to their bounds."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lm.curriculum import CurriculumConfig, FeedbackThreshold, build_pacing, progress_at
+from course_lm.curriculum.pacing import exponential, linear, root, step
+
+SCHEDULES = ("linear", "root", "exponential", "geom", "step", "none")
+CLOSED = {
+    "linear": lambda p, a, b: (1 - p) * a + p * b,
+    "root": lambda p, a, b: math.hypot(a * math.sqrt(1 - p), b * math.sqrt(p)),
+    "exponential": lambda p, a, b: math.exp((1 - p) * math.log(a) + p * math.log(b)),
+    "geom": lambda p, a, b: a ** (1 - p) * b**p,
+    "none": lambda p, a, b: 1.0,
+}
+bounds = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted)
+losses = st.lists(st.floats(0, 20) | st.just(math.nan) | st.just(math.inf), max_size=40)
+
+
+@pytest.mark.parametrize("schedule", CLOSED)
+@given(bounds, st.integers(1, 12), st.data())
+def test_a_schedule_equals_its_closed_form(schedule, limits, total, data):
+    warmup = data.draw(st.integers(0, total - 1))
+    start, end = limits
+    config = CurriculumConfig(
+        schedule=schedule, start_threshold=start, end_threshold=end, num_epochs=total, warmup_epochs=warmup
+    )
+    for epoch in range(total + 3):
+        done = 0.0 if epoch <= warmup else min(1.0, (epoch - warmup) / (total - warmup))
+        assert build_pacing(config)(epoch) == pytest.approx(CLOSED[schedule](done, start, end), rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@given(bounds, st.integers(1, 12), st.data())
+def test_no_threshold_falls_or_leaves_its_bounds(schedule, limits, total, data):
+    start, end = limits
+    times = sorted(data.draw(st.lists(st.floats(0, 2 * total), min_size=2, max_size=20)))
+    config = CurriculumConfig(
+        schedule=schedule, start_threshold=start, end_threshold=end, num_epochs=total, warmup_epochs=total // 3
+    )
+    thresholds = [build_pacing(config)(time) for time in times]
+    assert thresholds == sorted(thresholds)
+    assert schedule == "none" or all(start <= threshold <= end for threshold in thresholds)
+
+
+@pytest.mark.parametrize("schedule", set(SCHEDULES) - {"none"})
+def test_a_schedule_begins_and_ends_exactly_where_it_is_told_to(schedule):
+    config = CurriculumConfig(schedule=schedule, start_threshold=0.3, end_threshold=0.7, num_epochs=7, warmup_epochs=3)
+    pacing = build_pacing(config)
+    assert [pacing(epoch) for epoch in (0, 1, 2, 3)] == [0.3] * 4
+    assert [pacing(epoch) for epoch in (7, 8, 100)] == [0.7] * 3
+
+
+def test_root_is_ahead_of_linear_and_exponential_behind():
+    half = [shape(0.5, start=0.1, end=1.0) for shape in (root, linear, exponential)]
+    assert half == pytest.approx([math.sqrt(0.505), 0.55, math.sqrt(0.1)])
+
+
+def test_steps_jump_at_the_times_given():
+    thresholds = [step(time, start=0.1, times=[2, 5], thresholds=[0.5, 0.9]) for time in range(7)]
+    assert thresholds == [0.1, 0.1, 0.5, 0.5, 0.5, 0.9, 0.9]
+
+
+def test_steps_that_are_not_given_are_thirds_of_the_way():
+    config = CurriculumConfig(
+        schedule="step", start_threshold=0.1, end_threshold=1.0, num_epochs=11, warmup_epochs=2, threshold_on="quantile"
+    )
+    assert config.jumps[0] == [5.0, 8.0, 11.0]
+    assert config.jumps[1] == pytest.approx([0.4, 0.7, 1.0])
+
+
+def test_time_counts_in_steps_where_num_steps_is_given():
+    config = CurriculumConfig(start_threshold=0.0, num_steps=100, warmup_steps=20)
+    assert [build_pacing(config)(time) for time in (0, 20, 60, 100, 140)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+
+
+@given(st.floats(0, 100), st.integers(0, 9), st.integers(10, 20))
+def test_progress_stays_between_0_and_1(time, warmup, total):
+    assert 0 <= progress_at(time, warmup=warmup, total=total) <= 1
+
+
+@given(losses, st.floats(0.01, 1), st.integers(1, 5))
+def test_feedback_stays_between_its_bounds_and_is_restored_exactly(reports, rate, window):
+    def feedback():
+        return FeedbackThreshold(low=0.2, high=0.9, rate=rate, window=window)
+
+    straight, stopped = feedback(), feedback()
+    for report in reports:
+        straight.report(report)
+        stopped.report(report)
+        assert 0.2 <= straight.threshold <= 0.9
+        fresh = feedback()
+        fresh.load_state_dict(stopped.state_dict())
+        stopped = fresh
+    assert stopped.state_dict() == straight.state_dict()
+
+
+def test_a_better_loss_raises_the_threshold_and_a_worse_one_lowers_it():
+    feedback = FeedbackThreshold(low=0.2, high=1.0, rate=0.25, window=2)
+    seen = []
+    for loss in (4.0, 3.0, 3.0, 3.6, math.nan, 2.0):
+        feedback.report(loss)
+        seen.append(feedback.threshold)
+    # against the means -, 4.0, 3.5, 3.0, 3.3, 3.3 of the last two finite losses
+    assert seen == pytest.approx([0.2, 0.45, 0.7, 0.45, 0.2, 0.45])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "cubic"}, "schedule must be one of linear, root, .* got 'cubic'"),
+        ({"strategy": "hardness"}, "strategy must be one of length, .* got 'hardness'"),
+        ({"threshold_on": "rank"}, "threshold_on must be one of score, quantile, got 'rank'"),
+        ({"start_threshold": -0.1}, r"start_threshold must be in \[0, 1\], got -0.1"),
+        ({"start_threshold": math.nan}, r"start_threshold must be in \[0, 1\], got nan"),
+        ({"start_threshold": 0.5, "end_threshold": 0.4}, r"end_threshold must be in \[start_threshold \(0.5\), 1\]"),
+        ({"schedule": "geom", "start_threshold": 0.0}, "start_threshold must be above 0 for schedule geom, got 0.0"),
+        ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
+        ({"num_epochs": 2}, r"warmup_epochs must be in \[0, num_epochs \(2\)\), got 2"),
+        ({"num_steps": 5, "warmup_steps": 7}, r"warmup_steps must be in \[0, num_steps \(5\)\), got 7"),
+        ({"schedule": "step", "step_epochs": [3, 1]}, r"step_epochs must be rising .* got \[3, 1\]"),
+        ({"step_epochs": [1, 2], "step_thresholds": [0.4, 0.3]}, r"step_thresholds must be .* got \[0.4, 0.3\]"),
+        ({"step_epochs": [1, 2], "step_thresholds": [0.4]}, r"step_thresholds must be 2 numbers, .* got \[0.4\]"),
+        ({"step_thresholds": [0.4, 1.2]}, r"step_thresholds must be .* got \[0.4, 1.2\]"),
+        ({"adaptation_rate": 0}, r"adaptation_rate must be in \(0, 1\], got 0"),
+        ({"performance_window": 0}, "performance_window must be at least 1, got 0"),
+        ({"strategy": "length", "settings": {"min_lenght": 3}}, "length: unknown key min_lenght; did"),
+    ],
+)
+def test_a_bad_setting_is_refused_in_one_line(settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        CurriculumConfig(**settings)
+    assert "\n" not in str(caught.value)

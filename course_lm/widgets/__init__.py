@@ -4,6 +4,7 @@ from course_lm.widgets.accumulation import accumulation_explorer, draw_accumulat
 from course_lm.widgets.batches import batching_explorer, draw_batch, paint_batch
 from course_lm.widgets.checkpoints import checkpoint_explorer, draw_checkpoint_interval
 from course_lm.widgets.clipping import clipping_explorer, draw_clipping
+from course_lm.widgets.curriculum import draw_pacing, pacing_explorer, sentence_difficulty
 from course_lm.widgets.explorer import explorer
 from course_lm.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
 from course_lm.widgets.monitoring import draw_early_stopping, monitoring_explorer
@@ -25,6 +26,7 @@ __all__ = [
     "draw_lr_reading",
     "draw_next_token",
     "draw_number_formats",
+    "draw_pacing",
     "draw_schedules",
     "draw_training_memory",
     "explorer",
@@ -32,10 +34,12 @@ __all__ = [
     "memory_explorer",
     "monitoring_explorer",
     "number_format_explorer",
+    "pacing_explorer",
     "paint_batch",
     "row_gradients",
     "rows_that_fit",
     "schedule_explorer",
+    "sentence_difficulty",
     "temperature_explorer",
     "training_memory",
 ]

@@ -136,23 +136,30 @@ class _Attempt(NamedTuple):
             fits = text.startswith(piece, self.position)
             return [_Attempt(position, self.pending[1:], self.facts, self.cost)] if fits else []
         if piece.controller and piece.controller not in self.facts:
-            name = piece.controller
-            return [self._learn(name, row, price) for row, price in self._prices(tables[name])]
-        known = self.facts.get(piece.table)
-        choices = [(known, 0.0)] if known else self._prices(tables[piece.table])
-        return [attempt for row, price in choices for attempt in self._open(piece, row, price, text)]
+            rows = tables[piece.controller]
+            return [self._learn(piece.controller, row, price) for row, price in self._prices(rows, rows)]
+        if piece.table in self.facts:
+            return [self._open(piece, self.facts[piece.table], 0.0)]
+        form, rows = piece.form_name(self.facts), tables[piece.table]
+        fitting = [row for row in rows if self._fits(text, row.forms[form].pieces)]
+        return [self._open(piece, row, price) for row, price in self._prices(rows, fitting)]
+
+    def _fits(self, text: str, pieces: tuple[str | Symbol, ...]) -> bool:
+        """Whether the text goes on as the pieces begin, and holds all that they say: this spares nearly all attempts."""
+        if pieces and isinstance(pieces[0], str) and not text.startswith(pieces[0], self.position):
+            return False
+        return all(text.find(piece, self.position) >= 0 for piece in pieces if isinstance(piece, str))
 
     def _learn(self, name: str, row: Row, price: float) -> _Attempt:
         return self._replace(facts=self.facts | {name: row}, cost=self.cost + price)
 
-    def _open(self, symbol: Symbol, row: Row, price: float, text: str) -> list[_Attempt]:
+    def _open(self, symbol: Symbol, row: Row, price: float) -> _Attempt:
         facts = self.facts | {symbol.table: row} if symbol.is_fact else self.facts
         pieces = row.forms[symbol.form_name(facts)].pieces
-        if pieces and isinstance(pieces[0], str) and not text.startswith(pieces[0], self.position):
-            return []
-        return [_Attempt(self.position, pieces + self.pending[1:], facts, self.cost + price)]
+        return _Attempt(self.position, pieces + self.pending[1:], facts, self.cost + price)
 
-    def _prices(self, rows: list[Row]) -> list[tuple[Row, float]]:
+    def _prices(self, rows: list[Row], fitting: list[Row]) -> list[tuple[Row, float]]:
+        """What each fitting row costs among all that are on offer."""
         offers = _offers(rows, self.facts)
         total = sum(row.weight for row in offers)
-        return [(row, math.log(total / row.weight)) for row in offers]
+        return [(row, math.log(total / row.weight)) for row in fitting if row in offers]

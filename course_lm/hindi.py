@@ -203,7 +203,9 @@ COPIES = {"b": "subj", "2": "subj2", "r": "rel", "q": "rel"}
 @functools.cache
 def sentence_tables() -> Tables:
     """The rows of every table of the grammar, by its name."""
-    tables: Tables = {"be": [Row(1, _forms(_copula()))], "he": [Row(1, _forms(_pronoun_he()))]}
+    tables: Tables = {}
+    tables["be"] = [Row(1, _forms(_copula()))]
+    tables["he"] = [Row(1, _forms(_pronoun_he()))]
     name = kind = ""
     for line in data_file("hindi.grammar").read_text(encoding="utf-8").splitlines():
         if not line or line[0] == "#":
@@ -215,8 +217,9 @@ def sentence_tables() -> Tables:
             tables[name] = []
         for source in filter(str.strip, line.split(" / ")):
             tables[name] += _read_rows(kind, source.strip(), tables)
-    copies = {table + suffix: rows for suffix in COPIES for table, rows in _copy(tables, suffix).items()}
-    return tables | copies
+    for name, rows in list(tables.items()):
+        tables.update({name + suffix: [_renamed(row, suffix) for row in rows] for suffix in COPIES})
+    return tables
 
 
 def _copula() -> dict[str, str]:
@@ -325,10 +328,6 @@ def _joined(pieces: list[str | Symbol]) -> tuple[str | Symbol, ...]:
         else:
             joined.append(piece)
     return tuple(joined)
-
-
-def _copy(tables: Tables, suffix: str) -> Tables:
-    return {name: [_renamed(row, suffix) for row in rows] for name, rows in tables.items()}
 
 
 def _renamed(row: Row, suffix: str) -> Row:

@@ -9,7 +9,7 @@ import yaml
 from matplotlib.patches import Rectangle
 from torch.utils.data import TensorDataset
 
-from course_lm import widgets
+from course_lm import plots, widgets
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager
 from course_lm.widgets.curriculum import BATCH_SIZE, EXAMPLES
@@ -86,6 +86,14 @@ def test_the_configuration_in_the_words_can_be_copied(difficulty):
     assert config == CurriculumConfig(
         enabled=True, schedule="step", start_threshold=0.3, num_epochs=12, threshold_on="quantile"
     )
+
+
+def test_a_warm_up_shows_even_where_it_moves_no_threshold(difficulty):
+    without, short = (
+        widgets.draw_pacing(difficulty, schedule="step", num_epochs=10, warmup_epochs=epochs) for epochs in (0, 1)
+    )
+    assert admitted(without[1]) == admitted(short[1]) and without[1] != short[1]
+    assert plots.png(without[0]) != plots.png(short[0])
 
 
 def options_of(control):

@@ -263,7 +263,8 @@ class Loader:
         )
 
     def _run(self, epoch: int, start: int) -> Iterator[Batch]:
-        for self._batch, batch in enumerate(self.read(self.order(epoch)[start:]), start + 1):
+        batches = self.read(self.order(epoch)[start:])
+        for self._batch, batch in enumerate(batches, start + 1):
             yield batch
 
 

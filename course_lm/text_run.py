@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from course_lm.atomic import atomic_file
 from course_lm.batching import Loader, make_loader
 from course_lm.config import TrainingConfig, seed_everything
 from course_lm.corpus import Corpus, load_corpus
@@ -81,7 +82,8 @@ def train_on_text(config: TrainingConfig) -> int:
     trainer.train(run.train_loader, run.val_loader)
     folder = run_folder(config)
     if folder is not None:
-        run.tokenizer.save(str(folder / "tokenizer.json"))
+        with atomic_file(folder / "tokenizer.json") as file:
+            file.write(run.tokenizer.to_str(pretty=True).encode())
         export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
     if trainer.interrupted is not None:
         return 128 + trainer.interrupted

@@ -122,6 +122,7 @@ TAUGHT = {
     "10": ("monitoring", "atlas"),
     "11": ("checkpoints", "atomic", "rng", "weights"),
     "12": ("trainer",),
+    "13": ("curriculum",),
 }
 
 

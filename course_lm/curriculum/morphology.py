@@ -24,13 +24,11 @@ that looks like a verb form (चला, मिली) counts as one; whose क�
 
 import re
 import unicodedata
-from functools import lru_cache
-from itertools import pairwise
+from functools import cache
 from typing import NamedTuple
 
-from course_lm.curriculum import morphology_tables as tables
-from course_lm.curriculum.morphology_forms import HABITUAL, MOOD, PERFECTIVE, STEM, forms_of
-from course_lm.curriculum.morphology_rules import CASE, PROGRESSIVE, postpositions, verb_readings
+_INVISIBLE = dict.fromkeys([0xAD, 0x200C, 0x200D, 0x2060, 0xFEFF]) | {ord("_"): " "}
+_SENTENCE_END = re.compile(r"[।॥|?!\r\n]")
 
 
 class MorphologyCounts(NamedTuple):
@@ -53,27 +51,32 @@ class MorphologyCounts(NamedTuple):
 
 def words_of(text: str) -> list[str]:
     """The words of a text in any language, NFC: runs of letters, marks and digits. A hyphen separates."""
-    return [token for token in _TOKEN.findall(_normal(text)) if _is_word(token)]
+    return [token for token in _token().findall(_normal(text)) if _is_word(token)]
 
 
 def count_morphology(text: str) -> MorphologyCounts:
     """Counts of one text; see the module's docstring for what is counted."""
-    sentences = [_TOKEN.findall(sentence) for sentence in _SENTENCE_END.split(_normal(text))]
-    return MorphologyCounts(*map(sum, zip(*map(_count_sentence, sentences))))
+    # Imported on first use: the tables of the rules take time to build, and most users of the package never count.
+    from course_lm.curriculum.morphology_counts import count_sentence
+
+    sentences = [_token().findall(sentence) for sentence in _SENTENCE_END.split(_normal(text))]
+    counts = [(sum(map(_is_word, tokens)), *count_sentence(tokens)) for tokens in sentences]
+    return MorphologyCounts(*map(sum, zip(*counts)))
 
 
-def _count_sentence(tokens: list[str]) -> MorphologyCounts:
-    words = sum(map(_is_word, tokens))
-    keys = _keys(tokens)
-    verbs = verb_readings(keys)
-    return MorphologyCounts(
-        words=words,
-        case_markers=postpositions(keys, verbs).count(CASE),
-        fused_cases=sum(key in tables.FUSED for key in keys),
-        verbs=sum(map(bool, verbs)),
-        inflections=_inflections(keys, verbs),
-        compounds=_compounds(keys, verbs),
-    )
+def _is_word(token: str) -> bool:
+    return any(map(str.isalnum, token))
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text.translate(_INVISIBLE))
+
+
+@cache
+def _token() -> re.Pattern[str]:
+    """A word or one punctuation mark. 2.5 and 10:30 are one word each, as is isn't."""
+    run = rf"[\w{_character_ranges_of_marks()}]+"
+    return re.compile(rf"{run}(?:(?:(?<=\d)[.,:/](?=\d)|(?<=[A-Za-z])['’](?=[A-Za-z])){run})*|[^\w\s]")
 
 
 def _character_ranges_of_marks() -> str:
@@ -81,76 +84,3 @@ def _character_ranges_of_marks() -> str:
     starts = [code for code, before in zip(marks, [0, *marks]) if code != before + 1]
     ends = [code for code, after in zip(marks, [*marks[1:], 0]) if code != after - 1]
     return "".join(f"{chr(start)}-{chr(end)}" for start, end in zip(starts, ends))
-
-
-_INVISIBLE = dict.fromkeys([0xAD, 0x200C, 0x200D, 0x2060, 0xFEFF]) | {ord("_"): " "}
-_RUN = rf"[\w{_character_ranges_of_marks()}]+"
-_TOKEN = re.compile(rf"{_RUN}(?:(?:(?<=\d)[.,:/](?=\d)|(?<=[A-Za-z])['’](?=[A-Za-z])){_RUN})*|[^\w\s]")
-_SENTENCE_END = re.compile(r"[।॥|?!\r\n]")
-_PUNCTUATION = {**dict.fromkeys("([{", "("), **dict.fromkeys(")]}", ")"), **dict.fromkeys(",;:–—", ","), ".": "."}
-
-_JA, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "हो"))
-_LIGHT = frozenset(forms_of(tables.LIGHT_STEMS)) - {"जाया"}
-
-
-def _normal(text: str) -> str:
-    return unicodedata.normalize("NFC", text.translate(_INVISIBLE))
-
-
-@lru_cache(maxsize=1 << 16)
-def _is_word(token: str) -> bool:
-    return any(char.isalnum() for char in token)
-
-
-@lru_cache(maxsize=1 << 16)
-def _key(token: str) -> str:
-    return tables.fold(token) if _is_word(token) else _PUNCTUATION.get(token, "")
-
-
-def _keys(tokens: list[str]) -> list[str]:
-    """Keys of the words, with the punctuation between them that rules look at; quotation marks and hyphens vanish."""
-    keys = [key for key in map(_key, tokens) if key]
-    while keys and keys[-1] in "(),.":
-        keys.pop()
-    start = next((index for index, key in enumerate(keys) if key not in "(),."), 0)
-    return keys[start:]
-
-
-def _complexes(keys: list[str], verbs: list[int]) -> list[list[int]]:
-    """Indices of verbs that belong together (कर दिया गया है), particles passed over; a finite verb ends a complex."""
-    complexes: list[list[int]] = [[]]
-    for index, (key, readings) in enumerate(zip(keys, verbs)):
-        if readings:
-            complexes[-1].append(index)
-        ends = key in tables.PAST or key in tables.PRESENT if readings else key not in tables.PARTICLES
-        if ends and complexes[-1]:
-            complexes.append([])
-    return complexes
-
-
-def _inflections(keys: list[str], verbs: list[int]) -> int:
-    return sum(len(_features([keys[i] for i in group], [verbs[i] for i in group])) for group in _complexes(keys, verbs))
-
-
-def _features(keys: list[str], verbs: list[int]) -> set[str]:
-    """What one verb complex says beyond the habitual present: perfective, progressive, past, mood, passive."""
-    features = set()
-    before = 0
-    for key, after, readings in zip(keys, [*keys[1:], ""], verbs):
-        if key in tables.PAST:
-            features.add("past")
-        elif key in PROGRESSIVE and before & (STEM | HABITUAL):
-            features.add("progressive")
-        elif readings & PERFECTIVE and after in _JA and key not in tables.GONE:
-            features.add("passive")
-        elif readings & PERFECTIVE and not (key in _HO and before & HABITUAL):
-            features.add("perfective")
-        elif readings & MOOD:
-            features.add("mood")
-        before = readings
-    return features
-
-
-def _compounds(keys: list[str], verbs: list[int]) -> int:
-    pairs = (pair for group in _complexes(keys, verbs) for pair in pairwise(group))
-    return sum(verbs[first] == STEM and keys[second] in _LIGHT for first, second in pairs)

@@ -1,4 +1,4 @@
-"""Which words of a Hindi sentence are verbs, and which are postpositions: the rules behind `morphology`.
+"""Which words of a Hindi sentence are verbs, and in which forms: the rules behind `morphology`.
 
 A sentence comes as keys (`morphology_tables.fold`): its words, and between them the punctuation "," "." "(" ")".
 """
@@ -7,8 +7,7 @@ import re
 from functools import lru_cache
 
 from course_lm.curriculum import morphology_tables as tables
-from course_lm.curriculum.morphology_forms import (
-    FINITE,
+from course_lm.curriculum.morphology_tables import (
     FORMS,
     HABITUAL,
     INFINITIVE,
@@ -19,7 +18,6 @@ from course_lm.curriculum.morphology_forms import (
     forms_of,
 )
 
-NO, CASE, MARK = range(3)  # what a postposition does: there is none; it marks a case; it marks a clause
 CLAUSE = 60  # words: no rule looks further back, so that a text without full stops costs no more than one with them
 PROGRESSIVE = frozenset({"रहा", "रहे", "रही", "रहीं"})
 
@@ -34,7 +32,7 @@ _FUTURE_ENDING = re.compile("..(?:[ेए]ं?ग[ाेी]ं?|[ूऊ]ंग[
 
 
 def verb_readings(keys: list[str]) -> list[int]:
-    """For each key the verb forms (`morphology_forms`) that it may be here, or-ed together; 0 where it is no verb."""
+    """For each key the verb forms (`morphology_tables`) that it may be here, or-ed together; 0 where it is no verb."""
     verbs = [0] * len(keys)
     for index, key in enumerate(keys):
         readings = _readings(key)
@@ -191,67 +189,3 @@ _OWN_RULES = {
     "दे": _to_be,
     "ले": _to_be,
 }
-
-
-def postpositions(keys: list[str], verbs: list[int]) -> list[int]:
-    """For each key NO, CASE or MARK; `verbs` is what `verb_readings` said of the same keys."""
-    marks = [NO] * len(keys)
-    for index, key in enumerate(keys):
-        if verbs[index] or key not in _MAY_BE_POSTPOSITION:
-            continue
-        host = index - 1
-        while host > 0 and keys[host] in tables.BETWEEN:
-            host -= 1
-        if _is_postposition(keys, verbs, index, host):
-            after_verb = host >= 0 and (marks[host] == MARK or verbs[host] & ~(FINITE | MOOD))
-            marks[index] = MARK if after_verb or _follows_brackets(keys, host) else CASE
-    return marks
-
-
-def _follows_brackets(keys: list[str], host: int) -> bool:
-    """The treebank's relation is `dislocated` where brackets part a postposition from its noun: बोर्ड (बीआरपीएसई) के."""
-    return host > 0 and keys[host] == ")" and "(" in keys[max(1, host - CLAUSE) : host]
-
-
-def _is_postposition(keys: list[str], verbs: list[int], index: int, host: int) -> bool:
-    key, after = keys[index], keys[index + 1] if index + 1 < len(keys) else ""
-    noun = keys[host] if host >= 0 else ""
-    if key == "पर":
-        clause_ends = host < 0 or noun in ",." or (verbs[host] and not verbs[host] & INFINITIVE)
-        is_wing = noun in tables.HOSTS and (noun != "अपने" or after in _FLAPPING)
-        return not clause_ends and not is_wing
-    if key == "से" and (noun in tables.NO_CASE_BEFORE_SE or noun == "कम" == after):
-        return False
-    if key in tables.POSTPOSITIONS:
-        return True
-    if host < 0 or noun in "(,.":
-        return False
-    if key in tables.MIDDLE and tables.MIDDLE[key] == after:
-        return noun in tables.HOSTS or noun in tables.FEMININE_HOSTS or (key == "बारे" and noun in tables.BARE_PRONOUNS)
-    if noun in tables.HOSTS:
-        return (
-            key in tables.AFTER_GENITIVE and not (key in {"समय", "वक्त"} and after in tables.POSTPOSITIONS)
-        ) or key in _LIKE
-    if noun in tables.FEMININE_HOSTS:
-        return key in tables.AFTER_FEMININE
-    return (
-        (key in _LIKE and noun not in tables.NOT_BEFORE_LIKE and after not in {"कि", "ही"})
-        or key in tables.AFTER_NOUN
-        or (key in tables.AFTER_TIME and noun in tables.TIMES)
-        or (key in tables.AFTER_SE and (noun == "से" or (noun in tables.FUSED and noun.endswith("से"))))
-        or (key == "लिए" and noun in tables.BARE_PRONOUNS)
-    )
-
-
-_FLAPPING = frozenset(forms_of(["फैला", "कतर", "काट", "समेट", "फड़फड़ा", "खोल"]))
-_LIKE = frozenset({"जैसे", "जैसा", "जैसी"})
-_MAY_BE_POSTPOSITION = (
-    tables.POSTPOSITIONS
-    | tables.AFTER_GENITIVE
-    | tables.AFTER_FEMININE
-    | set(tables.MIDDLE)
-    | tables.AFTER_SE
-    | tables.AFTER_NOUN
-    | tables.AFTER_TIME
-    | _LIKE
-)

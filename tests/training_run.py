@@ -61,7 +61,9 @@ def configure(folder: Path | str, **training: Any) -> TrainingConfig:
     )
 
 
-def start(config: TrainingConfig, train: Iterable[Batch], validation: Loader, loss_fn: Loss = next_token_loss) -> Trainer:
+def start(
+    config: TrainingConfig, train: Iterable[Batch], validation: Loader, loss_fn: Loss = next_token_loss
+) -> Trainer:
     """Train, or go on training, with a model and a trainer built anew."""
     torch.manual_seed(0)
     model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)

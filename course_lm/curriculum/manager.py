@@ -62,7 +62,7 @@ class CurriculumTrainingManager:
             listener.report(val_loss)
 
     def threshold(self, time: float) -> float:
-        """What is admitted after `time` epochs, or steps: the smaller of the schedule's and the listeners' thresholds."""
+        """What is admitted after `time` epochs, or steps: the least of the schedule's and the listeners'."""
         return min(self._pacing(time), *(listener.threshold for listener in self._listeners.values()), 1.0)
 
     def start_of_epoch(self, epoch: int, steps_at: Callable[[float], int]) -> int:

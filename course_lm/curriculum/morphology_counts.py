@@ -129,8 +129,9 @@ def _features(keys: list[str], verbs: list[int]) -> set[str]:
             features.add("past")
         elif key in PROGRESSIVE and before & (STEM | HABITUAL):
             features.add("progressive")
-        elif readings & PERFECTIVE and after in _JA and key not in tables.GONE:
-            features.add("passive")
+        elif readings & PERFECTIVE and after in _JA:
+            if key not in tables.GONE:
+                features.add("passive")
         elif readings & PERFECTIVE and not (key in _HO and before & HABITUAL):
             features.add("perfective")
         elif readings & MOOD:

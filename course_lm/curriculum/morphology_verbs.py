@@ -5,6 +5,7 @@ A sentence comes as keys (`morphology_tables.fold`): its words, and between them
 
 import re
 from functools import lru_cache
+from itertools import takewhile
 
 from course_lm.curriculum import morphology_tables as tables
 from course_lm.curriculum.morphology_tables import (
@@ -24,10 +25,17 @@ PROGRESSIVE = frozenset({"रहा", "रहे", "रही", "रहीं"})
 _JA, _RAH, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "रह", "हो"))
 _STRONG = frozenset(forms_of(tables.STRONG_AUXILIARIES)) - _RAH | PROGRESSIVE
 _AUXILIARIES = frozenset(forms_of(tables.WEAK_AUXILIARIES)) | _STRONG | {"कर", "करके"}
+_DEED_AUXILIARIES = frozenset(forms_of(tables.DEED_AUXILIARIES))
+_EVENT_AUXILIARIES = frozenset(forms_of(tables.EVENT_AUXILIARIES))
 _AFTER_NA = frozenset(forms_of(["चाह", "पड़"])) | tables.AFTER_NA
 _AFTER_NE = frozenset(forms_of(["लग", "दे", "जा"])) | tables.AFTER_NE
 _COPULA = tables.PAST | tables.PRESENT
 _END = frozenset({"", "."})
+_NO_OBJECTS = frozenset({"", *"(),."}).union(
+    tables.NO_OBJECTS, tables.POSTPOSITIONS, tables.FUSED, tables.PARTICLES, tables.CONJUNCTIONS
+)
+_NOT_MASCULINE = re.compile("(?:[ीई]ं?|ते|गे|गए|रहे|चुके)$")
+_NOT_FEMININE = re.compile("(?:ता|ते|ना|गा|गे|गया|गए|रहा|रहे|चुका|चुके|ऊं|ओ|कर|इए)$")
 _FUTURE_ENDING = re.compile("..(?:[ेए]ं?ग[ाेी]ं?|[ूऊ]ंग[ाी]|[ोओ]ग[ेी])$")
 
 
@@ -74,6 +82,8 @@ def _ordinary_verb(keys: list[str], index: int, readings: int) -> int:
         return 0
     if key in tables.NEVER and not _is_licensed(keys, index, after):
         return 0
+    if readings & STEM and readings & PERFECTIVE and after in _JA and _is_participle(keys, index):
+        return PERFECTIVE
     if readings & STEM:
         if _stem_is_verb(key, after, keys[index + 1 : index + 2]):
             return STEM
@@ -101,23 +111,64 @@ def _is_licensed(keys: list[str], index: int, after: str) -> bool:
             word == "को" or word in tables.DATIVE for word in keys[max(0, index - CLAUSE) : index]
         )
         after_infinitive = _AFTER_NE if key.endswith("ने") else _AFTER_NA
-        return after in after_infinitive or is_due or _before(keys, index) in {"खाना", "गाना"}
+        is_eaten = key.endswith("ने") and _before_event(keys, index) and _follows_object(keys, index)
+        return after in after_infinitive or is_due or is_eaten or _before(keys, index) in {"खाना", "गाना"}
     if key in tables.HABITUAL_IN_CONTEXT:
         return after in _COPULA or after in PROGRESSIVE or after == "हुए"
     if key in tables.PERFECTIVE_IN_CONTEXT:
         is_speaking = key == "बोली" and after == "कि"
-        is_done = (after in _COPULA or after in _END) and _has_agent(keys, index)
-        return after in _JA or after in _HO or is_speaking or is_done
+        in_place = _before(keys, index) == "ने" or _follows_object(keys, index)
+        ends = after in _COPULA or after in _END or (_opens_clause(after) and in_place)
+        return after in _JA or after in _HO or is_speaking or (ends and _has_agent(keys, index))
     if FORMS.get(key, 0) & STEM:
         return after in _STRONG or after in tables.TAKING
     return key.endswith("ाई") and after in _JA
+
+
+def _before_event(keys: list[str], index: int) -> bool:
+    """Whether the words after an infinitive say when or what for: खाने के बाद, खाने से."""
+    return keys[index + 1 : index + 2] == ["से"] or (
+        keys[index + 1 : index + 2] == ["के"] and _after(keys, index + 1) in tables.EATING_FOLLOWS
+    )
+
+
+def _follows_object(keys: list[str], index: int) -> bool:
+    """Whether the word before can be the object of a verb; there is no list of nouns, only of what is none."""
+    before = _before(keys, index)
+    is_participle = FORMS.get(before, 0) & (PERFECTIVE | HABITUAL) and before not in tables.NEVER
+    return before not in _NO_OBJECTS and not is_participle
+
+
+def _opens_clause(key: str) -> bool:
+    return key in {",", "कि"} or key in tables.CONJUNCTIONS
+
+
+def _is_participle(keys: list[str], index: int) -> bool:
+    """Whether a perfective spelt like a stem makes a passive with जाना: गाना सुना गया, against गाना सुना गई.
+
+    The participle agrees with what follows. Where जाना is perfective too, the stem is as likely, unless the verb takes
+    an object (पढ़ा गया) or the clause has a doer in से (उससे चाय नहीं पी गई; but बिल्ली दूध पी गई).
+    """
+    key = keys[index]
+    following = [word for word in keys[index + 1 : index + 7] if word not in tables.PARTICLES]
+    clash = _NOT_FEMININE if key.endswith("ी") else _NOT_MASCULINE
+    if any(clash.search(word) for word in takewhile(_AUXILIARIES.__contains__, following)):
+        return False
+    if key in tables.GONE or not FORMS[following[0]] & PERFECTIVE:
+        return True
+    if not key.endswith("ी"):
+        return key[:-1] in tables.TRANSITIVE_DOUBLETS
+    return any(word.endswith("से") or word == "द्वारा" for word in keys[max(0, index - CLAUSE) : index])
 
 
 def _stem_is_verb(key: str, after: str, direct: list[str]) -> bool:
     if key in tables.ONLY_PROGRESSIVE:
         return after in PROGRESSIVE or (after in tables.TAKING and key == "अपना")
     if key in tables.NOUN_STEMS:
-        return after in _STRONG
+        is_deed, is_event = key in tables.NOUN_STEMS_OF_DEEDS, key in tables.NOUN_STEMS_OF_EVENTS
+        is_done = direct == ["कर"] and (is_deed or is_event) and key not in tables.NOUNS_WITH_DO
+        follows = (is_deed and after in _DEED_AUXILIARIES) or (is_event and after in _EVENT_AUXILIARIES)
+        return after in _STRONG or follows or is_done
     if after == "के":
         return key in tables.STEMS_BEFORE_KE
     return after in _AUXILIARIES or direct == [key]
@@ -131,9 +182,8 @@ def _perfective_of_do(keys: list[str], index: int, readings: int) -> int:
     if before == "नहीं" or after in _JA or after in {"हुई", "हुईं"} or after in _END:
         return readings
     likely = before in tables.CONJUNCT or _has_agent(keys, index)
-    at_a_boundary = after in {",", "कि"} or after in tables.CONJUNCTIONS
     before_a_copula = after in tables.PAST or after in tables.PRESENT or after in {"हो", "हों", "होगी", "होंगी"}
-    return readings if likely and (at_a_boundary or before_a_copula) else 0
+    return readings if likely and (_opens_clause(after) or before_a_copula) else 0
 
 
 def _has_agent(keys: list[str], index: int) -> bool:

@@ -145,7 +145,7 @@ class _Attempt(NamedTuple):
         return [self._open(piece, row, price) for row, price in self._prices(rows, fitting)]
 
     def _fits(self, text: str, pieces: tuple[str | Symbol, ...]) -> bool:
-        """Whether the text goes on as the pieces begin, and holds all that they say: this spares nearly all attempts."""
+        """Whether the text goes on as the pieces begin and holds all that they say: it spares nearly all attempts."""
         if pieces and isinstance(pieces[0], str) and not text.startswith(pieces[0], self.position):
             return False
         return all(text.find(piece, self.position) >= 0 for piece in pieces if isinstance(piece, str))

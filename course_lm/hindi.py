@@ -142,12 +142,9 @@ def conjugate(stem: str, light: str, key: str) -> dict[str, str]:
         "perfpres": f"{done_before} {hai}",
         "perfpast": f"{done_before} {tha}",
         "can": f"{stem}:v {imperfective('सक', key)}:v {hai}",
-        "canpast": f"{stem}:v {imperfective('सक', key)}:v {tha}",
-        "could": f"{stem}:v {perfective('सक', key)}:vi",
         "must": f"{infinite} {hai}",
         "mustpast": f"{infinite} {tha}",
         "forced": f"{infinite} {perfective('पड़', key)}:vi",
-        "willhave": f"{infinite} {future('पड़', key)}:vi",
         "pashab": f"{passive} {imperfective('जा', key)}:v {hai}",
         "pasprog": f"{passive} जा:v {going} {hai}",
         "pasfut": f"{passive} {future('जा', key)}:vi",
@@ -159,7 +156,6 @@ def conjugate(stem: str, light: str, key: str) -> dict[str, str]:
         forms |= {
             "light": f"{stem}:v {perfective(light, key)}:vik",
             "lightpres": f"{stem}:v {perfective(light, key, alone=False)}:vik {hai}",
-            "lightpast": f"{stem}:v {perfective(light, key, alone=False)}:vik {tha}",
             "lightfut": f"{stem}:v {future(light, key)}:vik",
         }
     return forms
@@ -168,9 +164,9 @@ def conjugate(stem: str, light: str, key: str) -> dict[str, str]:
 # What a frame becomes, by name: the tense, and how the object is shown. <before> is the place, partner or instrument.
 # The verb agrees with the subject, or in the second group with the object: a noun, or a key where <before> holds it.
 # "@" is no object: then the perfective follows the subject, and the rest of the second group stays masculine.
-WITH_SUBJECT = ("hab", "habpast", "prog", "progpast", "fut", "lightfut", "can", "canpast", "could", "sbj")
-PERFECT = ("perf", "perfpres", "perfpast", "light", "lightpres", "lightpast")
-WITH_OBJECT = ("must", "mustpast", "forced", "willhave")
+WITH_SUBJECT = ("hab", "habpast", "prog", "progpast", "fut", "lightfut", "can", "sbj")
+PERFECT = ("perf", "perfpres", "perfpast", "light", "lightpres")
+WITH_OBJECT = ("must", "mustpast", "forced")
 WITH_OBJECT += ("pashab", "pasprog", "pasfut", "pasperf", "pasperfpres", "pasperfpast")
 PHRASES = ("np", "npl", "npg", "npx", "npp", "npm", "npw")
 OBJECT_FORMS = ("np", "npl", "npg", "npx", "npp")

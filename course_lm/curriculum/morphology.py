@@ -10,16 +10,18 @@ The counts follow the Universal Dependencies treebank of Hindi (HDTB):
   pronoun and a free marker. अपना is left out: the treebank gives it no marker, and it agrees like an adjective.
 - A **verb** is a token tagged VERB or AUX: finite forms, participles, infinitives, conjunctive participles,
   auxiliaries. A word is one if it is a form of a listed stem, unless it is listed as a noun as well; then a neighbour
-  has to license it (खाना is food, खाना पड़ा is eating). A bare stem counts only before an auxiliary. की is a verb before
-  जाना, at the end of its clause, or before है and था in a clause with an agent (ने); else it is a postposition.
+  has to license it (खाना is food, खाना पड़ा and फल खाने के बाद are eating). A bare stem counts only before an auxiliary,
+  and only before one that suits it if it is a noun too (रोक दिया, बोल उठा; but फूल दिया gives a flower). की is a verb
+  before जाना, at the end of its clause, or before है and था in a clause with an agent (ने); else it is a postposition.
 - A **compound** is a bare stem with an inflected light verb: कर लिया, दे दिया, हो गया. सकना, चुकना, रहना and पाना say
-  ability and aspect and make no compound.
+  ability and aspect and make no compound, nor does a participle with जाना (चला गया, and the passive पढ़ा गया).
 
 Words are compared without nukta, with every nasal sign as anusvara and with one spelling of गये/गए, so that spelling
 does not change a count. Counting looks no further than one sentence (up to । ॥ | ? ! or the end of the line).
 
 The limits: no list is complete, and rules do not read. A rare verb is missed (its auxiliaries still count); a name
-that looks like a verb form (चला, मिली) counts as one; whose की stands before है is guessed from the rest of its clause.
+that looks like a verb form (चला, मिली) counts as one; whose की stands before है is guessed from the rest of its clause,
+and so is whether पी गई means "was drunk" (a doer in से) or "drank up".
 """
 
 import re

@@ -111,8 +111,8 @@ def _is_licensed(keys: list[str], index: int, after: str) -> bool:
             word == "को" or word in tables.DATIVE for word in keys[max(0, index - CLAUSE) : index]
         )
         after_infinitive = _AFTER_NE if key.endswith("ने") else _AFTER_NA
-        is_eaten = key.endswith("ने") and _before_event(keys, index) and _follows_object(keys, index)
-        return after in after_infinitive or is_due or is_eaten or _before(keys, index) in {"खाना", "गाना"}
+        is_event = key.endswith("ने") and _before_event(keys, index) and _follows_object(keys, index)
+        return after in after_infinitive or is_due or is_event or _before(keys, index) in {"खाना", "गाना"}
     if key in tables.HABITUAL_IN_CONTEXT:
         return after in _COPULA or after in PROGRESSIVE or after == "हुए"
     if key in tables.PERFECTIVE_IN_CONTEXT:
@@ -128,7 +128,7 @@ def _is_licensed(keys: list[str], index: int, after: str) -> bool:
 def _before_event(keys: list[str], index: int) -> bool:
     """Whether the words after an infinitive say when or what for: खाने के बाद, खाने से."""
     return keys[index + 1 : index + 2] == ["से"] or (
-        keys[index + 1 : index + 2] == ["के"] and _after(keys, index + 1) in tables.EATING_FOLLOWS
+        keys[index + 1 : index + 2] == ["के"] and _after(keys, index + 1) in tables.EVENT_POSTPOSITIONS
     )
 
 
@@ -216,14 +216,17 @@ def _two_or_give(keys: list[str], index: int, readings: int) -> int:
 
 
 def _from_taking(keys: list[str], index: int, readings: int) -> int:
+    """लेकर: a conjunctive participle, or the postposition in से लेकर."""
     return 0 if _before(keys, index) == "से" else readings
 
 
 def _given_or_name(keys: list[str], index: int, readings: int) -> int:
+    """दी, ली: a verb, or a sister or a name before its postposition (दीपा दी ने)."""
     return 0 if keys[index + 1 : index + 2] and keys[index + 1] in tables.POSTPOSITIONS else readings
 
 
-def _to_be(keys: list[str], index: int, readings: int) -> int:
+def _stem_or_mood(keys: list[str], index: int, readings: int) -> int:
+    """हो, दे, ले: a stem before an auxiliary, else the subjunctive."""
     return STEM if _after(keys, index) in _AUXILIARIES else MOOD
 
 
@@ -235,7 +238,7 @@ _OWN_RULES = {
     "लेकर": _from_taking,
     "दी": _given_or_name,
     "ली": _given_or_name,
-    "हो": _to_be,
-    "दे": _to_be,
-    "ले": _to_be,
+    "हो": _stem_or_mood,
+    "दे": _stem_or_mood,
+    "ले": _stem_or_mood,
 }

@@ -36,9 +36,9 @@ from course_lm.text_run import TextRun, prepare, with_curriculum
 
 CORPORA = ("stories", "hindi")
 ARMS = {"no curriculum": None, "random order": "random", "length": "length", "combined": "combined"}
-RATES = (4e-3, 8e-3, 1.6e-2)
-SEEDS, TUNING_SEED = 8, 100  # seeds 0 to 7 compare
-TOKENS, POINTS = 800_000, 20  # target tokens of a run, and how often it is validated
+RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
+SEEDS, TUNING_SEED = 6, 100  # seeds 0 to 5 compare
+TOKENS, POINTS = 800_000, 12  # target tokens of a run, and how often it is validated
 WARM_UP = 0.1  # of the tokens
 PACING = {"schedule": "root", "start_threshold": 0.2, "threshold_on": "quantile", "num_steps": 200}
 

@@ -95,6 +95,19 @@ def test_the_saved_configuration_repeats_the_run(text):
     assert metrics(text.parent / "again" / "toy") == metrics(first)
 
 
+def test_a_run_with_a_curriculum_says_what_it_admits_and_is_repeated(text, capsys):
+    settings = ("schedule=root", "num_epochs=2", "warmup_epochs=0", "settings={length: {max_length: 40}}")
+    arguments = [f"--curriculum.{setting}" for setting in ("enabled=true", "threshold_on=quantile", *settings)]
+    main(train(text, "--training.num_epochs=3", *arguments))
+    assert "curriculum: combined difficulty, root schedule; the first epoch admits" in capsys.readouterr().out
+    first = text.parent / "runs" / "toy"
+    epochs = [record for record in metrics(first) if record["event"] == "epoch"]
+    assert [round(record["threshold"], 3) for record in epochs] == [0.2, 0.721, 1.0]
+    assert epochs[0]["examples"] < epochs[-1]["examples"]
+    assert main(["train", f"--config={first / 'config.yaml'}", f"--training.output_dir={text.parent / 'again'}"]) == 0
+    assert metrics(text.parent / "again" / "toy") == metrics(first)
+
+
 def test_a_configuration_file_is_read_and_overridden(text):
     settings = text.parent / "settings.yaml"
     settings.write_text("training: {max_steps: 3, seed: 5}\n")

@@ -170,12 +170,8 @@ def table(results: Results) -> str:
 
     The change of a seed is that of its pair of runs; the interval of the mean is Student's.
     """
-    rows = [
-        "| | "
-        + " | ".join(f"{corpus}, {part} tokens" for corpus in CORPORA for part in ("a quarter of the", "all"))
-        + " |"
-    ]
-    rows.append("|---" * (1 + 2 * len(CORPORA)) + "|")
+    heads = [f"{corpus}, {part} tokens" for corpus in CORPORA for part in ("a quarter of the", "all")]
+    rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for arm in list(ARMS)[1:]:
         cells = []
         for corpus in CORPORA:

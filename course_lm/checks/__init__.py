@@ -9,6 +9,7 @@ from course_lm.checks.checkpoints import (
     survive_power_cut,
 )
 from course_lm.checks.clipping import clip_coefficient, first_bad_parameter, global_norm, unscaled_and_clipped
+from course_lm.checks.curriculum import admitted, root_threshold, seeds_needed, word_cost
 from course_lm.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
 from course_lm.checks.lr_finder import group_rates, smoothed_losses, steepest_rate, sweep_rates
 from course_lm.checks.mixed_precision import nearest_bf16, spacing, underflow_share, updated_scale
@@ -25,6 +26,7 @@ __all__ = [
     "Report",
     "accumulate_gradient",
     "adamw_step",
+    "admitted",
     "allowed_attention",
     "bits_per_byte",
     "checkpoints_left",
@@ -54,8 +56,10 @@ __all__ = [
     "predict",
     "rate_by_tokens",
     "read_records",
+    "root_threshold",
     "same_step",
     "scheduled_steps",
+    "seeds_needed",
     "sgd_step",
     "smoothed_losses",
     "spacing",
@@ -73,4 +77,5 @@ __all__ = [
     "unscaled_and_clipped",
     "update_ratios",
     "updated_scale",
+    "word_cost",
 ]

@@ -65,7 +65,7 @@ def draw_pacing(
     shares = [100 * count / len(held) for count in admitted]
     figure = _picture(held, thresholds, shares, warmup_epochs, f"{schedule}, on {threshold_on}")
     keys = ", ".join(f"{key}: {value}" for key, value in {"schedule": schedule, **config}.items())
-    return figure, f"curriculum: {{enabled: true, {keys}}}\n{_admission(thresholds, admitted, len(held))}"
+    return figure, f"curriculum: {{enabled: true, {keys}}}\n{_admission(thresholds, admitted, held)}"
 
 
 def pacing_explorer() -> ipywidgets.VBox:
@@ -119,13 +119,14 @@ def _picture(
     return figure
 
 
-def _admission(thresholds: Sequence[float], admitted: Sequence[int], number: int) -> str:
-    last = len(thresholds) - 1
-    lines = [
-        f"epoch {epoch:2}: threshold {thresholds[epoch]:.2f} admits {admitted[epoch]:3} of {number} examples "
-        f"({admitted[epoch] / number:.0%})"
-        for epoch in (0, last // 2, last)
-    ]
+def _admission(thresholds: Sequence[float], admitted: Sequence[int], held: Tensor) -> str:
+    number, last = len(held), len(thresholds) - 1
+    lines = []
+    for epoch in (0, last // 2, last):
+        below = int((held <= thresholds[epoch]).sum())
+        filled = f", {below} of them by the threshold: a batch is the least" if below < admitted[epoch] else ""
+        share = f"{admitted[epoch]:3} of {number} examples ({admitted[epoch] / number:.0%})"
+        lines.append(f"epoch {epoch:2}: threshold {thresholds[epoch]:.2f} admits {share}{filled}")
     lines.append(f"all {number} examples are admitted from epoch {admitted.index(number)} on")
     read, without = sum(admitted), number * len(admitted)
     lines.append(f"epochs 0 to {last} read {read:,} examples: {read / without:.0%} of the {without:,} of no curriculum")

@@ -80,6 +80,11 @@ SABOTAGE = {
     ),
     "11_checkpoints": ("trainer.py", 'set_rng_state(state["rng"])', "rng_state()"),
     "12_trainer": ("trainer.py", "lr=self.schedule(self.step)", "lr=self.schedule(self.step + 1)"),
+    "13_curriculum": (
+        "curriculum/pacing.py",
+        "(1 - progress) * start**2 + progress",
+        "(1 - progress) * start + progress",
+    ),
 }
 
 

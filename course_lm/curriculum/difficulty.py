@@ -71,7 +71,7 @@ class FrequencyBasedCurriculum(Curriculum):
     """Rare words are hard: the mean of -log p(word), from the easiest reference text (0) to the hardest (1).
 
     p counts words in the reference, each once more than it was seen, so that an unseen word has the probability of one
-    word more (Laplace). Capital and small letters are one. Source: Platanios et al. 2019, equation 5, there as a sum.
+    word more (Laplace). Capital and small letters are one. Source: Platanios et al. 2019, there as a sum.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:

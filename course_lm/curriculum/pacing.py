@@ -4,7 +4,7 @@ All schedules but one are pure functions of the progress p in [0, 1], so nothing
 threshold never falls: it rises from `start` at p = 0 to `end` at p = 1.
 
     linear        start + p (end - start)
-    root          sqrt(start² + p (end² - start²))     Platanios et al. 2019, equation 7
+    root          sqrt(start² + p (end² - start²))     Platanios et al. 2019
     exponential   start (end / start)^p                Penha & Hauff 2020, "geom"
     step          jumps at given times
     none          1 from the start
@@ -31,7 +31,7 @@ def linear(progress: float, *, start: float, end: float) -> float:
 def root(progress: float, *, start: float, end: float) -> float:
     """Fast at first: each new example has, in expectation, the same time in training.
 
-    Source: Platanios et al. 2019, "Competence-based curriculum learning", equation 7, with an end other than 1.
+    Source: Platanios et al. 2019, "Competence-based curriculum learning", there with 1 as the end.
     """
     return _between(math.sqrt((1 - progress) * start**2 + progress * end**2), start, end)
 

@@ -86,7 +86,15 @@ def admitted_by_torch(difficulty, threshold, batch_size):
     return order[:count].sort().values.tolist()
 
 
-def cost(*, words_of=list, extra=lambda counts: len(counts) + 1, mean=True, free=False, log=math.log, own=False):
+def cost(
+    *,
+    words_of: type[list | set] = list,
+    extra=lambda counts: len(counts) + 1,
+    mean=True,
+    free=False,
+    log=math.log,
+    own=False,
+):
     """The cost of words, right unless told otherwise."""
 
     def word_cost(words, counts):

@@ -1,5 +1,6 @@
 """Claims about what an epoch admits: the easiest documents, whole batches, one order, and a length known beforehand."""
 
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -125,6 +126,20 @@ def test_a_report_counts_from_the_next_epoch_on():
     assert loader.threshold == before
     loader.set_epoch(1)
     assert loader.threshold == before + 0.25
+
+
+def test_a_curriculum_that_hears_nothing_says_so():
+    loader = curriculum(schedule="performance")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)
+    loader.set_epoch(1)
+    with pytest.warns(UserWarning, match="waits for validation losses, and none was reported"):
+        list(loader)
+    loader.report_performance(3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)
 
 
 def test_with_a_schedule_and_a_strategy_that_listens_the_smaller_threshold_holds():

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, pstdev, stdev, variance
 from typing import Any
 
 from course_lm.checks.report import Report, compare
@@ -38,6 +38,12 @@ def root_threshold(fn: Callable[..., object]) -> Report:
                 lambda p, start: start + (1 - start) * math.sqrt(p)
             ),
             "start is not squared under the root": paced(lambda p, start: math.sqrt(start + p * (1 - start))),
+            "1 − start is squared, instead of start taken as a square from 1": paced(
+                lambda p, start: math.sqrt(start**2 + p * (1 - start) ** 2)
+            ),
+            "the schedule is one epoch ahead": squares_by(
+                lambda epoch, warmup, total: progress_at(epoch + 1, warmup=warmup, total=total)
+            ),
             "there is no warm-up: the threshold rises from epoch 0 on": squares_by(
                 lambda epoch, warmup, total: min(1.0, epoch / total)
             ),
@@ -100,6 +106,12 @@ def admitted(fn: Callable[..., object]) -> Report:
             "a batch that is not full is filled with the first examples, not with the easiest": or_else(
                 lambda scores, size: range(min(size, len(scores)))
             ),
+            "all that are as hard as the last one of a batch come in with it": or_else(
+                lambda scores, size: [i for i, score in enumerate(scores) if score <= sorted(scores)[:size][-1]]
+            ),
+            "the threshold is not used: there are always batch_size examples": lambda scores, threshold, size: first_of(
+                _easiest(scores), size
+            ),
             "everything is admitted where the threshold admits less than a batch": or_else(
                 lambda scores, size: range(len(scores))
             ),
@@ -160,6 +172,11 @@ def word_cost(fn: Callable[..., object]) -> Report:
                 words, Counter(words)
             ),
             "the logarithm has base 2: bits instead of nats": lambda words, counts: right(words, counts) / math.log(2),
+            "the logarithm has base 10": lambda words, counts: right(words, counts) / math.log(10),
+            "the sign is missing: this is mean log p": lambda words, counts: -right(words, counts),
+            "the probabilities are averaged, and the logarithm is taken of their mean": lambda words, counts: (
+                -math.log(fmean(math.exp(-right([word], counts)) for word in words))
+            ),
         },
     )
 
@@ -170,12 +187,12 @@ def seeds_needed(fn: Callable[..., object]) -> Report:
     def from_changes(
         change: Callable[[float, float], float] = lambda loss, base: math.exp(loss - base) - 1,
         spread: Callable[[list[float]], float] = stdev,
-        seeds: Callable[[float], int] = lambda ratio: math.ceil(ratio**2),
+        seeds: Callable[[float], float] = lambda ratio: math.ceil(ratio**2),
         unit: float = 100.0,
-    ) -> Callable[..., int]:
+    ) -> Callable[..., float]:
         """The right answer, unless told otherwise; `seeds` takes 2 · spread / half_width."""
 
-        def needed(losses: Sequence[float], baseline: Sequence[float], half_width: float) -> int:
+        def needed(losses: Sequence[float], baseline: Sequence[float], half_width: float) -> float:
             changes = [unit * change(loss, base) for loss, base in zip(losses, baseline, strict=True)]
             return seeds(2 * spread(changes) / half_width)
 
@@ -200,6 +217,11 @@ def seeds_needed(fn: Callable[..., object]) -> Report:
             ),
             "the standard deviation divides by n, not by n − 1": from_changes(spread=pstdev),
             "the square is missing: the interval shrinks with √n, not with n": from_changes(seeds=math.ceil),
+            "the spread is the standard error of these seeds, not the standard deviation": from_changes(
+                spread=lambda changes: stdev(changes) / math.sqrt(len(changes))
+            ),
+            "the spread is the variance, not its root": from_changes(spread=variance),
+            "the number is not rounded up to whole seeds": from_changes(seeds=lambda ratio: ratio**2),
             "the number is rounded down, and the interval is too wide": from_changes(
                 seeds=lambda ratio: math.floor(ratio**2)
             ),

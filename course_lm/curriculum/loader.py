@@ -1,6 +1,7 @@
 """A loader whose epochs admit more and more of the text."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, islice
 from typing import Any
@@ -76,6 +77,8 @@ class CurriculumLoader:
         start, self._next_start = self._next_start, 0
         if start == 0:
             self._threshold = None
+            if self.epoch > 0 and self.manager.hears_nothing:
+                warnings.warn("the curriculum waits for validation losses, and none was reported", stacklevel=2)
         self._threshold = self.threshold
         self._batch = start
         return self._run(start)

@@ -56,6 +56,11 @@ class CurriculumTrainingManager:
         """Whether the threshold depends on the validation loss, so that nobody knows it beforehand."""
         return bool(self._listeners)
 
+    @property
+    def hears_nothing(self) -> bool:
+        """Whether the threshold waits for a validation loss, and none was reported yet."""
+        return self.listens and not any(listener.losses for listener in self._listeners.values())
+
     def report_performance(self, val_loss: float) -> None:
         """Take the loss of one validation, nats per token; it counts from the next epoch on."""
         for listener in self._listeners.values():

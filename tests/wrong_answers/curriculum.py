@@ -148,6 +148,40 @@ def seeds_by_trying(losses, baseline, half_width):
     return number
 
 
+def squared_way(epoch, start, warmup_epochs, num_epochs):
+    done = np.clip((epoch - warmup_epochs) / (num_epochs - warmup_epochs), 0, 1)
+    return float(np.hypot(start, np.sqrt(done) * (1 - start)))
+
+
+def one_ahead(epoch, start, warmup_epochs, num_epochs):
+    return threshold()(epoch + 1, start, warmup_epochs, num_epochs)
+
+
+def with_ties(difficulty, threshold, batch_size):
+    scores = np.array(difficulty)
+    bar = np.partition(scores, min(batch_size, len(scores)) - 1)[min(batch_size, len(scores)) - 1]
+    return np.flatnonzero(scores <= max(bar, threshold)).tolist()
+
+
+def batch_only(difficulty, threshold, batch_size):
+    return sorted(np.argsort(difficulty, kind="stable")[:batch_size].tolist())
+
+
+def of_mean_probability(words, counts):
+    total = sum(counts.values()) + len(counts) + 1
+    return -math.log(np.mean([(counts.get(word, 0) + 1) / total for word in words]))
+
+
+def by_standard_error(losses, baseline, half_width):
+    changes = 100 * np.expm1(np.array(losses) - baseline)
+    return math.ceil((2 * changes.std(ddof=1) / half_width) ** 2 / len(changes))
+
+
+def by_variance(losses, baseline, half_width):
+    changes = 100 * np.expm1(np.array(losses) - baseline)
+    return math.ceil((2 * changes.var(ddof=1) / half_width) ** 2)
+
+
 WRONG_ANSWERS = {
     "root_threshold": [
         (threshold(power=1), "the threshold rises on a straight line: the root is missing"),
@@ -160,6 +194,8 @@ WRONG_ANSWERS = {
             "the rise takes num_epochs after the warm-up, instead of what the warm-up leaves of them",
         ),
         (threshold(hold=False), "the threshold goes on above 1 after num_epochs"),
+        (squared_way, "1 − start is squared, instead of start taken as a square from 1"),
+        (one_ahead, "the schedule is one epoch ahead"),
     ],
     "admitted": [
         (choose(strict=True), "an example exactly at the threshold is left out"),
@@ -174,6 +210,8 @@ WRONG_ANSWERS = {
         ),
         (choose(fill=last_of_equals), "of equally hard examples the last are taken, not the first"),
         (choose(in_order=False), "positions come from easy to hard, not in the order of the text"),
+        (with_ties, "all that are as hard as the last one of a batch come in with it"),
+        (batch_only, "the threshold is not used: there are always batch_size examples"),
         (share_of_examples, "the threshold is taken as a share of the examples, not as a score"),
     ],
     "word_cost": [
@@ -186,10 +224,16 @@ WRONG_ANSWERS = {
         (cost(words_of=set), "each different word counts once"),
         (cost(own=True), "words are counted in the sentence, not in the reference"),
         (cost(log=math.log2), "the logarithm has base 2: bits instead of nats"),
+        (cost(log=math.log10), "the logarithm has base 10"),
+        (cost(log=lambda p: -math.log(p)), "the sign is missing: this is mean log p"),
+        (of_mean_probability, "the probabilities are averaged, and the logarithm is taken of their mean"),
     ],
     "seeds_needed": [
         (seeds(paired=False), "each loss is held against the baseline's mean: nothing is paired"),
         (seeds(ddof=0), "the standard deviation divides by n, not by n − 1"),
+        (by_standard_error, "the spread is the standard error of these seeds, not the standard deviation"),
+        (by_variance, "the spread is the variance, not its root"),
+        (seeds(rounded=float), "the number is not rounded up to whole seeds"),
         (seeds(power=1), "the square is missing: the interval shrinks with √n, not with n"),
         (seeds(rounded=int), "the number is rounded down, and the interval is too wide"),
         (seeds(factor=4), "half_width is taken for the whole interval, both sides together"),

@@ -152,6 +152,7 @@ def test_with_a_schedule_and_a_strategy_that_listens_the_smaller_threshold_holds
     assert manager.threshold(10) == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["linear", "performance"])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_goes_on_at_any_batch_as_if_it_had_not_stopped(mode, schedule):

@@ -9,7 +9,8 @@ import difflib
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -28,6 +29,8 @@ from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig
 from course_lm.validation import require, require_choice
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -224,8 +227,28 @@ def seed_everything(seed: int, deterministic: bool = True) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    _choose_kernels(deterministic)
+
+
+@contextmanager
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
+    """Have torch take deterministic kernels, or not, while the body runs; what was set before is set again."""
+    chosen = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = deterministic_settings.fill_uninitialized_memory  # type: ignore[attr-defined]
+    workspace = os.environ.get(_WORKSPACE)
+    _choose_kernels(wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(chosen[0], warn_only=chosen[1])
+        deterministic_settings.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
+
+
+def _choose_kernels(deterministic: bool) -> None:
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        os.environ.setdefault(_WORKSPACE, ":4096:8")  # read when CUDA starts
         deterministic_settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 

@@ -1,6 +1,5 @@
-"""A run from outside: its folder, its loggers, whether a checkpoint belongs to it, and the signals that end it."""
+"""A run from outside: its folder and who may write there, its loggers, its length, and the signals that end it."""
 
-import itertools
 import math
 import signal
 import threading
@@ -13,30 +12,44 @@ from types import FrameType
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
-from course_lm.atomic import atomic_file
-from course_lm.checkpoints import latest_checkpoint, library_versions
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, Record, TensorBoardLogger, WandbLogger
-from course_lm.monitoring.observers import json_line
+from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
 from course_lm.weights import describe_difference
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
-_SAME = {
-    "data": None,
-    "model": ("n_layer", "n_head", "d_model", "dropout"),
-    "optimizer": ("type", "beta1", "beta2", "epsilon", "weight_decay", "momentum"),
-    "curriculum": None,
-    "training": ("batch_size", "gradient_accumulation_steps", "seed"),
-}
 
 
 def run_folder(config: TrainingConfig) -> Path | None:
     """`<output_dir>/<experiment_name>`, or None for a run that writes nothing."""
     output_dir = config.training.output_dir
     return None if output_dir is None else Path(output_dir) / config.experiment_name
+
+
+@contextmanager
+def sole_writer(folder: Path | None) -> Iterator[None]:
+    """Let no other process train in this folder until the body ends, or this process dies.
+
+    Entered again in the same thread it changes nothing. Raises BlockingIOError where another process, or thread, is in.
+    """
+    if folder is None:
+        yield
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), is_singleton=True)  # beside the folder: that is renamed
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BlockingIOError(
+            f"another process is training in {folder}: wait until it ends, or choose another experiment_name"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def default_observers(config: TrainingConfig) -> list[Observer]:
@@ -51,43 +64,6 @@ def default_observers(config: TrainingConfig) -> list[Observer]:
         wandb = config.wandb
         observers.append(WandbLogger(wandb.project, wandb.name, wandb.mode, folder or Path(), asdict(config)))
     return [*observers, ProgressBar()]  # last, below what the others print when they start
-
-
-def newest_state(config: TrainingConfig) -> Path | None:
-    """The newest intact checkpoint in the run's folder, or None.
-
-    With `training.resume` "never" a folder that is already there is renamed to `<name>.1`, `.2`, … first. ValueError
-    where there are checkpoints and none can be read: a new run would write over them.
-    """
-    folder = run_folder(config)
-    if folder is None:
-        return None
-    if folder.exists() and config.training.resume == "never":
-        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
-        folder.rename(folder.with_name(f"{folder.name}.{number}"))
-    newest = latest_checkpoint(folder)
-    if newest is None and any(folder.glob("checkpoint_*.pt")):
-        raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
-    return newest
-
-
-def warn_of_versions(saved: Mapping[str, str]) -> None:
-    """Warn where a library has another version than when the checkpoint was saved: results may round differently."""
-    mine = library_versions()
-    changed = [f"{name} {saved.get(name)} (now {mine[name]})" for name in mine if saved.get(name) != mine[name]]
-    if changed:
-        warnings.warn(f"the checkpoint was saved with {', '.join(changed)}: it may not go on bit for bit", stacklevel=2)
-
-
-def restore_log(path: Path, records: Iterable[Record]) -> None:
-    """Make a log hold the records of a checkpoint and no others.
-
-    A run that died had written more than its checkpoint knows, and less where the disk was full or the power failed.
-    """
-    wanted = b"".join(json_line(record) for record in records)
-    if wanted != (path.read_bytes() if path.exists() else b""):
-        with atomic_file(path) as file:
-            file.write(wanted)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -119,22 +95,6 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
     return sum(math.ceil(length_of_epoch(epoch) / settings.gradient_accumulation_steps) for epoch in epochs)
 
 
-def check_same_run(mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Compare the settings that a run cannot change half-way.
-
-    Raises:
-        ValueError: names the first key that differs, with both values.
-    """
-    for section, keys in _SAME.items():
-        for key in keys or mine[section]:
-            if mine[section][key] != saved[section].get(key):
-                raise ValueError(
-                    f"the checkpoint was saved with {section}.{key} {saved[section].get(key)!r}, this run has "
-                    f"{mine[section][key]!r}: change it back, choose another experiment_name, or set training.resume "
-                    "to never"
-                )
-
-
 @contextmanager
 def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
     """Turn torch's error for exhausted memory into a MemoryError that says what to lower, in which order."""
@@ -157,9 +117,12 @@ def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
 def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
     """Call `notify(signal number)` at the first SIGINT or SIGTERM; a second one has its usual effect.
 
-    Python delivers signals to the main thread alone: elsewhere this changes nothing.
+    A signal that this process ignores, as one started in the background may, stays ignored. One whose handler was not
+    installed from Python stays with that handler, which could not be given back. Python delivers signals to the main
+    thread alone: elsewhere nothing is changed, and a warning says so.
     """
     if threading.current_thread() is not threading.main_thread():
+        warnings.warn("training outside the main thread: no signal ends it, Trainer.stop() does", stacklevel=3)
         yield
         return
 
@@ -167,8 +130,9 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
         signal.signal(number, previous[signal.Signals(number)])
         notify(number)
 
-    previous = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
+    found = {number: signal.getsignal(number) for number in _SIGNALS}
+    previous = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
+    for number in previous:
         signal.signal(number, handle)
     try:
         yield

@@ -7,10 +7,11 @@ leaves the same weights as one that never stopped.
 
 import math
 import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +29,38 @@ from course_lm.checkpoints import (
     save_checkpoint,
 )
 from course_lm.clipping import clip_gradients
-from course_lm.config import TrainingConfig, resolve_device, seed_everything
+from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
 from course_lm.evaluation import evaluate
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights
 from course_lm.optim import build_optimizer
 from course_lm.position import DataPosition
 from course_lm.precision import Precision
+from course_lm.resume import (
+    check_length,
+    check_rates,
+    check_same_run,
+    newest_state,
+    put_aside,
+    restore_log,
+    warn_of_versions,
+)
 from course_lm.rng import rng_state, set_rng_state
 from course_lm.run_log import RunLog
 from course_lm.runs import (
-    check_same_run,
     count_steps,
     default_observers,
     explain_out_of_memory,
     length_of,
     load_weights,
-    newest_state,
     on_interrupt,
-    restore_log,
     run_folder,
-    warn_of_versions,
+    sole_writer,
 )
 from course_lm.schedules import build_schedule
 from course_lm.step import Batch, NonFiniteGradientError, raise_if_nonfinite, train_step
 
-_PROGRESS = ("step", "validated_at", "best_loss", "best_weights")
+_PROGRESS = ("step", "validated_at", "best_loss", "best_weights", "last_rate")
 
 
 class Trainer:
@@ -89,48 +96,67 @@ class Trainer:
         clip: Callable[..., object] = clip_gradients,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.config, self.settings = config, config.training
-        self.device = resolve_device(self.settings.device)
+        self.device = resolve_device(config.training.device)
+        self.precision = Precision(config.training.precision, self.device)
+        # "auto" may mean another precision on another machine: what is saved says what ran
+        self.settings = replace(config.training, precision=self.precision.name)
+        self.config = replace(config, training=self.settings)
         if self.device.type == "cpu":
             tune_allocator()
         self.model = model.to(self.device)
         self.runner: nn.Module = torch.compile(model) if self.settings.compile else model  # type: ignore[assignment]
-        self.precision = Precision(self.settings.precision, self.device)
         self.optimizer = optimizer or build_optimizer(model, config.optimizer)
         self.loss_fn, self.schedule, self.clip = loss_fn, schedule, clip
         self.folder = run_folder(config)
         self.log = RunLog([*observers, *default_observers(config)], self.device, loss_fn is next_token_loss)
-        patience = self.settings.early_stopping_patience
-        self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold) if patience else None
+        patience = self.settings.early_stopping_patience or sys.maxsize  # counted even so: a run may be given one later
+        self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
         self.position = DataPosition()
         self.step, self.validated_at, self.best_loss = 0, -1, math.inf
         self.best_weights: dict[str, Tensor] | None = None
         self.interrupted: int | None = None
         self.schedule_settings: dict[str, Any] | None = None  # of one that the configuration names
+        self.total_steps: int | None = None
+        self.last_rate = math.nan  # of the last completed step
+        self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
+        self._unchecked: dict[str, Any] | None = None  # a loaded state whose learning rates are still to be compared
+        self._planned_steps: int | None = None  # total_steps of a loaded state
+        self._loaded_from: Path | None = None
+        self._in_folder = False
 
     def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
-        """Train to the configured end, or until SIGINT or SIGTERM; then the run can be resumed.
+        """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
+
+        What it sets for the whole process (deterministic kernels, signal handlers) is set back when it ends.
 
         Raises:
             NonFiniteGradientError: a gradient was not finite, see `training.on_nonfinite`; or
                 `run_log.MAX_SKIPPED_IN_A_ROW` steps in a row were skipped.
             MemoryError: there is not enough of it; says what to lower, and in which order.
             ValueError: the folder holds a run with other settings, or the number of steps cannot be told.
+            BlockingIOError: another process is training in the folder.
         """
-        self._start_or_resume()
-        total_steps = self._prepare(train_loader)
-        self.log.start(self.step, total_steps)
-        try:
-            with on_interrupt(self._interrupt), explain_out_of_memory(self.config):
-                while not self.finished:
-                    self.train_epoch(train_loader, val_loader)
-                self._finish(val_loader)
-        finally:
-            self._log_partial()
-            self.log.observers.close()
+        self.interrupted = None
+        with sole_writer(self.folder), deterministic_kernels(self.settings.deterministic):
+            self._prepare(train_loader)
+            self._start_or_resume()
+            self.log.start(self.step, self.total_steps)
+            try:
+                with on_interrupt(self.stop), explain_out_of_memory(self.config):
+                    while not self.finished:
+                        self.train_epoch(train_loader, val_loader)
+                    self._finish(val_loader)
+            finally:
+                self._log_partial()
+                self.log.observers.close()
+                self._generators = rng_state()
         if self.interrupted is not None:
             print(self._farewell(self.interrupted))
         return self.history
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Let `train` finish the step, save and return, as the signal of this number does; from any thread."""
+        self.interrupted = number
 
     def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends."""
@@ -174,7 +200,7 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the run has come to its end, was stopped early, or was interrupted."""
-        if self.interrupted is not None or (self.stopper is not None and self.stopper.should_stop):
+        if self.interrupted is not None or self.stopper.should_stop:
             return True
         if self.settings.max_steps is not None:
             return self.step >= self.settings.max_steps
@@ -187,6 +213,7 @@ class Trainer:
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on from a saved state; CheckpointError for a damaged file, ValueError for another run's."""
         self.load_state_dict(load_checkpoint(path))
+        self._loaded_from = Path(path).parent
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on, as tensors and plain data."""
@@ -200,64 +227,87 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule_settings,
+            "total_steps": self.total_steps,
             "scaler": self.precision.state_dict(),
-            "early_stopping": self.stopper.state_dict() if self.stopper is not None else None,
-            "rng": rng_state(),
+            "early_stopping": self.stopper.state_dict(),
+            "rng": rng_state() if self._generators is None else self._generators,
             "config": asdict(self.config),
             "versions": library_versions(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned; ValueError where it belongs to a run with other settings."""
-        check_same_run(asdict(self.config), state["config"])
+        check_same_run(self.config, state["config"])
+        check_length(self.settings, state["step"], state["epoch"])
+        if self.schedule is not None and self.total_steps is not None:
+            check_rates(state, self.schedule, self.total_steps)
+        else:
+            self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps")}
         load_weights(self.model, state["model"])
         for name in _PROGRESS:
             setattr(self, name, state[name])
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # torch would keep the given tensors
         self.precision.load_state_dict(state["scaler"])
-        if self.stopper is not None and state["early_stopping"] is not None:
-            self.stopper.load_state_dict(state["early_stopping"])
+        self.stopper.load_state_dict(state["early_stopping"])
         self.log.load_state_dict(state)
         self.position.load_state_dict(state["position"])
+        self._planned_steps = state["total_steps"]
         set_rng_state(state["rng"])
+        self._generators = state["rng"]
         warn_of_versions(state["versions"])
 
     def _start_or_resume(self) -> None:
-        """Go on from the run's newest checkpoint, or seed everything for a new run."""
-        self.interrupted = None
-        if not self.step:
+        """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds."""
+        folder, first_time = self.folder, not self._in_folder
+        if folder is not None and first_time and self.settings.resume == "never":
+            put_aside(folder)
+        newest = newest_state(folder) if folder is not None and first_time else None
+        if self.step == 0 and first_time:
             seed_everything(self.settings.seed, self.settings.deterministic)
-            newest = newest_state(self.config)
             if newest is not None:
                 self.load_checkpoint(newest)
                 restore_log(newest.with_name("metrics.jsonl"), self.history.records)
                 print(f"resumed {newest} after step {self.step}")
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.config.to_yaml(self.folder / "config.yaml")
+                if self._planned_steps != self.total_steps:
+                    print(f"the run goes on to step {self.total_steps}; it was to end after {self._planned_steps}")
+        elif newest is not None and folder != self._loaded_from:
+            raise ValueError(
+                f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
+            )
+        if self._generators is not None:
+            set_rng_state(self._generators)  # whatever was drawn since the run was left
+        if self.finished:
+            print(f"the run has come to its end after step {self.step}: nothing is left to train")
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.config.to_yaml(folder / "config.yaml")
+        self._in_folder = True
 
-    def _prepare(self, train_loader: Iterable[Batch]) -> int:
-        total_steps = count_steps(train_loader, self.settings)
+    def _prepare(self, train_loader: Iterable[Batch]) -> None:
+        self.total_steps = count_steps(train_loader, self.settings)
         if self.schedule is None:
-            over = {"peak_lr": self.config.optimizer.learning_rate, "total_steps": total_steps}
+            over = {"peak_lr": self.config.optimizer.learning_rate, "total_steps": self.total_steps}
             self.schedule = build_schedule(self.config.lr_scheduler, **over)
             self.schedule_settings = {**asdict(self.config.lr_scheduler), **over}
+        if self._unchecked is not None:
+            check_rates(self._unchecked, self.schedule, self.total_steps)
+            self._unchecked = None
         if not self.model.training:
             self.model.train()
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        return total_steps
 
     def _take_step(self, window: list[Batch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
-        settings = self.settings
+        settings, rate = self.settings, self.schedule(self.step)
+        self._generators = None
         try:
             result = train_step(
                 self.runner,
                 window,
                 self.optimizer,
-                lr=self.schedule(self.step),
+                lr=rate,
                 loss_fn=self.loss_fn,
                 max_grad_norm=settings.max_grad_norm,
                 clip=self.clip,
@@ -269,7 +319,8 @@ class Trainer:
         # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
         on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
         skipped = on_host and bool(result.skipped)
-        self.step += not skipped
+        if not skipped:
+            self.step, self.last_rate = self.step + 1, float(rate)
         self.log.add(result, skipped, self.step)
         return not skipped
 
@@ -299,8 +350,7 @@ class Trainer:
         self.position.report_performance(metrics["val_loss"])
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
         self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
-        if self.stopper is not None:
-            self.stopper.update(metrics["val_loss"])
+        self.stopper.update(metrics["val_loss"])
         if metrics["val_loss"] < self.best_loss:
             self.best_loss = metrics["val_loss"]
             self._keep_best()
@@ -327,9 +377,6 @@ class Trainer:
             self._validate(val_loader)
         self._save(f"epoch_{self.epoch}")
 
-    def _interrupt(self, number: int) -> None:
-        self.interrupted = number
-
     def _finish(self, val_loader: Iterable[Batch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
         if self.interrupted is None:
@@ -349,5 +396,10 @@ class Trainer:
             load_weights(self.model, best)
 
     def _farewell(self, number: int) -> str:
-        saved = "nothing was saved" if self.folder is None else f"run it again to go on from {self.folder}"
+        if self.folder is None:
+            saved = "nothing was saved"
+        elif self.settings.resume == "never":
+            saved = f"run it again with training.resume auto to go on from {self.folder}"
+        else:
+            saved = f"run it again to go on from {self.folder}"
         return f"stopped by {signal.Signals(number).name} after step {self.step}: {saved}"

@@ -17,12 +17,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import course_lm.trainer
+from course_lm import resume
 from course_lm.batching import labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
-from course_lm.runs import check_same_run, default_observers, on_interrupt, run_folder
+from course_lm.resume import check_rates, check_same_run
+from course_lm.runs import default_observers, on_interrupt, run_folder
+from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
 from tests.training_run import assert_same, counting
@@ -116,7 +119,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "weights": dict(trainer.model.state_dict()),
         "moments": trainer.optimizer.state_dict(),
         "scaler": trainer.precision.state_dict(),
-        "stopper": trainer.stopper.state_dict() if trainer.stopper else {},
+        "stopper": trainer.stopper.state_dict(),
         "history": without_machine(trainer.history.records),
         "lines": without_machine([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]),
         "best": load_checkpoint(best)["model"] if best.exists() else {},
@@ -147,6 +150,13 @@ def start(case: str, folder: Path, **parts: Any) -> Trainer:
     kind, dtype = settings.pop("kind"), settings.pop("dtype", torch.float32)
     trainer = trainer_of(configure(folder, **settings), dtype, **parts)
     trainer.train(loader_of(kind), loader_of(kind))
+    return trainer
+
+
+def run_with(config: TrainingConfig, **parts: Any) -> Trainer:
+    """Train, or go on training, on the list of batches with everything built anew."""
+    trainer = trainer_of(config, **parts)
+    trainer.train(batch_list(), batch_list())
     return trainer
 
 
@@ -448,24 +458,193 @@ def test_a_resume_with_a_model_of_another_size_is_refused_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_can_be_made_longer(tmp_path):
-    start("list", tmp_path)
-    trainer = trainer_of(configure(tmp_path, num_epochs=5))
-    trainer.train(batch_list(), batch_list())
-    assert (trainer.epoch, trainer.step) == (5, 15)
+CONSTANT = ScheduleConfig(type="constant", warmup_steps=2)
 
 
-def test_the_saved_settings_are_those_with_which_the_run_went_on(tmp_path):
-    start("list", tmp_path)
-    config = configure(tmp_path, num_epochs=5)
-    trainer_of(config).train(batch_list())
-    assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == config
+def test_a_run_can_be_made_longer_under_a_schedule_that_does_not_look_at_its_end(tmp_path, capsys):
+    short, long = (replace(configure(tmp_path, num_epochs=epochs), lr_scheduler=CONSTANT) for epochs in (3, 5))
+    trainer_of(short).train(loader_of("fixed"))
+    trainer = trainer_of(long)
+    trainer.train(loader_of("fixed"))
+    unbroken = trainer_of(replace(long, experiment_name="unbroken"))
+    unbroken.train(loader_of("fixed"))
+    assert "goes on to step" in capsys.readouterr().out
+    assert trainer.epoch == 5
+    for part in ("model", "optimizer", "rng", "position"):
+        assert_same(trainer.state_dict()[part], unbroken.state_dict()[part], part)
+    assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == long
 
 
-def test_settings_that_do_not_shape_the_run_may_change():
+@pytest.mark.parametrize("change", [{"num_epochs": 5}, {"num_epochs": 1}, {"max_steps": 100}, {"max_steps": 2}])
+def test_another_length_under_a_schedule_that_spans_the_run_is_refused(tmp_path, change):
+    start("list", tmp_path, loss_fn=signal_at(7))  # three steps an epoch: in the second one
+    with pytest.raises(ValueError) as caught:
+        trainer_of(configure(tmp_path, **change)).train(batch_list())
+    assert "training.resume" in str(caught.value) and "\n" not in str(caught.value)
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+def test_a_decay_that_has_not_begun_can_be_put_off():
+    """A run under warmup_stable_decay may be given more steps until its decay begins, and no longer."""
+    config = ScheduleConfig(type="warmup_stable_decay", warmup_steps=10, decay_ratio=0.2)
+    saved = {"schedule": {**asdict(config), "peak_lr": 1.0, "total_steps": 100}, "last_rate": 1.0, "total_steps": 100}
+    longer = build_schedule(config, peak_lr=1.0, total_steps=200)
+    check_rates({**saved, "step": 81}, longer, 200)
+    with pytest.raises(ValueError, match=r"step 82 was taken with learning rate 0.95, and would now have 1 "):
+        check_rates({**saved, "step": 82}, longer, 200)
+
+
+def test_another_schedule_function_is_refused(tmp_path):
+    start("list", tmp_path, loss_fn=signal_at(7), schedule=lambda step: 1e-3)
+    with pytest.raises(ValueError, match="taken with learning rate 0.001, and would now have 0.002"):
+        start("list", tmp_path, schedule=lambda step: 2e-3)
+    start("list", tmp_path, schedule=lambda step: 1e-3)
+
+
+DECIDES = {
+    "data": {"corpus": "stories", "vocab_size": 300, "max_length": 9, "batching": "fixed", "val_fraction": 0.5},
+    "model": {"n_layer": 9, "n_head": 2, "d_model": 64, "dropout": 0.7},
+    "optimizer": {
+        "type": "sgd",
+        "learning_rate": 0.5,
+        "beta1": 0.5,
+        "beta2": 0.5,
+        "epsilon": 0.5,
+        "weight_decay": 0.5,
+        "momentum": 0.5,
+    },
+    "lr_scheduler": {
+        "type": "linear",
+        "warmup_ratio": 0.5,
+        "warmup_steps": 1,
+        "num_cycles": 2.0,
+        "min_lr": 1e-9,
+        "milestones": [1],
+        "step_size": 3,
+        "gamma": 0.5,
+        "timescale": 3,
+        "decay_ratio": 0.5,
+    },
+    "training": {
+        "batch_size": 9,
+        "gradient_accumulation_steps": 9,
+        "max_grad_norm": 0.5,
+        "precision": "bf16",
+        "on_nonfinite": "skip",
+        "eval_steps": 5,
+        "early_stopping_threshold": 0.5,
+        "seed": 1,
+    },
+}
+
+
+@pytest.mark.parametrize(("section", "key"), [(section, key) for section in DECIDES for key in DECIDES[section]])
+def test_a_key_that_decides_the_run_cannot_change(section, key):
     config = configure(Path())
-    other = replace(config, training=replace(config.training, logging_steps=99, save_steps=1, num_epochs=50))
-    check_same_run(asdict(other), asdict(config))
+    part = replace(getattr(config, section), **{key: DECIDES[section][key]})
+    with pytest.raises(ValueError, match=rf"saved with {section}\.{key} .*, this run has .*training.resume") as caught:
+        check_same_run(replace(config, **{section: part}), asdict(config))
+    assert "\n" not in str(caught.value)
+
+
+def test_every_key_of_the_configuration_decides_the_run_or_is_declared_to_be_free():
+    keys = {
+        f"{name}.{key}"
+        for name, section in asdict(TrainingConfig()).items()
+        if isinstance(section, dict)
+        for key in section
+    }
+    decides = {f"{section}.{key}" for section in DECIDES for key in DECIDES[section]}
+    curriculum = {key for key in keys if key.startswith("curriculum.")}
+    free = resume.MAY_CHANGE | resume.LENGTH | resume.ROUNDING
+    assert decides | curriculum | free == keys | {"experiment_name"}
+
+
+def test_settings_that_no_step_depends_on_may_change():
+    config = configure(Path())
+    other = replace(config, training=replace(config.training, logging_steps=99, save_steps=1, save_total_limit=1))
+    check_same_run(replace(other, experiment_name="other"), asdict(config))
+
+
+def test_a_setting_that_changes_rounding_alone_is_warned_of():
+    config = configure(Path())
+    other = replace(config, training=replace(config.training, compile=True))
+    with pytest.warns(UserWarning, match=r"saved with training.compile False, this run has True: it may not go on bit"):
+        check_same_run(other, asdict(config))
+
+
+def test_what_precision_auto_meant_is_saved(tmp_path):
+    trainer = trainer_of(configure(tmp_path, precision="auto", num_epochs=1))
+    trainer.train(batch_list())
+    assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml").training.precision == trainer.precision.name
+
+
+def test_a_refused_run_leaves_the_saved_settings_alone(tmp_path):
+    start("list", tmp_path, loss_fn=signal_at(3))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "toy").iterdir() if path.is_file()}
+    with pytest.raises(ValueError):
+        trainer_of(configure(tmp_path, max_grad_norm=0.5)).train(batch_list())
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "toy").iterdir() if path.is_file()}
+
+
+def test_a_patience_given_later_counts_from_the_start(tmp_path):
+    hopeless: dict[str, Any] = {"early_stopping_threshold": 9.0}
+    run_with(configure(tmp_path, early_stopping_patience=None, **hopeless), loss_fn=signal_at(8))
+    patient = configure(tmp_path, early_stopping_patience=2, **hopeless)
+    trainer = run_with(patient)
+    unbroken = run_with(replace(patient, experiment_name="unbroken"))
+    assert (trainer.step, trainer.epoch) == (unbroken.step, unbroken.epoch) == (9, 3)
+
+
+def test_a_finished_run_says_so(tmp_path, capsys):
+    start("list", tmp_path)
+    start("list", tmp_path)
+    assert "the run has come to its end after step 9: nothing is left to train" in capsys.readouterr().out
+
+
+def test_a_state_loaded_by_hand_does_not_overwrite_another_run(tmp_path):
+    start("list", tmp_path)
+    other = run_with(configure(tmp_path / "other"), loss_fn=signal_at(3))
+    assert other.folder is not None
+    trainer = trainer_of(configure(tmp_path))
+    trainer.load_checkpoint(other.folder / "checkpoint_last.pt")
+    with pytest.raises(ValueError, match="holds another run"):
+        trainer.train(batch_list())
+
+
+def test_a_run_can_be_taken_up_at_an_older_checkpoint_of_its_own(tmp_path):
+    start("list", tmp_path)
+    trainer = trainer_of(configure(tmp_path))
+    trainer.load_checkpoint(tmp_path / "toy" / "checkpoint_epoch_2.pt")
+    trainer.train(batch_list(), batch_list())
+    assert_same(outcome(trainer)["weights"], straight("list")[0]["weights"])
+
+
+def test_what_is_drawn_between_two_calls_changes_nothing(tmp_path):
+    trainer = trainer_of(configure(tmp_path), loss_fn=signal_at(8))
+    trainer.train(loader_of("list"), loader_of("list"))
+    torch.rand(7)
+    trainer.save_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")
+    trainer.train(loader_of("list"), loader_of("list"))
+    assert_same(outcome(trainer)["weights"], straight("list")[0]["weights"])
+    assert_same(outcome(start("list", tmp_path))["weights"], straight("list")[0]["weights"])
+
+
+def test_a_run_leaves_the_settings_of_the_process_as_it_found_them(tmp_path, monkeypatch):
+    """Kernels, memory filling and the environment: with each of the values that may be found."""
+    import torch.utils.deterministic as memory
+
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for found in (False, True):
+        torch.use_deterministic_algorithms(found, warn_only=found)
+        memory.fill_uninitialized_memory = found
+        trainer_of(configure(tmp_path, resume="never", deterministic=not found, num_epochs=1)).train(batch_list())
+        assert torch.are_deterministic_algorithms_enabled() is found
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is found
+        assert memory.fill_uninitialized_memory is found
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    torch.use_deterministic_algorithms(False)
+    memory.fill_uninitialized_memory = True
 
 
 def test_resume_never_starts_anew_and_keeps_the_old_run(tmp_path):
@@ -475,7 +654,7 @@ def test_resume_never_starts_anew_and_keeps_the_old_run(tmp_path):
         trainer.train(loader_of("list"), loader_of("list"))
         assert_same(trainer.history.records[0]["loss"], first.history.records[0]["loss"])
         assert (tmp_path / f"toy.{number}" / "checkpoint_last.pt").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["toy", "toy.1", "toy.2"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["toy", "toy.1", "toy.2"]
 
 
 # The folder and its loggers

@@ -1,0 +1,150 @@
+"""Whether a run may go on from a checkpoint: the same run, or one that is declared to be the same but for its length.
+
+A run is decided by its configuration. Going on with another one would give weights that no configuration describes, so
+every key either has the value that it was saved with, or stands in one of the three lists below, or the checkpoint is
+refused in one line.
+"""
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from course_lm.atomic import atomic_file
+from course_lm.checkpoints import latest_checkpoint, library_versions
+from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.monitoring import Record
+from course_lm.monitoring.observers import json_line
+from course_lm.schedules import ScheduleConfig, build_schedule
+
+# No step depends on these.
+MAY_CHANGE = {
+    "experiment_name",
+    "training.early_stopping_patience",
+    "training.logging_steps",
+    "training.output_dir",
+    "training.restore_best",
+    "training.resume",
+    "training.save_steps",
+    "training.save_total_limit",
+    "tensorboard.enabled",
+    "wandb.enabled",
+    "wandb.mode",
+    "wandb.name",
+    "wandb.project",
+}
+# These change how numbers are rounded and nothing else: the run goes on, with a warning.
+ROUNDING = {"model.gradient_checkpointing", "training.compile", "training.deterministic", "training.device"}
+# These may change as long as the steps that were taken keep their learning rates: see `check_length`.
+LENGTH = {"training.max_steps", "training.num_epochs"}
+
+WHAT_TO_DO = "change it back, choose another experiment_name, or set training.resume to never"
+
+
+def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
+    """Compare a run's settings with those in a checkpoint; `saved` is the tree that `dataclasses.asdict` makes.
+
+    Warns of a change in `ROUNDING`.
+
+    Raises:
+        ValueError: names the first key that decides the run and differs, with both values.
+    """
+    now, then = _flat(asdict(mine)), _flat(saved)
+    changed = [key for key in now if now[key] != then.get(key) and key not in MAY_CHANGE | LENGTH]
+    for key in changed:
+        if key not in ROUNDING:
+            raise ValueError(
+                f"the checkpoint was saved with {key} {then.get(key)!r}, this run has {now[key]!r}: {WHAT_TO_DO}"
+            )
+    for key in changed:
+        warnings.warn(
+            f"the checkpoint was saved with {key} {then.get(key)!r}, this run has {now[key]!r}: "
+            "it may not go on bit for bit",
+            stacklevel=2,
+        )
+
+
+def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
+    """Refuse an end that lies before what the run has done; ValueError names both."""
+    if settings.max_steps is not None and settings.max_steps < step:
+        raise ValueError(f"training.max_steps is {settings.max_steps}, the run has taken {step} steps: {WHAT_TO_DO}")
+    if settings.max_steps is None and settings.num_epochs < epoch:
+        raise ValueError(f"training.num_epochs is {settings.num_epochs}, the run has done {epoch}: {WHAT_TO_DO}")
+
+
+def check_rates(saved: Mapping[str, Any], schedule: Callable[[int], float], total_steps: int) -> None:
+    """The steps that were taken must have the rates that this run's schedule gives them.
+
+    So a run can be made longer where its schedule does not look at its end (a constant rate, "inverse_sqrt", "step" with
+    milestones, each with `warmup_steps`), or as long as it has not begun to (the decay of "warmup_stable_decay").
+
+    Args:
+        saved: "step", "schedule" (its settings, or None for a function of the user's own), "last_rate" (of the last
+            completed step) and "total_steps" of the checkpoint.
+        total_steps: of the run now.
+
+    Raises:
+        ValueError: names the first step whose rate would be another one.
+    """
+    step, settings = saved["step"], saved["schedule"]
+    rates = {step - 1: saved["last_rate"]} if step else {}
+    if settings is not None:
+        over = {key: settings[key] for key in ("peak_lr", "total_steps")}
+        then = build_schedule(ScheduleConfig(**{key: settings[key] for key in settings if key not in over}), **over)
+        rates = {k: then(k) for k in range(step)}
+    for k, rate in rates.items():
+        if not math.isclose(rate, schedule(k), rel_tol=1e-9):
+            longer = f"the run has {total_steps} steps now and had {saved['total_steps']}"
+            reason = longer if total_steps != saved["total_steps"] else "the schedule is another one"
+            raise ValueError(
+                f"step {k + 1} was taken with learning rate {rate:g}, and would now have {schedule(k):g} ({reason}): "
+                f"{WHAT_TO_DO}; only a schedule that does not depend on the run's length lets it grow"
+            )
+
+
+def newest_state(folder: Path) -> Path | None:
+    """The newest intact checkpoint in the run's folder, or None.
+
+    ValueError where there are checkpoints and none can be read: a new run would write over them.
+    """
+    newest = latest_checkpoint(folder)
+    if newest is None and any(folder.glob("checkpoint_*.pt")):
+        raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
+    return newest
+
+
+def put_aside(folder: Path) -> None:
+    """Rename a run's folder, if it is there, to the first of `<name>.1`, `.2`, … that is free."""
+    if folder.exists():
+        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.{number}"))
+
+
+def warn_of_versions(saved: Mapping[str, str]) -> None:
+    """Warn where a library has another version than when the checkpoint was saved: results may round differently."""
+    mine = library_versions()
+    changed = [f"{name} {saved.get(name)} (now {mine[name]})" for name in mine if saved.get(name) != mine[name]]
+    if changed:
+        warnings.warn(f"the checkpoint was saved with {', '.join(changed)}: it may not go on bit for bit", stacklevel=2)
+
+
+def restore_log(path: Path, records: Iterable[Record]) -> None:
+    """Make a log hold the records of a checkpoint and no others.
+
+    A run that died had written more than its checkpoint knows, and less where the disk was full or the power failed.
+    """
+    wanted = b"".join(json_line(record) for record in records)
+    if wanted != (path.read_bytes() if path.exists() else b""):
+        with atomic_file(path) as file:
+            file.write(wanted)
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration by their dotted keys, `section.key`."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+    return flat

@@ -78,8 +78,8 @@ def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
 def check_rates(saved: Mapping[str, Any], schedule: Callable[[int], float], total_steps: int) -> None:
     """The steps that were taken must have the rates that this run's schedule gives them.
 
-    So a run can be made longer where its schedule does not look at its end (a constant rate, "inverse_sqrt", "step" with
-    milestones, each with `warmup_steps`), or as long as it has not begun to (the decay of "warmup_stable_decay").
+    So a run can be made longer where its schedule does not look at its end (a constant rate, "inverse_sqrt", "step"
+    with milestones, each with `warmup_steps`), or has not begun to (the decay of "warmup_stable_decay").
 
     Args:
         saved: "step", "schedule" (its settings, or None for a function of the user's own), "last_rate" (of the last

@@ -17,7 +17,7 @@ from course_lm.corpus import Corpus, load_corpus
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.lr_curve import LRFinderResult
 from course_lm.model import GPT, count_parameters, generate
-from course_lm.runs import run_folder
+from course_lm.runs import run_folder, sole_writer
 from course_lm.tokenizer import decode, eos_id, train_tokenizer
 from course_lm.trainer import Trainer
 from course_lm.weights import export_weights
@@ -74,17 +74,22 @@ def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> L
 
 
 def train_on_text(config: TrainingConfig) -> int:
-    """Train as configured and print a report; return 0, or 128 + the number of the signal that stopped the run."""
+    """Train as configured and print a report; return 0, or 128 + the number of the signal that stopped the run.
+
+    The exported weights are the best validated ones, and the report is about them.
+    """
     started = time.perf_counter()
-    run = prepare(config)
-    trainer = Trainer(run.model, config)
-    print(describe(run, trainer))
-    trainer.train(run.train_loader, run.val_loader)
     folder = run_folder(config)
-    if folder is not None:
-        with atomic_file(folder / "tokenizer.json") as file:
-            file.write(run.tokenizer.to_str(pretty=True).encode())
-        export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
+    with sole_writer(folder):
+        run = prepare(config)
+        trainer = Trainer(run.model, config)
+        print(describe(run, trainer))
+        trainer.train(run.train_loader, run.val_loader)
+        trainer.restore_best()
+        if folder is not None:
+            with atomic_file(folder / "tokenizer.json") as file:
+                file.write(run.tokenizer.to_str(pretty=True).encode())
+            export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
     if trainer.interrupted is not None:
         return 128 + trainer.interrupted
     print(report(run, trainer, time.perf_counter() - started))
@@ -164,17 +169,18 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def report(run: TextRun, trainer: Trainer, seconds: float) -> str:
-    """A table of the finished run, with `xz -9e` on the same held-out text beside it."""
-    last = trainer.history.validation[-1]
+    """A table of the finished run's best weights, with `xz -9e` on the same held-out text beside it."""
+    measured = trainer.history.best or trainer.history.validation[-1]
     speeds = sorted(record["tokens_per_second"] for record in trainer.history.train)
     alone, primed = xz_bits_per_byte(run.train.documents, run.validation.documents)
     rows = [
         ("optimizer steps", f"{trainer.step:,}"),
-        ("validation loss, nats per token", f"{last['val_loss']:.4f}"),
-        ("accuracy", f"{last['accuracy']:.1%}"),
+        ("lowest validation loss after step", f"{measured['step']:,}"),
+        ("validation loss, nats per token", f"{measured['val_loss']:.4f}"),
+        ("accuracy", f"{measured['accuracy']:.1%}"),
         ("tokens per second, median", f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "-"),
         ("seconds", f"{seconds:.0f}"),
-        ("bits per byte", f"{last['bits_per_byte']:.3f}"),
+        ("bits per byte", f"{measured['bits_per_byte']:.3f}"),
         ("bits per byte, xz -9e alone", f"{alone:.3f}"),
         ("bits per byte, xz -9e after the training text", f"{primed:.3f}"),
     ]

@@ -8,6 +8,7 @@ leaves the same weights as one that never stopped.
 import math
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -23,6 +24,7 @@ from course_lm.accumulation import windows
 from course_lm.allocator import tune_allocator
 from course_lm.checkpoints import (
     FORMAT_VERSION,
+    CheckpointError,
     library_versions,
     load_checkpoint,
     prune_checkpoints,
@@ -181,6 +183,22 @@ class Trainer:
     def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `evaluation.evaluate`."""
         return evaluate(self.runner, loader, self.precision)
+
+    def restore_best(self) -> None:
+        """Give the model the weights with the lowest validation loss; without a finite one it keeps the last ones.
+
+        Warns where they are kept in a file and it cannot be read.
+        """
+        if self.best_loss == math.inf:
+            return
+        best = self.best_weights
+        if best is None and self.folder is not None:
+            try:
+                best = load_checkpoint(self.folder / "checkpoint_best.pt")["model"]
+            except (OSError, CheckpointError) as error:
+                warnings.warn(f"the model keeps its last weights, the best ones cannot be read: {error}", stacklevel=2)
+        if best is not None:
+            load_weights(self.model, best)
 
     @property
     def history(self) -> History:
@@ -385,15 +403,7 @@ class Trainer:
             self._validate(val_loader)
         self._save("last")
         if self.interrupted is None and self.settings.restore_best:
-            self._restore_best()
-
-    def _restore_best(self) -> None:
-        """Give the model its best weights back; without a finite validation loss it keeps the last ones."""
-        best = self.best_weights
-        if self.folder is not None and self.best_loss < math.inf:
-            best = load_checkpoint(self.folder / "checkpoint_best.pt")["model"]
-        if best is not None:
-            load_weights(self.model, best)
+            self.restore_best()
 
     def _farewell(self, number: int) -> str:
         if self.folder is None:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
+from course_lm.checkpoints import load_checkpoint
 from course_lm.cli import main
 
 SMALL = [
@@ -117,6 +119,23 @@ def test_a_configuration_file_is_read_and_overridden(text):
     assert "seed: 5" in (folder / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize("restore_best", ["true", "false"])
+def test_the_exported_weights_are_the_best_validated_ones_and_the_table_is_theirs(text, capsys, restore_best):
+    """A run that gets worse: a rate far too high after the warm-up."""
+    rate = ("--optimizer.learning_rate=3.0", "--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0")
+    steps = ("--training.max_steps=6", "--training.eval_steps=1", f"--training.restore_best={restore_best}")
+    assert main(train(text, *rate, *steps)) == 0
+    folder = text.parent / "runs" / "toy"
+    losses = {record["step"]: record["val_loss"] for record in metrics(folder) if record["event"] == "validation"}
+    best = min(losses, key=losses.__getitem__)
+    assert best != 6, "the run must get worse for this test to tell anything"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"lowest validation loss after step {best} validation loss, nats per token {losses[best]:.4f}" in printed
+    exported = safetensors.torch.load_file(folder / "model.safetensors")
+    kept = load_checkpoint(folder / "checkpoint_best.pt")["model"]
+    torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
+
+
 def test_a_second_call_finds_the_run_finished(text, capsys):
     main(train(text, "--training.max_steps=2"))
     capsys.readouterr()
@@ -143,10 +162,42 @@ def interrupt(arguments: list[str], number: int, metrics_file: Path) -> tuple[in
     return process.returncode, out, err
 
 
+@pytest.mark.long
+def test_a_second_terminal_is_refused_in_one_line_and_the_first_run_is_whole(text):
+    arguments = train(text, "--training.max_steps=100000", "--training.logging_steps=1", "--training.save_steps=1")
+    folder = text.parent / "runs" / "toy"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "import sys; from course_lm.cli import main; sys.exit(main())", *arguments]
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "checkpoint_step_2.pt").exists():
+            assert time.monotonic() < deadline and first.poll() is None, "the first run did not get to its second step"
+            time.sleep(0.02)
+        for resume in ("auto", "never"):
+            again = [*command, f"--training.resume={resume}"]
+            second = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=60)
+            (line,) = second.stderr.splitlines()
+            assert (second.returncode, second.stdout) == (2, "")
+            assert line.startswith(f"course-lm: error: another process is training in {folder}")
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        first.kill()
+    steps = [record["step"] for record in metrics(folder) if not record.get("partial")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.long
 def test_an_interrupted_run_goes_on_at_the_second_call(text, capsys, number, code):
-    long = ["--training.max_steps=100000", "--training.logging_steps=1", "--training.gradient_accumulation_steps=1"]
+    rate = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0"]  # a run that may be made shorter
+    long = [
+        "--training.max_steps=100000",
+        "--training.logging_steps=1",
+        "--training.gradient_accumulation_steps=1",
+        *rate,
+    ]
     folder = text.parent / "runs" / "toy"
     got, out, err = interrupt(train(text, *long), number, folder / "metrics.jsonl")
     assert got == code, err

@@ -1,8 +1,11 @@
 """Claims about a run from outside: its folder, the signals that end it, and a resume that changes no bit."""
 
+import importlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -496,7 +499,7 @@ def test_a_decay_that_has_not_begun_can_be_put_off():
 
 def test_another_schedule_function_is_refused(tmp_path):
     start("list", tmp_path, loss_fn=signal_at(7), schedule=lambda step: 1e-3)
-    with pytest.raises(ValueError, match="taken with learning rate 0.001, and would now have 0.002"):
+    with pytest.raises(ValueError, match=r"taken with learning rate 0\.001, and would now have 0\.002"):
         start("list", tmp_path, schedule=lambda step: 2e-3)
     start("list", tmp_path, schedule=lambda step: 1e-3)
 
@@ -632,7 +635,7 @@ def test_what_is_drawn_between_two_calls_changes_nothing(tmp_path):
 
 def test_a_run_leaves_the_settings_of_the_process_as_it_found_them(tmp_path, monkeypatch):
     """Kernels, memory filling and the environment: with each of the values that may be found."""
-    import torch.utils.deterministic as memory
+    memory: Any = importlib.import_module("torch.utils.deterministic")
 
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     for found in (False, True):
@@ -714,6 +717,64 @@ def test_handlers_are_given_back(number):
     with on_interrupt(lambda number: None):
         assert signal.getsignal(number) is not before
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("found", [signal.SIG_IGN, None])
+def test_a_signal_that_is_ignored_or_handled_outside_python_is_left_alone(monkeypatch, found):
+    """None is what Python answers for a handler that was installed from C: it could not be given back."""
+    installed: list[int] = []
+    monkeypatch.setattr(signal, "getsignal", lambda number: found)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: installed.append(number))
+    with on_interrupt(lambda number: None):
+        pass
+    assert installed == []
+
+
+def test_stop_from_another_thread_leaves_a_run_that_goes_on(tmp_path):
+    stopping = threading.Event()
+    trainer = trainer_of(configure(tmp_path), loss_fn=counting(lambda count: stopping.set() if count == 5 else None))
+
+    def stop() -> None:
+        stopping.wait()
+        trainer.stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    trainer.train(batch_list(), batch_list())
+    thread.join()
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+def test_a_run_that_never_resumes_says_what_to_set_to_go_on(tmp_path, capsys):
+    run_with(configure(tmp_path, resume="never"), loss_fn=signal_at(3))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(f"run it again with training.resume auto to go on from {tmp_path / 'toy'}")
+
+
+def test_a_folder_is_free_again_when_its_process_has_died(tmp_path):
+    code = f"""
+import pathlib, time
+from course_lm.runs import sole_writer
+with sole_writer(pathlib.Path({str(tmp_path / "toy")!r})):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(BlockingIOError, match="another process is training in"):
+            start("list", tmp_path)
+        other.kill()
+    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+def test_the_best_weights_that_cannot_be_read_leave_the_last_ones_with_a_warning(tmp_path):
+    trainer = start("list", tmp_path)
+    (tmp_path / "toy" / "checkpoint_best.pt").unlink()
+    last = {name: part.clone() for name, part in trainer.model.state_dict().items()}
+    with pytest.warns(UserWarning, match="the model keeps its last weights"):
+        trainer.restore_best()
+    assert_same(dict(trainer.model.state_dict()), last)
 
 
 def test_the_first_signal_notifies_and_the_second_has_its_usual_effect():

@@ -5,6 +5,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with tests/nbval_sanitize.cfg
+# Two processes of one OpenMP thread each: with two threads each they slow each other many times over on two cores.
+# A file's tests stay together, for they share fixtures; the hash seed gives every worker the same order of sets.
+PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
 NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" \
 	--level=sys_prefix > $(VENV)/news.log 2>&1 || { cat $(VENV)/news.log; exit 1; }
@@ -20,10 +23,10 @@ lab: $(VENV)/.lab ## open the lessons in JupyterLab
 	@$(VENV)/bin/course-lm lab
 
 test: lint ## lint, types, all tests but the slow ones, and every lesson
-	$(PY) -m pytest -m "not slow" $(NBVAL) tests $(LESSONS)
+	$(PYTEST) -m "not slow" $(NBVAL) tests $(LESSONS)
 
 check: lint ## the fast loop: lint, types, fast tests
-	$(PY) -m pytest -m "not slow and not long" -q tests
+	$(PYTEST) -m "not slow and not long" -q tests
 
 lint: $(VENV)/.test ## ruff, pyright, import order
 	$(PY) -m ruff check .
@@ -32,7 +35,7 @@ lint: $(VENV)/.test ## ruff, pyright, import order
 	$(VENV)/bin/lint-imports
 
 test-slow: $(VENV)/.test ## the long sets: other CPU kernels, wheel, browser
-	$(PY) -m pytest -m slow tests
+	$(PYTEST) -m slow tests
 
 notebooks: $(VENV)/.test ## run every lesson and store its outputs
 	@$(VENV)/bin/course-lm lessons --write

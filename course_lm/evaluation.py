@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from course_lm.forward import Batch, device_of, forward_logits, move_batch
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
-from course_lm.step import Batch, device_of, forward_logits, move_batch
 
 
 @torch.no_grad()

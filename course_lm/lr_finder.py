@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
 from course_lm.clipping import clip_gradients
+from course_lm.forward import Batch, device_of, forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_curve import (
     SKIP_END,
@@ -31,7 +32,7 @@ from course_lm.lr_curve import (
 from course_lm.monitoring import ProgressBar, smooth
 from course_lm.precision import Precision
 from course_lm.restoring import restored
-from course_lm.step import Batch, device_of, forward_logits, trained_parameters
+from course_lm.step import trained_parameters
 from course_lm.validation import require
 
 with warnings.catch_warnings():

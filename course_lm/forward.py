@@ -1,15 +1,13 @@
 """How a language model is called on a batch: what its forward takes, and where the logits are in what it returns."""
 
-import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lm.model import allowed_attention
+from course_lm.packed_forward import Parameters, logits_of, packed_inputs, plain_inputs
 
 Batch = Mapping[str, Any]
 
@@ -17,20 +15,27 @@ Batch = Mapping[str, Any]
 def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
     """Logits (B, T, V) of any causal language model on one batch, packed or not.
 
-    Packed rows reach the model as `document_ids` where its forward names that parameter, else as a 4-D additive mask
-    with `position_ids`.
+    A forward that takes no `attention_mask` is called without: a causal model does not see PAD at the right of a row.
+    Packed rows are given in the first way that keeps documents apart, see `packed_forward`.
 
     Raises:
-        ValueError: the batch is packed and the model can be told of it in neither way.
+        ValueError: the rows are packed and the model mixes their documents, or padded on the left and the model
+            takes no mask, or too long; or what the model returns holds no logits of that shape.
     """
-    names = _forward_parameters(type(unwrap(model)))
-    inputs = {"attention_mask": batch.get("attention_mask")}
-    if "use_cache" in names:
-        inputs["use_cache"] = False  # Hugging Face models would keep keys and values that training never reads
+    module, ids = unwrap(model), batch["input_ids"]
+    takes = Parameters.of_forward(module)
+    _check_length(module, ids.size(1))
     if "document_ids" in batch:
-        inputs |= _packed_inputs(names, batch, next(model.parameters()))
-    output = model(batch["input_ids"], **inputs)
-    return output if isinstance(output, Tensor) else output.logits
+        inputs = packed_inputs(module, batch, takes)
+    else:
+        inputs = plain_inputs(batch.get("attention_mask"), takes)
+    try:
+        output = model(ids, **inputs)
+    except IndexError as error:
+        if "out of range in self" not in str(error):
+            raise
+        raise ValueError(_too_small_an_embedding(module, ids)) from error
+    return _checked_logits(output, ids, module)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -59,21 +64,33 @@ def move_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
     }
 
 
-@lru_cache
-def _forward_parameters(kind: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)
-
-
-def _packed_inputs(names: frozenset[str], batch: Batch, like: Tensor) -> dict[str, Tensor]:
-    inputs = {"position_ids": batch["position_ids"]} if "position_ids" in names else {}
-    if "document_ids" in names:
-        return inputs | {"document_ids": batch["document_ids"]}
-    if not inputs:
+def _check_length(module: nn.Module, length: int) -> None:
+    """Refuse rows longer than a Hugging Face configuration allows; this package's own model says so itself."""
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < length:
         raise ValueError(
-            "a packed batch needs a model whose forward takes document_ids, or position_ids and a 4-D attention_mask; "
-            f"this one takes {', '.join(sorted(names - {'self'}))}"
+            f"{type(module).__name__} takes at most {longest} positions (max_position_embeddings), got {length}"
         )
-    allowed = allowed_attention(batch.get("attention_mask"), batch["document_ids"])
-    assert allowed is not None
-    bias = torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, torch.finfo(like.dtype).min)
-    return inputs | {"attention_mask": bias[:, None]}  # (B, 1, T, T)
+
+
+def _too_small_an_embedding(module: nn.Module, ids: Tensor) -> str:
+    rows = sorted({one.num_embeddings for one in module.modules() if isinstance(one, nn.Embedding)})
+    return (
+        f"an embedding of {type(module).__name__} is too small for the batch: ids from {int(ids.min())} to "
+        f"{int(ids.max())} at {ids.size(1)} positions, embeddings of {' and '.join(map(str, rows)) or 'unknown'} rows"
+    )
+
+
+def _checked_logits(output: object, ids: Tensor, module: nn.Module) -> Tensor:
+    logits = logits_of(output)
+    if isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == ids.shape:
+        return logits
+    came = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"{type(logits).__name__}"
+    within = "" if logits is output else f" in {type(output).__name__}"
+    batch_size, length = ids.shape
+    raise ValueError(
+        f"{type(module).__name__} must return logits (B, T, V), here ({batch_size}, {length}, V), got {came}{within}"
+    )

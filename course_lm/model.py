@@ -193,6 +193,10 @@ class GPT(nn.Module):
                 # the residual stream's variance then does not grow with depth (GPT-2, section 2.3)
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.n_layer))
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding, under the name that Hugging Face's models have for it."""
+        return self.token_embedding
+
     @staticmethod
     def _initialise(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

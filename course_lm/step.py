@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
+from course_lm.batch_checks import check_batch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import Batch, device_of, forward_logits, move_batch
 from course_lm.loss import next_token_loss
@@ -86,6 +87,8 @@ def train_step(
         raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
     if process_group is None and isinstance(model, DistributedDataParallel):
         process_group = model.process_group
+    for batch in micro_batches:
+        check_batch(model, batch)
     device = device_of(model)
     precision = precision or Precision("fp32", device)
     tokens = _total(count_window_targets(micro_batches), device, process_group)

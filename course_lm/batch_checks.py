@@ -5,6 +5,7 @@ with a message that names neither, and looking there would make every step wait.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -59,8 +60,10 @@ def vocabulary_size(model: nn.Module) -> int | None:
     It is the one that `get_input_embeddings()` names, as in Hugging Face's models, or else the model's largest.
     """
     module = unwrap(model)
-    named = getattr(module, "get_input_embeddings", None)
-    embeddings = module.modules() if named is None else [named()]
+    embeddings = module.modules()
+    if hasattr(module, "get_input_embeddings"):
+        with suppress(NotImplementedError):  # some of Hugging Face's cannot tell
+            embeddings = [module.get_input_embeddings()]  # type: ignore[operator]
     return max((one.num_embeddings for one in embeddings if isinstance(one, nn.Embedding)), default=None)
 
 

@@ -39,8 +39,10 @@ def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter lives."""
-    return next(model.parameters()).device
+    """Where the model's first parameter lives; ValueError where there is none."""
+    for parameter in model.parameters():
+        return parameter.device
+    raise ValueError(f"the model ({type(unwrap(model)).__name__}) has no parameter")
 
 
 def unwrap(model: nn.Module) -> nn.Module:

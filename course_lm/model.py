@@ -282,7 +282,10 @@ def generate(
         raise ValueError("prompt_ids must hold at least one token, got none")
     if not temperature >= 0:
         raise ValueError(f"temperature must be at least 0, got {temperature}")
-    ids = list(prompt_ids)
+    ids, vocabulary = list(prompt_ids), model.token_embedding.num_embeddings
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"prompt_ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got {token}")
     with evaluation_mode(model):
         for _ in range(max_new_tokens):
             token = _draw(_next_logits(model, ids), temperature, generator)

@@ -65,11 +65,12 @@ def packed_inputs(module: nn.Module, batch: Mapping[str, Any], takes: Parameters
     Raises:
         ValueError: no way keeps them apart, or the model takes none.
     """
-    width = batch["input_ids"].size(1)
-    known = _FOUND.get(module)
-    if known is None or known[1] < width:
-        known = _FOUND[module] = (_find_way(module, batch["input_ids"], takes), width)
-    way = known[0]
+    ids = batch["input_ids"]
+    way, widest = _FOUND.get(module, (None, 0))
+    if way is None or widest < ids.size(1):
+        way = _find_way(module, ids, takes)
+        if not ids.is_meta and len(ids.unique()) > 1:  # one token over and over proves little: the next batch is tried
+            _FOUND[module] = (way, ids.size(1))
     return way(batch["document_ids"], batch.get("attention_mask"), takes, _weight_type(module))
 
 
@@ -104,7 +105,8 @@ def _positions(documents: Tensor) -> Tensor:
 
 
 def _weight_type(module: nn.Module) -> torch.dtype:
-    return next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    types = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    return next(types, torch.float32)
 
 
 def _ways(takes: Parameters) -> list[Way]:
@@ -204,10 +206,11 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, takes: Parame
 
 
 def _tokens_like(input_ids: Tensor) -> Tensor:
-    """Two rows of tokens drawn from those of a batch."""
-    draw = torch.Generator().manual_seed(0)
-    index = torch.randint(input_ids.numel(), (2, input_ids.size(1)), generator=draw)
-    return input_ids.flatten()[index.to(input_ids.device)]
+    """Two rows of a batch's tokens, each token once before any comes again: equal neighbours would hide a mixture."""
+    draw, tokens, width = torch.Generator().manual_seed(0), input_ids.unique(), input_ids.size(1)
+    shuffled = [torch.randperm(len(tokens), generator=draw) for _ in range(0, 2 * width, len(tokens))]
+    index = torch.cat(shuffled)[: 2 * width].view(2, width)
+    return tokens[index.to(tokens.device)]
 
 
 def _distance(packed: Tensor, alone: Tensor) -> float:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from course_lm import packed_forward
 from course_lm.batch_checks import check_batch, vocabulary_size
 from course_lm.batching import labels_of
-from course_lm.forward import forward_logits
-from course_lm.model import GPT, ModelConfig, allowed_attention, positions_of
+from course_lm.evaluation import evaluate
+from course_lm.forward import device_of, forward_logits
+from course_lm.lr_finder import find_lr
+from course_lm.model import GPT, ModelConfig, allowed_attention, generate, positions_of
 from course_lm.step import train_step
 from tests.foreign_models import CONFIGS, LONGEST, VOCABULARY, WINDOW, hugging_face
 
@@ -167,6 +169,19 @@ def test_a_model_is_tried_once_and_again_for_wider_rows():
         widths.clear()
         forward_logits(model, packed_batch([rows]))
         assert (len(widths) > 1) == tried, f"rows of documents {rows}"
+
+
+@pytest.mark.parametrize("ids", [[5] * 8, [5, 5, 5, 5, 5, 5, 5, 2]])
+def test_a_first_batch_of_equal_tokens_does_not_hide_that_documents_mix(ids):
+    class Means(Returning):
+        def forward(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+            x = self.embedding(input_ids)
+            return x.cumsum(1) / torch.arange(1, input_ids.size(1) + 1)[:, None]
+
+    model = Means()
+    with pytest.raises(ValueError, match="does not keep the documents"):
+        forward_logits(model, packed_batch([[2, 6]], pads=0) | {"input_ids": torch.tensor([ids])})
+        forward_logits(model, packed_batch([[2, 6]], pads=0))
 
 
 def test_a_window_wider_than_the_first_rows_is_noticed_when_it_matters():
@@ -355,6 +370,30 @@ def test_a_batch_that_cannot_be_trained_on_is_refused(batch, said):
     with pytest.raises((TypeError, ValueError)) as refusal:
         train_step(model, [plain_batch([4]), batch], torch.optim.SGD(model.parameters(), lr=0.1))
     assert said in one_line(refusal)
+
+
+@pytest.mark.parametrize("batch, said", [BAD_BATCHES["a tuple"], BAD_BATCHES["an id too large"]])
+@pytest.mark.parametrize("use", ["evaluate", "find_lr"])
+def test_validation_and_the_range_test_refuse_it_too(use, batch, said):
+    model = Returning()
+    with pytest.raises((TypeError, ValueError)) as refusal:
+        if use == "evaluate":
+            evaluate(model, [batch])
+        else:
+            find_lr(model, [batch], torch.optim.SGD(model.parameters(), lr=0.1))
+    assert said in one_line(refusal)
+
+
+def test_a_model_without_a_parameter_is_refused():
+    with pytest.raises(ValueError, match=r"the model \(ReLU\) has no parameter"):
+        device_of(nn.ReLU())
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_prompt_outside_the_vocabulary_is_refused(token):
+    model = GPT(ModelConfig(1, 1, 4), VOCABULARY, LONGEST)
+    with pytest.raises(ValueError, match=f"prompt_ids must be from 0 to 22, the model's vocabulary, got {token}"):
+        generate(model, [1, token], max_new_tokens=1)
 
 
 def repacked(**parts: list[int]) -> dict[str, Tensor]:

@@ -182,7 +182,7 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, takes: Parame
     One row holds two documents and PAD, the other a single document of the full width: a sliding window shows there.
     """
     width = input_ids.size(1)
-    lengths = [(max(1, width // 3), width // 3), (width,)]
+    lengths = [(max(1, width // 3),) * 2, (width,)]
     ids, documents = _tokens_like(input_ids), torch.full((2, width), -1)
     for row, parts in enumerate(lengths):
         documents[row, : sum(parts)] = torch.repeat_interleave(torch.tensor(parts))
@@ -192,7 +192,7 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, takes: Parame
         packed = logits_of(call(ids, way(documents, (documents >= 0).long(), takes, torch.float32)))
         for row, parts in enumerate(lengths):
             start = 0
-            for length in filter(None, parts):
+            for length in parts:
                 part = slice(start, start + length)
                 one = ids[row : row + 1, part]
                 alone = logits_of(call(one, plain_inputs(torch.ones_like(one), takes)))[0]

@@ -5,7 +5,7 @@ target tokens, one clipping, a rate from the schedule (for several groups in the
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -86,7 +86,7 @@ class WithBuffer(Own):
 
     def between(self, x: Tensor) -> Tensor:
         self.calls += int(self.training)  # type: ignore[operator]
-        return x * self.scale
+        return x * self.scale  # type: ignore[operator]
 
 
 class WithBatchNorm(Own):
@@ -113,7 +113,7 @@ def own_gpt() -> nn.Module:
     return GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.0), VOCABULARY, LONGEST)
 
 
-OWN: dict[str, Callable[[], nn.Module]] = {
+OWN: Mapping[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (Own, WithoutMask, WithKeywords, ReturnsTuple, ReturnsDict, WithTiedWeights, WithBuffer, WithBatchNorm)
 } | {"WithDropout": WithDropout, "WithUnusedWeights": WithUnusedWeights, "GPT": own_gpt}

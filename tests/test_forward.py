@@ -184,6 +184,12 @@ def test_a_first_batch_of_equal_tokens_does_not_hide_that_documents_mix(ids):
         forward_logits(model, packed_batch([[2, 6]], pads=0))
 
 
+@pytest.mark.parametrize("lengths", [[1, 1], [2], [2, 1]])
+def test_rows_of_two_or_three_tokens_show_that_documents_mix(lengths):
+    with pytest.raises(ValueError, match="does not keep the documents"):
+        forward_logits(hugging_face("mamba"), packed_batch([lengths], pads=0))
+
+
 def test_a_window_wider_than_the_first_rows_is_noticed_when_it_matters():
     class Forgetful(OwnWithMask):  # without a window where it is given a mask, as Mistral is
         def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from course_lm.batch_checks import check_batch
+from course_lm.forward import Batch, device_of, forward_logits, move_batch
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
-from course_lm.step import Batch, device_of, forward_logits, move_batch
 
 
 @torch.no_grad()
@@ -27,6 +28,7 @@ def evaluate(model: nn.Module, loader: Iterable[Batch], precision: Precision | N
     num_bytes = 0.0
     with evaluation_mode(model), torch.random.fork_rng(devices=[]):  # a plain DataLoader draws a seed
         for batch in loader:
+            check_batch(model, batch)
             batch = move_batch(batch, device)
             with precision.autocast():
                 logits = forward_logits(model, batch)

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
+from course_lm.batch_checks import check_batch
 from course_lm.clipping import clip_gradients
+from course_lm.forward import Batch, device_of, forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_curve import (
     SKIP_END,
@@ -31,7 +33,7 @@ from course_lm.lr_curve import (
 from course_lm.monitoring import ProgressBar, smooth
 from course_lm.precision import Precision
 from course_lm.restoring import restored
-from course_lm.step import Batch, device_of, forward_logits, trained_parameters
+from course_lm.step import trained_parameters
 from course_lm.validation import require
 
 with warnings.catch_warnings():
@@ -89,7 +91,7 @@ def find_lr(
         lrs = {"start_lr": start_lr, "end_lr": end_lr, "num_iter": num_iter}
         ends = {"smooth_f": 0, "diverge_th": diverge_threshold, "accumulation_steps": accumulation_steps}
         try:
-            finder.range_test(_Batches(reader, accumulation_steps), **lrs, **ends)
+            finder.range_test(_Batches(model, reader, accumulation_steps), **lrs, **ends)
             stopped = "diverged" if len(finder.history["loss"]) < num_iter else None
         except _NonFiniteLoss:
             stopped = "not finite"
@@ -117,8 +119,8 @@ class _Network(nn.Module):
 class _Batches(TrainDataLoaderIter):
     """Batches without end, each with its labels and the number of target tokens in its whole step."""
 
-    def __init__(self, reader: Iterable[Batch], accumulation_steps: int) -> None:
-        super().__init__(_endless(reader))
+    def __init__(self, model: nn.Module, reader: Iterable[Batch], accumulation_steps: int) -> None:
+        super().__init__(_endless(model, reader))
         self.accumulation_steps = accumulation_steps
         self.window: list[Batch] = []
 
@@ -175,11 +177,12 @@ def _criterion(loss_fn: Callable[..., Tensor], accumulation_steps: int) -> Calla
     return criterion
 
 
-def _endless(reader: Any) -> Iterator[Batch]:
+def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
     """Epoch after epoch, without the batches that hold no target token."""
     while True:
         empty = True
         for batch in reader:
+            check_batch(model, batch)
             if count_targets(batch["labels"]):
                 empty = False
                 yield batch

@@ -193,6 +193,10 @@ class GPT(nn.Module):
                 # the residual stream's variance then does not grow with depth (GPT-2, section 2.3)
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * config.n_layer))
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding, under the name that Hugging Face's models have for it."""
+        return self.token_embedding
+
     @staticmethod
     def _initialise(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -278,7 +282,10 @@ def generate(
         raise ValueError("prompt_ids must hold at least one token, got none")
     if not temperature >= 0:
         raise ValueError(f"temperature must be at least 0, got {temperature}")
-    ids = list(prompt_ids)
+    ids, vocabulary = list(prompt_ids), model.token_embedding.num_embeddings
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"prompt_ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got {token}")
     with evaluation_mode(model):
         for _ in range(max_new_tokens):
             token = _draw(_next_logits(model, ids), temperature, generator)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from course_lm.step import Batch
+from course_lm.forward import Batch
 
 
 class DataPosition:

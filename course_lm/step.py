@@ -5,13 +5,11 @@ each micro-batch contributes its *sum*, divided once. Then: unscale, clip, check
 reaches the weights or the optimizer's state.
 """
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
+from course_lm.batch_checks import check_batch
 from course_lm.clipping import clip_gradients
+from course_lm.forward import Batch, device_of, forward_logits, move_batch
 from course_lm.loss import next_token_loss
-from course_lm.model import allowed_attention
 from course_lm.precision import Precision
 
-Batch = Mapping[str, Any]
 ON_NONFINITE = ("raise", "skip")
 
 
@@ -89,6 +87,8 @@ def train_step(
         raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
     if process_group is None and isinstance(model, DistributedDataParallel):
         process_group = model.process_group
+    for batch in micro_batches:
+        check_batch(model, batch)
     device = device_of(model)
     precision = precision or Precision("fp32", device)
     tokens = _total(count_window_targets(micro_batches), device, process_group)
@@ -110,11 +110,6 @@ def train_step(
     return result
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter lives."""
-    return next(model.parameters()).device
-
-
 def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's parameters that have a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -124,46 +119,6 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     """Give each parameter group `lr`, times its own `lr_scale` where it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
-
-
-def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits (B, T, V) of any causal language model on one batch, packed or not.
-
-    Packed rows reach the model as `document_ids` where its forward names that parameter, else as a 4-D additive mask
-    with `position_ids`.
-
-    Raises:
-        ValueError: the batch is packed and the model can be told of it in neither way.
-    """
-    names = _forward_parameters(type(unwrap(model)))
-    inputs = {"attention_mask": batch.get("attention_mask")}
-    if "use_cache" in names:
-        inputs["use_cache"] = False  # Hugging Face models would keep keys and values that training never reads
-    if "document_ids" in batch:
-        inputs |= _packed_inputs(names, batch, next(model.parameters()))
-    output = model(batch["input_ids"], **inputs)
-    return output if isinstance(output, Tensor) else output.logits
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and `DistributedDataParallel`, in whatever order they were applied."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model
-
-
-def move_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on `device`; the copy is asynchronous from pinned memory to CUDA."""
-    return {
-        name: value.to(device, non_blocking=device.type == "cuda" and value.is_pinned())
-        if isinstance(value, Tensor)
-        else value
-        for name, value in batch.items()
-    }
 
 
 def raise_if_nonfinite(
@@ -187,26 +142,6 @@ def raise_if_nonfinite(
         f"gradient is not finite{at_scale}: loss {float(result.loss):g}, norm {float(result.grad_norm):g}, "
         f"first bad parameter {guilty}; the weights are unchanged"
     )
-
-
-@lru_cache
-def _forward_parameters(kind: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)
-
-
-def _packed_inputs(names: frozenset[str], batch: Batch, like: Tensor) -> dict[str, Tensor]:
-    inputs = {"position_ids": batch["position_ids"]} if "position_ids" in names else {}
-    if "document_ids" in names:
-        return inputs | {"document_ids": batch["document_ids"]}
-    if not inputs:
-        raise ValueError(
-            "a packed batch needs a model whose forward takes document_ids, or position_ids and a 4-D attention_mask; "
-            f"this one takes {', '.join(sorted(names - {'self'}))}"
-        )
-    allowed = allowed_attention(batch.get("attention_mask"), batch["document_ids"])
-    assert allowed is not None
-    bias = torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, torch.finfo(like.dtype).min)
-    return inputs | {"attention_mask": bias[:, None]}  # (B, 1, T, T)
 
 
 def _total(count: Tensor, device: torch.device, process_group: dist.ProcessGroup | None) -> Tensor:

@@ -33,6 +33,7 @@ from course_lm.checkpoints import (
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
 from course_lm.evaluation import evaluate
+from course_lm.forward import Batch
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights
 from course_lm.optim import build_optimizer
@@ -60,7 +61,7 @@ from course_lm.runs import (
     sole_writer,
 )
 from course_lm.schedules import build_schedule
-from course_lm.step import Batch, NonFiniteGradientError, raise_if_nonfinite, train_step
+from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
 
 _PROGRESS = ("step", "validated_at", "best_loss", "best_weights", "last_rate")
 

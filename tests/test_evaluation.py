@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from course_lm.batching import make_loader
 from course_lm.evaluation import evaluate, evaluation_mode
+from course_lm.forward import forward_logits
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.precision import Precision
-from course_lm.step import forward_logits
 from course_lm.tokenizer import train_tokenizer
 
 MAX_LENGTH = 12

@@ -18,13 +18,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from course_lm.batching import labels_of
+from course_lm.forward import forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder import LRFinder, TrainDataLoaderIter, find_lr, library
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
 from course_lm.schedules import ScheduleLR
-from course_lm.step import forward_logits, train_step
+from course_lm.step import train_step
 from tests.test_restoring import everything
 
 VOCAB, WIDTH = 13, 12

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import course_lm.step
 from course_lm.batching import labels_of
 from course_lm.clipping import clip_gradients
+from course_lm.forward import forward_logits, unwrap
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
@@ -29,10 +30,8 @@ from course_lm.precision import Precision
 from course_lm.step import (
     NonFiniteGradientError,
     StepResult,
-    forward_logits,
     raise_if_nonfinite,
     train_step,
-    unwrap,
 )
 
 VOCAB, MAX_LENGTH = 13, 24

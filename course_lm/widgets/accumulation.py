@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from course_lm import plots
+from course_lm.forward import Batch, forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import evaluation_mode
-from course_lm.step import Batch, forward_logits
 from course_lm.widgets.explorer import explorer
 
 _LOWEST_ERROR = 1e-9  # the left end of the axis; an error of 0 is drawn there

@@ -1,0 +1,464 @@
+"""Any causal language model is called right on a batch, or the batch is refused in one line."""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from course_lm import packed_forward
+from course_lm.batch_checks import check_batch, vocabulary_size
+from course_lm.batching import labels_of
+from course_lm.evaluation import evaluate
+from course_lm.forward import device_of, forward_logits
+from course_lm.lr_finder import find_lr
+from course_lm.model import GPT, ModelConfig, allowed_attention, generate, positions_of
+from course_lm.step import train_step
+from tests.foreign_models import CONFIGS, LONGEST, VOCABULARY, WINDOW, hugging_face
+
+EXACT = {"gpt2", "llama", "mistral", "qwen2", "gpt_neox", "opt", "gemma2", "gemma3"}
+REFUSED = {"bloom", "mamba", "rwkv"}
+
+
+def plain_batch(lengths: list[int], *, side: str = "right", seed: int = 0) -> dict[str, Tensor]:
+    width, rows = max(lengths), torch.tensor(lengths)[:, None]
+    index = torch.arange(width)
+    mask = (index < rows if side == "right" else index >= width - rows).long()
+    ids = torch.randint(VOCABULARY, mask.shape, generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask)}
+
+
+def packed_batch(rows: list[list[int]], pads: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    """One row for each list of document lengths, with PAD at the right."""
+    width = max(map(sum, rows)) + pads
+    documents = torch.full((len(rows), width), -1)
+    for row, lengths in zip(documents, rows):
+        row[: sum(lengths)] = torch.repeat_interleave(torch.tensor(lengths))
+    ids = torch.randint(VOCABULARY, documents.shape, generator=torch.Generator().manual_seed(seed))
+    mask = (documents >= 0).long()
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask, documents)}
+    return batch | {"document_ids": documents, "position_ids": positions_of(ids, None, documents) * mask}
+
+
+def worst_gap(model: nn.Module, batch: dict[str, Tensor]) -> float:
+    """Largest difference between packed documents and the same alone, in standard deviations of the logits."""
+    model.eval()
+    packed, worst = forward_logits(model, batch), 0.0
+    for row, documents in enumerate(batch["document_ids"]):
+        for number in range(int(documents.max()) + 1):
+            ids = batch["input_ids"][row : row + 1, documents == number]
+            alone = forward_logits(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})[0]
+            gap = (packed[row, documents == number] - alone).abs().max() / alone.std()
+            worst = max(worst, float(gap.detach()))
+    return worst
+
+
+def one_line(refusal: pytest.ExceptionInfo[Any]) -> str:
+    text = str(refusal.value)
+    assert text and "\n" not in text
+    return text
+
+
+# Packed rows of models of other people
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_a_packed_row_gives_the_logits_of_its_documents_alone(name):
+    assert worst_gap(hugging_face(name), packed_batch([[3, 9, 1], [12]])) < 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_model_that_mixes_packed_documents_is_refused(name):
+    with pytest.raises(ValueError, match=r"does not keep the documents of a packed row apart: .* bucketed") as refusal:
+        forward_logits(hugging_face(name), packed_batch([[3, 9]]))
+    one_line(refusal)
+
+
+def test_every_family_is_exact_or_refused():
+    for name in sorted(set(CONFIGS) - EXACT - REFUSED):  # what it is depends on the version of transformers
+        with contextlib.suppress(ValueError):
+            assert worst_gap(hugging_face(name), packed_batch([[3, 9, 1], [12]])) < 1e-4, name
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma3"])
+def test_packed_rows_are_exact_with_fused_attention_too(name):
+    assert worst_gap(hugging_face(name, attention="sdpa"), packed_batch([[3, 9, 1], [12]])) < 1e-4
+
+
+def test_a_4d_mask_would_take_mistrals_window_away():
+    model, batch = hugging_face("mistral").eval(), packed_batch([[3 * WINDOW]])
+    takes = packed_forward.Parameters.of_forward(model)
+    inputs = packed_forward._by_mask(batch["document_ids"], batch["attention_mask"], takes, torch.float32)
+    by_mask = model(batch["input_ids"], **inputs).logits[0, : 3 * WINDOW]
+    exact = forward_logits(model, batch)[0, : 3 * WINDOW]
+    assert (by_mask - exact).abs().max() > 0.01 * exact.std()
+
+
+class OwnAttention(nn.Module):
+    """One layer of attention that starts at zero, over documents where it heeds what it is told of them."""
+
+    def __init__(self, heeds: bool = True, window: int = LONGEST) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.out = nn.Linear(8, 8)
+        nn.init.zeros_(self.out.weight)
+        self.heeds, self.window = heeds, window
+        self.register_buffer("calls", torch.tensor(0))
+
+    def attend(self, ids: Tensor, allowed: Tensor) -> Tensor:
+        self.calls += 1  # type: ignore[operator]
+        x = self.embedding(ids)
+        far = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool).tril(-self.window)
+        mixed = F.scaled_dot_product_attention(x, x, x, attn_mask=allowed & ~far)
+        return self.head(F.dropout(x + self.out(mixed), 0.5, self.training))
+
+
+class OwnWithDocuments(OwnAttention):
+    def forward(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        allowed = allowed_attention(torch.ones_like(input_ids), document_ids if self.heeds else None)
+        assert allowed is not None
+        return self.attend(input_ids, allowed)
+
+
+class OwnWithMask(OwnAttention):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        if attention_mask.ndim == 4:  # as the window is the model's own, a mask does not take it away
+            return self.attend(input_ids, attention_mask[:, 0] == 0)
+        allowed = allowed_attention(attention_mask, None)
+        assert allowed is not None
+        return self.attend(input_ids, allowed)
+
+
+@pytest.mark.parametrize("model", [OwnWithDocuments(), OwnWithMask()], ids=lambda model: type(model).__name__)
+def test_a_module_of_ones_own_that_keeps_documents_apart_is_exact(model):
+    with torch.no_grad():
+        model.out.weight.normal_()
+    assert worst_gap(model, packed_batch([[3, 9, 1], [12]])) < 1e-4
+
+
+def test_attention_that_starts_at_zero_does_not_hide_that_documents_mix():
+    with pytest.raises(ValueError, match="does not keep the documents"):
+        forward_logits(OwnWithDocuments(heeds=False), packed_batch([[3, 9]]))
+
+
+def test_a_wrapper_hands_document_ids_on():
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = OwnWithDocuments()
+
+        def forward(self, input_ids: Tensor, **kwargs: Tensor) -> Tensor:
+            documents = kwargs.get("document_ids")
+            return self.inner(input_ids) if documents is None else self.inner(input_ids, document_ids=documents)
+
+    assert worst_gap(Wrapper(), packed_batch([[3, 9]])) < 1e-4
+
+
+def test_a_model_is_tried_once_and_again_for_wider_rows():
+    model, widths = OwnWithDocuments().eval(), []
+    model.register_forward_pre_hook(lambda module, args: widths.append(args[0].size(1)))
+    for rows, tried in (([3, 4], True), ([2, 5], False), ([3, 1], False), ([6, 6], True)):
+        widths.clear()
+        forward_logits(model, packed_batch([rows]))
+        assert (len(widths) > 1) == tried, f"rows of documents {rows}"
+
+
+@pytest.mark.parametrize("ids", [[5] * 8, [5, 5, 5, 5, 5, 5, 5, 2]])
+def test_a_first_batch_of_equal_tokens_does_not_hide_that_documents_mix(ids):
+    class Means(Returning):
+        def forward(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+            x = self.embedding(input_ids)
+            return x.cumsum(1) / torch.arange(1, input_ids.size(1) + 1)[:, None]
+
+    model = Means()
+    with pytest.raises(ValueError, match="does not keep the documents"):
+        forward_logits(model, packed_batch([[2, 6]], pads=0) | {"input_ids": torch.tensor([ids])})
+        forward_logits(model, packed_batch([[2, 6]], pads=0))
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [2], [2, 1]])
+def test_rows_of_two_or_three_tokens_show_that_documents_mix(lengths):
+    with pytest.raises(ValueError, match="does not keep the documents"):
+        forward_logits(hugging_face("mamba"), packed_batch([lengths], pads=0))
+
+
+def test_a_window_wider_than_the_first_rows_is_noticed_when_it_matters():
+    class Forgetful(OwnWithMask):  # without a window where it is given a mask, as Mistral is
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+            self.window = LONGEST if attention_mask.ndim == 4 else 8
+            return super().forward(input_ids, attention_mask, position_ids)
+
+    model = Forgetful()
+    forward_logits(model, packed_batch([[3, 3]]))
+    with pytest.raises(ValueError, match="does not keep the documents"):
+        forward_logits(model, packed_batch([[9, 9]]))
+
+
+def test_the_trial_leaves_weights_buffers_modes_and_random_numbers_as_they_were():
+    model = OwnWithDocuments()
+    model.head.eval()
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    torch.manual_seed(3)
+    expected = torch.rand(5)
+    torch.manual_seed(3)
+    batch = packed_batch([[3, 4]])
+    packed_forward.packed_inputs(model, batch, packed_forward.Parameters.of_forward(model))
+    assert torch.equal(torch.rand(5), expected)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(model.state_dict()[name], part) for name, part in before.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_trial_is_not_run_in_autocast_or_with_coarse_products():
+    seen = []
+
+    class Watching(OwnWithDocuments):
+        def forward(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+            seen.append((torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision()))
+            return super().forward(input_ids, document_ids)
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            forward_logits(Watching(), packed_batch([[3, 4]]))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen[:-1]) == {(False, "highest")} and seen[-1] == (True, "medium")
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_a_model_in_bfloat16_is_judged_without_its_rounding(name):
+    logits = forward_logits(hugging_face(name, torch.bfloat16), packed_batch([[3, 9]]))
+    assert logits.dtype == torch.bfloat16
+
+
+# How models are called, and what they return
+
+
+class Returning(nn.Module):
+    """Returns what a function makes of logits (B, T, V)."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any] = lambda logits: logits) -> None:
+        super().__init__()
+        self.embedding, self.wrap = nn.Embedding(VOCABULARY, VOCABULARY), wrap
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.wrap(self.embedding(input_ids))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda logits: (logits, None),
+        lambda logits: [logits],
+        lambda logits: {"loss": None, "logits": logits},
+        lambda logits: SimpleNamespace(logits=logits),
+    ],
+    ids=["tuple", "list", "dict", "object"],
+)
+def test_logits_are_found_in_what_a_model_returns(wrap):
+    model, batch = Returning(wrap), plain_batch([5, 3])
+    assert torch.equal(forward_logits(model, batch), model.embedding(batch["input_ids"]))
+
+
+@pytest.mark.parametrize(
+    "wrap, came",
+    [
+        (lambda logits: logits[:, -1], "a tensor (2, 23)"),
+        (lambda logits: (logits[:, -1:], None), "a tensor (2, 1, 23) in tuple"),  # nanoGPT without targets
+        (lambda logits: logits.transpose(0, 1), "a tensor (5, 2, 23)"),
+        (lambda logits: (None, logits), "NoneType in tuple"),
+        (lambda logits: {"scores": logits}, "NoneType in dict"),
+        (lambda logits: None, "NoneType"),
+        (lambda logits: (), "tuple"),
+    ],
+)
+def test_anything_but_logits_at_each_position_is_refused(wrap, came):
+    with pytest.raises(ValueError) as refusal:
+        forward_logits(Returning(wrap), plain_batch([5, 3]))
+    assert one_line(refusal) == f"Returning must return logits (B, T, V), here (2, 5, V), got {came}"
+
+
+def test_a_forward_without_a_mask_is_called_without():
+    model = Returning()
+    loss = train_step(model, [plain_batch([5, 3])], torch.optim.SGD(model.parameters(), lr=0.1)).loss
+    assert torch.isfinite(loss)
+
+
+def test_a_forward_of_any_keywords_gets_the_mask():
+    class Keywords(Returning):
+        def forward(self, input_ids: Tensor, **kwargs: Any) -> Tensor:
+            self.given = kwargs
+            return super().forward(input_ids)
+
+    model, batch = Keywords(), plain_batch([5, 3])
+    forward_logits(model, batch)
+    assert list(model.given) == ["attention_mask"] and model.given["attention_mask"] is batch["attention_mask"]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt"])
+def test_a_row_longer_than_a_hugging_face_models_positions_is_refused(name):
+    with pytest.raises(ValueError, match=rf"takes at most {LONGEST} positions .*, got {LONGEST + 1}") as refusal:
+        forward_logits(hugging_face(name), plain_batch([LONGEST + 1]))
+    one_line(refusal)
+
+
+def test_a_lookup_beyond_an_embedding_says_which_ids_and_sizes():
+    class Positions(Returning):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Embedding(4, VOCABULARY)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return super().forward(input_ids) + self.positions(torch.arange(input_ids.size(1)))
+
+    with pytest.raises(ValueError, match=r"ids from \d+ to \d+ at 5 positions, embeddings of 4 and 23 rows") as refusal:
+        forward_logits(Positions(), plain_batch([5]))
+    one_line(refusal)
+
+
+# What a batch must hold
+
+
+def spoiled(**parts: Any) -> dict[str, Any]:
+    """A sound batch (2, 5) with some parts replaced, or left out where they are `...`."""
+    batch: dict[str, Any] = plain_batch([5, 3]) | parts
+    return {name: part for name, part in batch.items() if part is not ...}
+
+
+def with_value(name: str, value: int, column: int = 1) -> dict[str, Any]:
+    batch = plain_batch([5, 3])
+    batch[name][1, column] = value
+    return batch
+
+
+SHAPE = torch.zeros(2, 5, dtype=torch.int64)
+BAD_BATCHES = {
+    "a tuple": ((SHAPE, SHAPE), "must be a dict with input_ids and labels, got tuple of 2"),
+    "a tensor": (SHAPE, "must be a dict with input_ids and labels, got Tensor"),
+    "no labels": (spoiled(labels=...), "must hold input_ids and labels, got input_ids, attention_mask"),
+    "no ids": (spoiled(input_ids=...), "must hold input_ids and labels, got attention_mask, labels"),
+    "lists": (spoiled(input_ids=[[1, 2]]), "input_ids must be a tensor (B, T), got list of 1"),
+    "float ids": (spoiled(input_ids=SHAPE.float()), "input_ids must be int64 or int32, got float32"),
+    "int32 labels": (spoiled(labels=SHAPE.int()), "labels must be int64, got int32"),
+    "one row": (spoiled(input_ids=SHAPE[0]), "input_ids must have the shape (B, T), got (5,)"),
+    "shifted labels": (spoiled(labels=SHAPE[:, 1:]), "labels must have the shape of input_ids (2, 5), got (2, 4)"),
+    "wide mask": (spoiled(attention_mask=torch.ones(2, 6)), "must have the shape of input_ids (2, 5), got (2, 6)"),
+    "an id too large": (with_value("input_ids", 23), "input_ids must be from 0 to 22, the model's vocabulary, got 23"),
+    "a negative id": (with_value("input_ids", -1), "input_ids must be from 0 to 22, the model's vocabulary, got -1"),
+    "a label too large": (with_value("labels", 99), "labels must be from 0 to 22, the model's vocabulary or -100, got"),
+    "a label of -1": (with_value("labels", -1), "or -100, got -1"),
+    "an additive mask": (
+        spoiled(attention_mask=SHAPE - 9.0),
+        "attention_mask must be 1 for a token and 0 for PAD, got",
+    ),
+    "left padding": (plain_batch([5, 3], side="left"), "takes no attention_mask, so PAD must stand at the right"),
+    "packed by positions alone": (
+        spoiled(position_ids=torch.tensor([[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]])),
+        "position_ids must count from 0 in each row (rows of several documents need document_ids), got others",
+    ),
+}
+
+
+@pytest.mark.parametrize("batch, said", BAD_BATCHES.values(), ids=list(BAD_BATCHES))
+def test_a_batch_that_cannot_be_trained_on_is_refused(batch, said):
+    model = Returning()
+    with pytest.raises((TypeError, ValueError)) as refusal:
+        train_step(model, [plain_batch([4]), batch], torch.optim.SGD(model.parameters(), lr=0.1))
+    assert said in one_line(refusal)
+
+
+@pytest.mark.parametrize("batch, said", [BAD_BATCHES["a tuple"], BAD_BATCHES["an id too large"]])
+@pytest.mark.parametrize("use", ["evaluate", "find_lr"])
+def test_validation_and_the_range_test_refuse_it_too(use, batch, said):
+    model = Returning()
+    with pytest.raises((TypeError, ValueError)) as refusal:
+        if use == "evaluate":
+            evaluate(model, [batch])
+        else:
+            find_lr(model, [batch], torch.optim.SGD(model.parameters(), lr=0.1))
+    assert said in one_line(refusal)
+
+
+def test_a_model_without_a_parameter_is_refused():
+    with pytest.raises(ValueError, match=r"the model \(ReLU\) has no parameter"):
+        device_of(nn.ReLU())
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_prompt_outside_the_vocabulary_is_refused(token):
+    model = GPT(ModelConfig(1, 1, 4), VOCABULARY, LONGEST)
+    with pytest.raises(ValueError, match=f"prompt_ids must be from 0 to 22, the model's vocabulary, got {token}"):
+        generate(model, [1, token], max_new_tokens=1)
+
+
+def repacked(**parts: list[int]) -> dict[str, Tensor]:
+    return packed_batch([[2, 3]], pads=1) | {name: torch.tensor([part]) for name, part in parts.items()}
+
+
+@pytest.mark.parametrize(
+    "batch, said",
+    [
+        (repacked(document_ids=[0, 0, 1, 1, 0, -1]), "a document's tokens must stand together"),
+        (repacked(document_ids=[0, 0, 1, 1, 1, 1]), "document_ids must be -1 exactly where attention_mask is 0"),
+        (repacked(position_ids=[0, 1, 2, 3, 4, 0]), "position_ids must count from 0 in each document"),
+    ],
+)
+def test_packed_parts_that_contradict_each_other_are_refused(batch, said):
+    with pytest.raises(ValueError) as refusal:
+        check_batch(GPT(ModelConfig(1, 1, 4), VOCABULARY, 8), batch)
+    assert said in one_line(refusal)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(0, 3),
+    st.sampled_from([torch.int64, torch.int32, torch.bool, torch.float32]),
+)
+@settings(max_examples=40)
+def test_any_sound_batch_passes(rows, pads, dtype):
+    model = GPT(ModelConfig(1, 1, 4), VOCABULARY, LONGEST)
+    packed = packed_batch(rows, pads)
+    check_batch(model, packed | {"attention_mask": packed["attention_mask"].to(dtype)})
+    for side in ("left", "right"):
+        check_batch(model, plain_batch([sum(row) for row in rows], side=side))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "mamba"])
+def test_the_vocabulary_is_that_of_the_token_embedding(name):
+    assert vocabulary_size(hugging_face(name)) == VOCABULARY
+
+
+def test_positions_do_not_count_as_vocabulary_in_this_packages_model():
+    assert vocabulary_size(GPT(ModelConfig(1, 1, 4), 5, 100)) == 5
+
+
+@pytest.mark.parametrize("kind", [torch.compile, lambda model, backend: model])
+def test_a_compiled_model_is_checked_and_called_by_its_own_signature(kind):
+    model = kind(Returning(), backend="eager")
+    check_batch(model, plain_batch([5, 3]))
+    assert forward_logits(model, plain_batch([5, 3])).shape == (2, 5, VOCABULARY)
+
+
+def test_a_batch_whose_values_are_elsewhere_is_not_read():
+    model = GPT(ModelConfig(1, 1, 4), VOCABULARY, LONGEST).to("meta")
+    check_batch(model, {name: part.to("meta") for name, part in packed_batch([[3, 4]]).items()})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_id_outside_the_vocabulary_leaves_cuda_usable():
+    model = Returning().cuda()
+    with pytest.raises(ValueError, match="input_ids must be from 0 to 22"):
+        train_step(model, [with_value("input_ids", 23)], torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.cuda.synchronize()
+    assert torch.ones(1, device="cuda").item() == 1

@@ -8,6 +8,7 @@ Warm-up, linear, cosine and inverse square root follow the formulas of transform
 value.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from course_lm.rates import group_rates, set_learning_rate
 from course_lm.validation import require
 
 ScheduleType = Literal[
@@ -210,21 +212,41 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
             return partial(warmup_stable_decay, **shared, decay_ratio=config.decay_ratio, min_lr=config.min_lr)
 
 
+def check_schedule(schedule: object) -> None:
+    """Refuse what is no function from the number of completed steps to a learning rate.
+
+    Raises TypeError for one of torch's schedulers, a number, a configuration, and a function that needs more.
+    """
+    accepted = "a schedule must be a function from completed steps to a learning rate, such as build_schedule returns"
+    if isinstance(schedule, LRScheduler):
+        name = type(schedule).__name__
+        raise TypeError(f"{accepted}; got torch's {name}, which keeps its own count and would not be asked")
+    if not callable(schedule) or isinstance(schedule, type):
+        raise TypeError(f"{accepted}; got {schedule!r}")
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError as error:
+        raise TypeError(f"{accepted}; got {getattr(schedule, '__name__', schedule)!r}: {error}") from None
+    except ValueError:
+        return  # a function written in C may have no signature to look at
+
+
 class ScheduleLR(LRScheduler):
     """A schedule as one of torch's, for a loop of your own: call `step()` once after each optimizer step.
 
-    Sets the rate of each parameter group to `schedule(k)` times the group's `lr_scale` (1 where it has none);
-    k counts the calls of `step()`. Its state is k alone, so it loads with `weights_only=True`.
+    Sets the rate of each parameter group to `schedule(k)` times the group's `lr_scale`; groups that have none keep
+    the ratios of their rates. k counts the calls of `step()`. Its state is k alone, so it loads with
+    `weights_only=True`.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Callable[[int], float]) -> None:
+        check_schedule(schedule)
         self.schedule = schedule
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each parameter group for the next optimizer step."""
-        lr = self.schedule(self.last_epoch)
-        return [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+        return [*group_rates(self.optimizer, self.schedule(self.last_epoch))]
 
     def state_dict(self) -> dict[str, int]:
         """The number of completed steps."""
@@ -234,12 +256,8 @@ class ScheduleLR(LRScheduler):
         """Go on after `completed_steps`, and set the rates that belong there."""
         self.last_epoch = state_dict["completed_steps"]
         self._step_count = self.last_epoch + 1  # torch counts the call that its constructor makes
+        set_learning_rate(self.optimizer, self.schedule(self.last_epoch))
         self._last_lr = self.get_lr()
-        for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
 
 
 def _warm_up(step: int, peak_lr: float, warmup_steps: int) -> float:

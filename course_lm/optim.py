@@ -9,14 +9,14 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, SparseAdam
 
-from course_lm.validation import require
+from course_lm.validation import require, require_kinds
 
 OptimizerType = Literal["adamw", "adam", "sgd", "adafactor"]
 FUSED_DEVICES = ("cpu", "cuda")
@@ -35,7 +35,7 @@ class OptimizerConfig:
       weight_decay; the rest has torch's defaults (Shazeer & Stern 2018).
 
     `learning_rate` is the peak that a schedule scales. Raises ValueError naming key, value and what is
-    accepted.
+    accepted: plain numbers, of which True is none.
     """
 
     type: OptimizerType = "adamw"
@@ -47,8 +47,7 @@ class OptimizerConfig:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        types = get_args(OptimizerType)
-        require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
+        require_kinds(type(self), vars(self))
         require(0 < self.learning_rate < math.inf, "learning_rate", "a positive number", self.learning_rate)
         require(0 <= self.beta1 < 1, "beta1", "in [0, 1)", self.beta1)
         require(0 <= self.beta2 < 1, "beta2", "in [0, 1)", self.beta2)

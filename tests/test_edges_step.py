@@ -1,9 +1,9 @@
-"""A step ends right or with one line: ratios of rates are kept, NaN changes nothing, and what cannot train is refused."""
+"""A step ends right or with one line: ratios of rates stay, NaN changes nothing, and what cannot train is refused."""
 
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import course_lm.step
-from course_lm.clipping import clip_gradients
 from course_lm.loss import adapt_loss, loss_sum, next_token_loss
 from course_lm.lr_finder import find_lr
+from course_lm.optim import OptimizerConfig
 from course_lm.precision import Precision
-from course_lm.schedules import ScheduleLR, check_schedule, cosine
+from course_lm.schedules import ScheduleConfig, ScheduleLR, build_schedule, check_schedule, cosine
 from course_lm.step import NonFiniteGradientError, train_step
 
 VOCAB = 7
@@ -243,8 +243,7 @@ BAD_STEPS = [
 
 @pytest.mark.parametrize("bad", BAD_STEPS, ids=["nan loss", "inf loss", "nan gradient", "inf gradient", "clip"])
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), MeanOfAllSteps(), nn.Identity()], ids=["bn", "own", "none"])
-@pytest.mark.parametrize("good_steps", [0, 1])
-def test_a_step_that_meets_nan_leaves_weights_buffers_and_moments(bad, norm, good_steps, anywhere):
+def test_a_step_that_meets_nan_leaves_weights_buffers_and_moments(bad, norm, anywhere):
     model = Model()
     model.norm = copy.deepcopy(norm)
     optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
@@ -253,10 +252,7 @@ def test_a_step_that_meets_nan_leaves_weights_buffers_and_moments(bad, norm, goo
     result = train_step(model, [make_batch(2), make_batch(3)], optimizer, on_nonfinite="skip", **bad)
     assert result.skipped and int(result.tokens) == 30
     assert_untouched(before, model, optimizer)
-    twin = copy.deepcopy((model, optimizer))
-    del twin
-    after = train_step(model, [make_batch(4)], optimizer)
-    assert not after.skipped
+    assert not train_step(model, [make_batch(4)], optimizer).skipped
 
 
 def test_an_ordinary_step_keeps_what_the_forward_pass_wrote_into_the_buffers(anywhere):
@@ -527,3 +523,41 @@ def test_functions_partials_and_objects_that_can_be_called_are_schedules():
 
     for schedule in (lambda k: 0.1, partial(cosine, peak_lr=1.0, total_steps=9), Schedule()):
         check_schedule(schedule)
+
+
+# Numbers of a configuration
+
+KINDS = [np.float64(0.1), np.int64(3), np.array(0.1), np.array([1, 2]), torch.tensor(0.1), True, "0.1", 1j, None, [0.1]]
+
+
+@pytest.mark.parametrize("value", KINDS, ids=repr)
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        (OptimizerConfig, "learning_rate"),
+        (OptimizerConfig, "beta1"),
+        (OptimizerConfig, "weight_decay"),
+        (OptimizerConfig, "type"),
+        (ScheduleConfig, "warmup_ratio"),
+        (ScheduleConfig, "min_lr"),
+        (ScheduleConfig, "milestones"),
+        (ScheduleConfig, "type"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_its_key(section, key, value):
+    if (key, value is None) == ("milestones", True):
+        assert section(**{key: value}).milestones is None
+    else:
+        assert refusal(ValueError, lambda: section(**{key: value})).startswith(f"{key} must be ")
+
+
+@pytest.mark.parametrize("peak_lr", [math.nan, math.inf, -1.0, "0.1", None])
+def test_a_schedule_is_not_built_for_a_peak_that_is_no_rate(peak_lr):
+    act = partial(build_schedule, ScheduleConfig(), peak_lr=peak_lr, total_steps=9)
+    assert refusal((ValueError, TypeError), act).startswith("peak_lr must be a finite number of at least 0, got ")
+
+
+@pytest.mark.parametrize("total_steps", [0, 2.5, math.nan, "9", True, None])
+def test_a_schedule_is_not_built_for_a_run_without_a_number_of_steps(total_steps):
+    act = partial(build_schedule, ScheduleConfig(), peak_lr=0.1, total_steps=total_steps)
+    assert refusal(ValueError, act).startswith("total_steps must be a whole number of at least 1, got ")

@@ -38,5 +38,5 @@ def check_max_norm(max_norm: Any, name: str) -> None:
         return
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real):
         raise TypeError(f"{name} must be a positive number or None, got {max_norm!r}")
-    if not max_norm > 0:
+    if not float(max_norm) > 0:
         raise ValueError(f"{name} must be a positive number or None, got {max_norm}")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 Reduction = Literal["mean", "sum", "none"]
 IGNORED = -100  # the label of what is no target
 _CALL = 'loss_fn(logits, labels, reduction="sum")'
-_summing: dict[int, weakref.ref] = {}  # losses that were seen to sum, by id: a loss need not be hashable
+_summing: dict[int, Callable[[], Any]] = {}  # losses that were seen to sum, by id: a loss need not be hashable
 
 
 def next_token_loss(
@@ -80,8 +80,10 @@ def next_token_loss(
 def count_targets(labels: Tensor, ignore_index: int = -100) -> Tensor:
     """Number of target tokens in unshifted `labels` (B, T): a 0-d int64 tensor on the labels' device.
 
-    The first label of each row is no target, because nothing precedes it.
+    The first label of each row is no target, because nothing precedes it. Raises ValueError for another shape.
     """
+    if labels.ndim != 2:
+        raise ValueError(f"labels must be (B, T), got shape {tuple(labels.shape)}")
     return (labels[:, 1:] != ignore_index).sum()
 
 
@@ -123,7 +125,7 @@ def adapt_loss(loss_fn: Any) -> Callable[..., Tensor]:
             raise ValueError("loss_fn must weigh every token the same, got a CrossEntropyLoss with class weights")
         _require_ignored(loss_fn.ignore_index)
         return partial(next_token_loss, label_smoothing=loss_fn.label_smoothing)
-    if _is_next_token_loss(loss_fn):
+    if isinstance(loss_fn, partial) and loss_fn.func is next_token_loss:
         _require_ignored(loss_fn.keywords.get("ignore_index", IGNORED))
     _check_call(loss_fn)
     return loss_fn
@@ -203,7 +205,7 @@ def _check_call(loss_fn: Any) -> None:
     if isinstance(loss_fn, type):
         raise TypeError(f"loss_fn must be callable as {_CALL}, got the class {loss_fn.__name__} itself")
     if not callable(loss_fn):
-        raise TypeError(f"loss_fn must be callable as {_CALL}, got {loss_fn!r}")
+        raise TypeError(f"loss_fn must be callable as {_CALL}, got {type(loss_fn).__name__}")
     called = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         inspect.signature(called).bind(None, None, reduction="sum")

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from numbers import Real
 from typing import Any
 
 import torch
@@ -232,11 +233,17 @@ def _bar(steps: range) -> Iterator[int]:
 
 
 def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_steps: int, threshold: float) -> None:
-    require(0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
-    require(start_lr < end_lr < math.inf, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
+    require(_is_number(start_lr) and 0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
+    above = _is_number(end_lr) and start_lr < end_lr < math.inf
+    require(above, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
     for name, value, least in (("num_iter", num_iter, 2), ("accumulation_steps", accumulation_steps, 1)):
-        require(isinstance(value, int) and value >= least, name, f"a whole number of at least {least}", value)
-    require(threshold > 1, "diverge_threshold", "a number above 1", threshold)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(whole and value >= least, name, f"a whole number of at least {least}", value)
+    require(_is_number(threshold) and threshold > 1, "diverge_threshold", "a number above 1", threshold)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_loader(loader: Iterable[Batch]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, SparseAdam
 
-from course_lm.validation import require, require_kinds
+from course_lm.validation import require, require_kinds, shown
 
 OptimizerType = Literal["adamw", "adam", "sgd", "adafactor"]
 FUSED_DEVICES = ("cpu", "cuda")
@@ -110,7 +110,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision.
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown(optimizer)}")
     if _needs_closure(type(optimizer)):
         kind = type(optimizer).__name__
         raise TypeError(f"optimizer must update from one gradient, got {kind}, which evaluates the loss by itself")

@@ -13,6 +13,8 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
+from course_lm.validation import shown
+
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     """Give each parameter group `lr` times its `lr_scale`; a rate that is a tensor stays the same tensor.
@@ -74,8 +76,14 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
             group["lr_scale"] = scale
 
 
-def check_rates(optimizer: Optimizer) -> None:
-    """Raise as `checked_rate` for a group's rate; one that is a tensor on an accelerator is not waited for."""
+def check_rates(optimizer: Optimizer, lr: float | None) -> None:
+    """Raise as `group_rates` would for `lr`, or where that is None for the rates that the groups have.
+
+    A group's rate that is a tensor on an accelerator is not waited for.
+    """
+    if lr is not None:
+        group_rates(optimizer, lr)
+        return
     for group in optimizer.param_groups:
         if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
             checked_rate(group["lr"], "the rate of a parameter group")
@@ -89,9 +97,9 @@ def checked_rate(value: Any, what: str) -> float:
     scalar = isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0
     number = value.item() if scalar else value
     if isinstance(number, bool) or not isinstance(number, Real):
-        raise TypeError(f"{what} must be a finite number of at least 0, got {value!r}")
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{what} must be a finite number of at least 0, got {value!r}")
+        raise TypeError(f"{what} must be a finite number of at least 0, got {shown(value)}")
+    if not 0 <= float(number) < math.inf:
+        raise ValueError(f"{what} must be a finite number of at least 0, got {shown(value)}")
     return float(number)
 
 

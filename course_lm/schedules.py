@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from course_lm.rates import checked_rate, group_rates, set_learning_rate
-from course_lm.validation import require, require_kinds
+from course_lm.validation import require, require_kinds, shown
 
 ScheduleType = Literal[
     "cosine_with_warmup",
@@ -225,7 +225,7 @@ def check_schedule(schedule: object) -> None:
         name = type(schedule).__name__
         raise TypeError(f"{accepted}; got torch's {name}, which keeps its own count and would not be asked")
     if not callable(schedule) or isinstance(schedule, type):
-        raise TypeError(f"{accepted}; got {schedule!r}")
+        raise TypeError(f"{accepted}; got {shown(schedule)}")
     try:
         inspect.signature(schedule).bind(0)
     except TypeError as error:

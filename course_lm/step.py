@@ -26,7 +26,7 @@ from course_lm.loss import adapt_loss, loss_sum, next_token_loss
 from course_lm.model import allowed_attention
 from course_lm.optim import check_gradients, check_optimizer, name_of
 from course_lm.precision import Precision
-from course_lm.rates import check_rates, group_rates, set_learning_rate
+from course_lm.rates import check_rates, set_learning_rate
 from course_lm.validation import require
 
 Batch = Mapping[str, Any]
@@ -89,20 +89,18 @@ def train_step(
     Raises:
         NonFiniteGradientError: the loss or the gradient is not finite and `on_nonfinite` is "raise"; with an Adam on an
             accelerator the step is skipped without waiting, and `raise_if_nonfinite` raises when results are read.
-        TypeError, ValueError: an argument that cannot train the model, in one line; nothing has changed.
+        TypeError, ValueError: an argument that cannot train the model, in one line; weights, buffers and optimizer state
+            are as they were.
     """
     _check_arguments(micro_batches, max_grad_norm, clip, precision, on_nonfinite)
     check_optimizer(optimizer, model)
     loss_fn = adapt_loss(loss_fn)
-    if lr is None:
-        check_rates(optimizer)
-    else:
-        group_rates(optimizer, lr)
+    check_rates(optimizer, lr)
     if process_group is None and isinstance(model, DistributedDataParallel):
         process_group = model.process_group
     device = device_of(model)
     precision = precision or Precision("fp32", device)
-    require(precision.device.type == device.type, "precision", f"for the model's {device.type}", str(precision.device))
+    _check_precision(precision, device)
     tokens = _total(count_window_targets(micro_batches), device, process_group)
     if tokens.device.type == "cpu" and not tokens:
         warnings.warn("skipped a step: its micro-batches hold no target token", stacklevel=2)
@@ -112,13 +110,13 @@ def train_step(
         set_learning_rate(optimizer, lr)
     model.zero_grad(set_to_none=True)
     optimizer.zero_grad(set_to_none=True)  # a loss may have weights of its own
-    buffers = _Buffers(model)
-    loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group)
-    parameters = trained_parameters(optimizer)
-    check_gradients(parameters, model)
-    precision.scaler.unscale_(optimizer)
-    grad_norm, finite = _clip(parameters, max_grad_norm, clip)
-    result = _update(optimizer, parameters, precision, loss, tokens, grad_norm, finite)
+    with _Buffers(model) as buffers:
+        loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group)
+        parameters = trained_parameters(optimizer)
+        check_gradients(parameters, model)
+        precision.scaler.unscale_(optimizer)
+        grad_norm, finite = _clip(parameters, max_grad_norm, clip)
+        result = _update(optimizer, parameters, precision, loss, tokens, grad_norm, finite)
     if _defers(optimizer, precision, device):
         buffers.put_back_where(result.skipped)
     elif result.skipped:
@@ -230,6 +228,10 @@ def _check_arguments(
         raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
     if not isinstance(micro_batches, Sequence):
         raise TypeError(f"micro_batches must be a list of batches, got {type(micro_batches).__name__}")
+    for batch in micro_batches:
+        if not isinstance(batch, Mapping) or not {"input_ids", "labels"} <= batch.keys():
+            got = f"keys {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+            raise TypeError(f"a micro-batch must be a dict with input_ids and labels, got {got}")
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
     if not callable(clip):
@@ -241,8 +243,17 @@ def _check_arguments(
         )
 
 
+def _check_precision(precision: Precision, device: torch.device) -> None:
+    """Autocast for another device would do nothing, and the step would compute in fp32 without a word."""
+    fits = precision.name == "fp32" or precision.device.type == device.type
+    require(fits, "precision", f"for the model's device {device.type}", str(precision.device))
+
+
 class _Buffers:
-    """The model's buffers before a step: a forward pass changes some, such as the running means of a BatchNorm."""
+    """The model's buffers before a step: a forward pass changes some, such as the running means of a BatchNorm.
+
+    An error inside the context puts them back.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.before = [
@@ -251,6 +262,13 @@ class _Buffers:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+
+    def __enter__(self) -> "_Buffers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.put_back()
 
     @torch.no_grad()
     def put_back(self) -> None:

@@ -255,6 +255,18 @@ def test_a_step_that_meets_nan_leaves_weights_buffers_and_moments(bad, norm, any
     assert not train_step(model, [make_batch(4)], optimizer).skipped
 
 
+def test_an_error_inside_a_step_leaves_the_buffers_too():
+    def broken(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    model = Model(norm=True)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    before = state_of(model, optimizer)
+    with pytest.raises(KeyboardInterrupt):
+        train_step(model, [make_batch()], optimizer, loss_fn=broken)
+    assert_untouched(before, model, optimizer)
+
+
 def test_an_ordinary_step_keeps_what_the_forward_pass_wrote_into_the_buffers(anywhere):
     model = Model(norm=True)
     train_step(model, [make_batch(), make_batch(1)], AdamW(model.parameters(), fused=True))
@@ -383,7 +395,7 @@ LOSSES: dict[str, tuple[Any, str]] = {
     "an option with another ignored label": (partial(next_token_loss, ignore_index=0), "must ignore the label -100"),
     "another of torch's": (nn.NLLLoss(), "got NLLLoss: got an unexpected keyword argument 'reduction'"),
     "a class": (nn.CrossEntropyLoss, "got the class CrossEntropyLoss itself"),
-    "a name": ("cross_entropy", "got 'cross_entropy'"),
+    "a name": ("cross_entropy", "got str"),
     "no reduction": (no_reduction, "no_reduction: got an unexpected keyword argument 'reduction'"),
     "detached": (detached, "without one from detached"),
     "a loss for each token": (per_token, "got a tensor of shape (3, 5) from per_token"),
@@ -477,8 +489,17 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a norm in words": ({"max_grad_norm": "1.0"}, "max_grad_norm must be a positive number or None, got '1.0'"),
     "a norm of True": ({"max_grad_norm": True}, "max_grad_norm must be a positive number or None, got True"),
     "a name of a precision": ({"precision": "bf16"}, "must be a Precision(name, device) or None, got 'bf16'"),
-    "another device": ({"precision": Precision("bf16", "cuda")}, "precision must be for the model's cpu, got 'cuda'"),
+    "another device": (
+        {"precision": Precision("bf16", "cuda")},
+        "precision must be for the model's device cpu, got 'cuda'",
+    ),
     "a generator": ({"micro_batches": (batch for batch in [make_batch()])}, "a list of batches, got generator"),
+    "a batch in a list in a list": ({"micro_batches": [[make_batch()]]}, "a dict with input_ids and labels, got list"),
+    "no labels": ({"micro_batches": [{"input_ids": torch.ones(1, 2).long()}]}, "labels, got keys ['input_ids']"),
+    "labels of one row": (
+        {"micro_batches": [make_batch() | {"labels": torch.ones(6).long()}]},
+        "labels must be (B, T), got shape (6,)",
+    ),
     "on_nonfinite": ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of raise, skip, got 'ignore'"),
 }
 
@@ -561,3 +582,11 @@ def test_a_schedule_is_not_built_for_a_peak_that_is_no_rate(peak_lr):
 def test_a_schedule_is_not_built_for_a_run_without_a_number_of_steps(total_steps):
     act = partial(build_schedule, ScheduleConfig(), peak_lr=0.1, total_steps=total_steps)
     assert refusal(ValueError, act).startswith("total_steps must be a whole number of at least 1, got ")
+
+
+@pytest.mark.parametrize("key", ["start_lr", "end_lr", "num_iter", "accumulation_steps", "diverge_threshold"])
+@pytest.mark.parametrize("value", ["2", True, None, math.nan, np.array([2.0])], ids=repr)
+def test_a_setting_of_the_range_test_that_is_no_number_is_refused(key, value):
+    model = Model()
+    act = partial(find_lr, model, [make_batch()], SGD(model.parameters()), **{key: value})
+    assert refusal(ValueError, act).startswith(f"{key} must be ")

@@ -89,8 +89,8 @@ def train_step(
     Raises:
         NonFiniteGradientError: the loss or the gradient is not finite and `on_nonfinite` is "raise"; with an Adam on an
             accelerator the step is skipped without waiting, and `raise_if_nonfinite` raises when results are read.
-        TypeError, ValueError: an argument that cannot train the model, in one line; weights, buffers and optimizer state
-            are as they were.
+        TypeError, ValueError: an argument that cannot train the model, in one line; weights, buffers and optimizer
+            state are as they were.
     """
     _check_arguments(micro_batches, max_grad_norm, clip, precision, on_nonfinite)
     check_optimizer(optimizer, model)

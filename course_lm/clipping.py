@@ -1,6 +1,8 @@
 """Clipping by the global gradient norm (Pascanu et al. 2013, section 3.2)."""
 
 from collections.abc import Iterable
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +17,9 @@ def clip_gradients(parameters: Tensor | Iterable[Tensor], max_norm: float | None
     gradients as they are, so that the caller can find the parameter at fault. The host never waits for an
     accelerator. Gradients must be unscaled and complete: call it once per step, after the last backward pass.
 
-    Raises ValueError for a `max_norm` that is not positive.
+    Raises ValueError for a `max_norm` that is not positive, TypeError for one that is no number.
     """
-    if max_norm is not None and not max_norm > 0:
-        raise ValueError(f"max_norm must be a positive number or None, got {max_norm}")
+    check_max_norm(max_norm, "max_norm")
     if isinstance(parameters, Tensor):
         parameters = [parameters]  # iterating over it would give rows, which have no gradient
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
@@ -29,3 +30,13 @@ def clip_gradients(parameters: Tensor | Iterable[Tensor], max_norm: float | None
         finite_norm = torch.where(norm.isfinite(), norm, 0.0)
         torch.nn.utils.clip_grads_with_norm_(with_gradient, max_norm, finite_norm)
     return norm
+
+
+def check_max_norm(max_norm: Any, name: str) -> None:
+    """Raise ValueError for a bound that is not positive, TypeError for one that is neither a number nor None."""
+    if max_norm is None:
+        return
+    if isinstance(max_norm, bool) or not isinstance(max_norm, Real):
+        raise TypeError(f"{name} must be a positive number or None, got {max_norm!r}")
+    if not float(max_norm) > 0:
+        raise ValueError(f"{name} must be a positive number or None, got {max_norm}")

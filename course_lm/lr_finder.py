@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from numbers import Real
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
 from course_lm.batch_checks import check_batch
-from course_lm.clipping import clip_gradients
+from course_lm.clipping import check_max_norm, clip_gradients
 from course_lm.forward import Batch, device_of, forward_logits
-from course_lm.loss import count_targets, next_token_loss
+from course_lm.loss import adapt_loss, count_targets, loss_sum, next_token_loss
 from course_lm.lr_curve import (
     SKIP_END,
     SKIP_START,
@@ -31,7 +32,9 @@ from course_lm.lr_curve import (
     suggest,
 )
 from course_lm.monitoring import ProgressBar, smooth
+from course_lm.optim import check_gradients, check_optimizer
 from course_lm.precision import Precision
+from course_lm.rates import fix_lr_scales, set_learning_rate
 from course_lm.restoring import restored
 from course_lm.step import trained_parameters
 from course_lm.validation import require
@@ -69,8 +72,7 @@ def find_lr(
     Args:
         model, loss_fn, max_grad_norm, precision: as for `train_step`.
         loader: batches that can be read again: one that is too short is. Those without a target token are passed over.
-        optimizer: any. The sweep starts from its state. Rates that differ between its groups keep their ratios: each
-            group gets `lr` times its `lr_scale` or, where no group has one, times its rate over the largest.
+        optimizer: as for `train_step`. The sweep starts from its state. Groups keep their ratios, see `rates`.
         start_lr, end_lr: first and last learning rate.
         accumulation_steps: micro-batches of a step; each token of the step weighs the same.
         diverge_threshold: stop after a loss of this many times the lowest so far.
@@ -79,14 +81,18 @@ def find_lr(
 
     Raises:
         ValueError: a setting out of its range, or a loader without a target token.
+        TypeError, ValueError: an argument that `train_step` would refuse.
     """
     _check_sweep(start_lr, end_lr, num_iter, accumulation_steps, diverge_threshold)
     check_reading(smoothing, skip_start, skip_end)
     _check_loader(loader)
+    check_max_norm(max_grad_norm, "max_grad_norm")
+    check_optimizer(optimizer, model)
+    loss_fn = adapt_loss(loss_fn)
     with restored(model, optimizer, loader) as reader, _quiet(progress):
         if not model.training:
             model.train()
-        steps = _Steps(optimizer, _precision_like(precision, model), max_grad_norm)
+        steps = _Steps(model, optimizer, _precision_like(precision, model), max_grad_norm)
         finder = _library_finder(model, optimizer, steps, _criterion(loss_fn, accumulation_steps))
         lrs = {"start_lr": start_lr, "end_lr": end_lr, "num_iter": num_iter}
         ends = {"smooth_f": 0, "diverge_th": diverge_threshold, "accumulation_steps": accumulation_steps}
@@ -135,19 +141,22 @@ class _Batches(TrainDataLoaderIter):
 class _Steps:
     """Stands where the library expects a gradient scaler, and takes the step as `train_step` does."""
 
-    def __init__(self, optimizer: Optimizer, precision: Precision, max_grad_norm: float | None) -> None:
-        self.precision, self.max_grad_norm = precision, max_grad_norm
-        self.ratios = _ratios(optimizer.param_groups)
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, precision: Precision, max_grad_norm: float | None
+    ) -> None:
+        self.model, self.precision, self.max_grad_norm = model, precision, max_grad_norm
+        fix_lr_scales(optimizer)  # before the library gives all groups the same rate
 
     def scale(self, loss: Tensor) -> Tensor:
         return self.precision.scaler.scale(loss)
 
     def step(self, optimizer: Optimizer) -> None:
+        parameters = trained_parameters(optimizer)
+        check_gradients(parameters, self.model)
         self.precision.scaler.unscale_(optimizer)
         if self.max_grad_norm is not None:
-            clip_gradients(trained_parameters(optimizer), self.max_grad_norm)
-        for group, ratio in zip(optimizer.param_groups, self.ratios, strict=True):
-            group["lr"] *= ratio  # before each step the library sets all groups to the same rate
+            clip_gradients(parameters, self.max_grad_norm)
+        set_learning_rate(optimizer, optimizer.param_groups[0]["lr"])  # the library set all groups to this rate
         self.precision.scaler.step(optimizer)
 
     def update(self) -> None:
@@ -169,7 +178,7 @@ def _library_finder(
 def _criterion(loss_fn: Callable[..., Tensor], accumulation_steps: int) -> Callable[..., Tensor]:
     def criterion(logits: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         labels, tokens = targets
-        loss = loss_fn(logits, labels, reduction="sum") / tokens
+        loss = loss_sum(loss_fn, logits, labels) / tokens
         if not torch.isfinite(loss):
             raise _NonFiniteLoss
         return loss * accumulation_steps  # the library divides by it
@@ -190,13 +199,6 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
             raise ValueError("the loader holds no batch with a target token")
         if hasattr(reader, "set_epoch") and hasattr(reader, "epoch"):
             reader.set_epoch(reader.epoch + 1)
-
-
-def _ratios(groups: list[dict[str, Any]]) -> list[float]:
-    if any("lr_scale" in group for group in groups):
-        return [group.get("lr_scale", 1.0) for group in groups]
-    rates = [float(group.get("initial_lr", group["lr"])) for group in groups]  # a warm-up may have set "lr" to 0
-    return [rate / max(rates) if max(rates) > 0 else 1.0 for rate in rates]
 
 
 def _precision_like(precision: Precision | None, model: nn.Module) -> Precision:
@@ -234,11 +236,17 @@ def _bar(steps: range) -> Iterator[int]:
 
 
 def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_steps: int, threshold: float) -> None:
-    require(0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
-    require(start_lr < end_lr < math.inf, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
+    require(_is_number(start_lr) and 0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
+    above = _is_number(end_lr) and start_lr < end_lr < math.inf
+    require(above, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
     for name, value, least in (("num_iter", num_iter, 2), ("accumulation_steps", accumulation_steps, 1)):
-        require(isinstance(value, int) and value >= least, name, f"a whole number of at least {least}", value)
-    require(threshold > 1, "diverge_threshold", "a number above 1", threshold)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(whole and value >= least, name, f"a whole number of at least {least}", value)
+    require(_is_number(threshold) and threshold > 1, "diverge_threshold", "a number above 1", threshold)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _check_loader(loader: Iterable[Batch]) -> None:

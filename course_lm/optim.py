@@ -4,18 +4,23 @@ The update rules are torch's own. What is decided here is which weights decay (m
 fused kernels are used, which update all weights in one pass and can skip a step without asking the host.
 """
 
+import inspect
 import math
+import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import lru_cache
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, SparseAdam
 
-from course_lm.validation import require
+from course_lm.validation import require, require_kinds, shown
 
 OptimizerType = Literal["adamw", "adam", "sgd", "adafactor"]
 FUSED_DEVICES = ("cpu", "cuda")
+_left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters, where a warning has told of them
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class OptimizerConfig:
       weight_decay; the rest has torch's defaults (Shazeer & Stern 2018).
 
     `learning_rate` is the peak that a schedule scales. Raises ValueError naming key, value and what is
-    accepted.
+    accepted: plain numbers, of which True is none.
     """
 
     type: OptimizerType = "adamw"
@@ -42,8 +47,7 @@ class OptimizerConfig:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        types = get_args(OptimizerType)
-        require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
+        require_kinds(type(self), vars(self))
         require(0 < self.learning_rate < math.inf, "learning_rate", "a positive number", self.learning_rate)
         require(0 <= self.beta1 < 1, "beta1", "in [0, 1)", self.beta1)
         require(0 <= self.beta2 < 1, "beta2", "in [0, 1)", self.beta2)
@@ -93,6 +97,64 @@ def state_bytes(optimizer: Optimizer) -> int:
     """
     kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     return sum(tensor.nbytes for tensor in kept)
+
+
+def check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Refuse an optimizer that cannot train the model; warn once of what it leaves out.
+
+    A parameter that the optimizer does not hold never changes, and one in half precision loses most of its updates to
+    rounding; both would train on without a word. An optimizer may hold more than the model's: a loss's own weights.
+
+    Raises:
+        TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.
+        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown(optimizer)}")
+    if _needs_closure(type(optimizer)):
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer must update from one gradient, got {kind}, which evaluates the loss by itself")
+    if isinstance(optimizer, SparseAdam):
+        raise TypeError("optimizer must take dense gradients, got SparseAdam: take AdamW, and sparse=False")
+    held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    left_out = [parameter for parameter in trainable if id(parameter) not in held]
+    if trainable and len(left_out) == len(trainable):
+        raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
+    for parameter in held.values():
+        if parameter.requires_grad and parameter.itemsize < 4:
+            raise ValueError(
+                f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
+                'updates would be rounded away; call model.float() and set the precision to "bf16"'
+            )
+    if left_out and len(left_out) != _left_out.get(optimizer):
+        _left_out[optimizer] = len(left_out)
+        warnings.warn(
+            f"the optimizer leaves out {len(left_out)} of the model's {len(trainable)} trainable parameters, first "
+            f"{name_of(left_out[0], model)}: they will not change",
+            stacklevel=3,
+        )
+
+
+def check_gradients(parameters: list[torch.Tensor], model: nn.Module) -> None:
+    """Raise ValueError for a sparse gradient, which neither clipping nor the update rules here can take."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            name = name_of(parameter, model)
+            raise ValueError(
+                f"gradients must be dense, got a sparse one for {name}: make the embedding with sparse=False"
+            )
+
+
+def name_of(parameter: torch.Tensor, model: nn.Module) -> str:
+    """The parameter's name in the model; "unnamed" for one that belongs to something else, such as a loss."""
+    return next((name for name, one in model.named_parameters() if one is parameter), "unnamed")
+
+
+@lru_cache
+def _needs_closure(kind: type[Optimizer]) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _can_fuse(parameters: list[torch.Tensor]) -> bool:

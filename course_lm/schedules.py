@@ -8,17 +8,20 @@ Warm-up, linear, cosine and inverse square root follow the formulas of transform
 value.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from numbers import Integral
+from typing import Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from course_lm.validation import require
+from course_lm.rates import checked_rate, group_rates, set_learning_rate
+from course_lm.validation import require, require_kinds, shown
 
 ScheduleType = Literal[
     "cosine_with_warmup",
@@ -151,7 +154,7 @@ class ScheduleConfig:
     - "inverse_sqrt": `timescale` in steps (None: the warm-up's length), `min_lr` (a floor).
     - "warmup_stable_decay": `decay_ratio` of the run's steps, `min_lr` (its last value).
 
-    Raises ValueError naming key, value and what is accepted.
+    Raises ValueError naming key, value and what is accepted: plain numbers, of which True is none.
     """
 
     type: ScheduleType = "cosine_with_warmup"
@@ -166,14 +169,13 @@ class ScheduleConfig:
     decay_ratio: float = 0.1
 
     def __post_init__(self) -> None:
-        types = get_args(ScheduleType)
-        require(self.type in types, "type", f"one of {', '.join(types)}", self.type)
+        require_kinds(type(self), vars(self))
         require(0 <= self.warmup_ratio < 1, "warmup_ratio", "in [0, 1)", self.warmup_ratio)
         _require_count("warmup_steps", self.warmup_steps, least=0)
         require(0 < self.num_cycles < math.inf, "num_cycles", "a positive number", self.num_cycles)
         require(0 <= self.min_lr < math.inf, "min_lr", "a number of at least 0", self.min_lr)
-        whole = all(isinstance(step, int) and step >= 1 for step in self.milestones or ())
-        require(whole, "milestones", "whole numbers of at least 1, or null", self.milestones)
+        reached = all(step >= 1 for step in self.milestones or ())
+        require(reached, "milestones", "whole numbers of at least 1, or null", self.milestones)
         alone = self.milestones is None or self.step_size is None
         require(alone, "step_size", "null where milestones are given", self.step_size)
         _require_count("step_size", self.step_size, least=1)
@@ -185,9 +187,12 @@ class ScheduleConfig:
 def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) -> Callable[[int], float]:
     """The configured schedule as a function from completed steps to the learning rate of the next step.
 
-    Raises ValueError for a run without steps, a warm-up longer than the run, and a `min_lr` above `peak_lr`.
+    Raises ValueError for a run without steps, a warm-up longer than the run, a `peak_lr` that is no finite number of at
+    least 0, and a `min_lr` above it; TypeError for a `peak_lr` that is no number.
     """
-    require(total_steps >= 1, "total_steps", "at least 1", total_steps)
+    whole = isinstance(total_steps, Integral) and not isinstance(total_steps, bool)
+    require(whole and total_steps >= 1, "total_steps", "a whole number of at least 1", total_steps)
+    peak_lr, total_steps = checked_rate(peak_lr, "peak_lr"), int(total_steps)
     require(config.min_lr <= peak_lr, "min_lr", f"at most the peak learning rate {peak_lr}", config.min_lr)
     shared = {
         "peak_lr": peak_lr,
@@ -210,21 +215,41 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
             return partial(warmup_stable_decay, **shared, decay_ratio=config.decay_ratio, min_lr=config.min_lr)
 
 
+def check_schedule(schedule: object) -> None:
+    """Refuse what is no function from the number of completed steps to a learning rate.
+
+    Raises TypeError for one of torch's schedulers, a number, a configuration, and a function that needs more.
+    """
+    accepted = "a schedule must be a function from completed steps to a learning rate, such as build_schedule returns"
+    if isinstance(schedule, LRScheduler):
+        name = type(schedule).__name__
+        raise TypeError(f"{accepted}; got torch's {name}, which keeps its own count and would not be asked")
+    if not callable(schedule) or isinstance(schedule, type):
+        raise TypeError(f"{accepted}; got {shown(schedule)}")
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError as error:
+        raise TypeError(f"{accepted}; got {getattr(schedule, '__name__', schedule)!r}: {error}") from None
+    except ValueError:
+        return  # a function written in C may have no signature to look at
+
+
 class ScheduleLR(LRScheduler):
     """A schedule as one of torch's, for a loop of your own: call `step()` once after each optimizer step.
 
-    Sets the rate of each parameter group to `schedule(k)` times the group's `lr_scale` (1 where it has none);
-    k counts the calls of `step()`. Its state is k alone, so it loads with `weights_only=True`.
+    Sets the rate of each parameter group to `schedule(k)` times the group's `lr_scale`; groups that have none keep
+    the ratios of their rates. k counts the calls of `step()`. Its state is k alone, so it loads with
+    `weights_only=True`.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Callable[[int], float]) -> None:
+        check_schedule(schedule)
         self.schedule = schedule
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each parameter group for the next optimizer step."""
-        lr = self.schedule(self.last_epoch)
-        return [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+        return [*group_rates(self.optimizer, self.schedule(self.last_epoch))]
 
     def state_dict(self) -> dict[str, int]:
         """The number of completed steps."""
@@ -234,12 +259,8 @@ class ScheduleLR(LRScheduler):
         """Go on after `completed_steps`, and set the rates that belong there."""
         self.last_epoch = state_dict["completed_steps"]
         self._step_count = self.last_epoch + 1  # torch counts the call that its constructor makes
+        set_learning_rate(self.optimizer, self.schedule(self.last_epoch))
         self._last_lr = self.get_lr()
-        for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
 
 
 def _warm_up(step: int, peak_lr: float, warmup_steps: int) -> float:
@@ -256,5 +277,4 @@ def _warmup_steps(config: ScheduleConfig, total_steps: int) -> int:
 
 def _require_count(key: str, value: int | None, least: int) -> None:
     if value is not None:
-        holds = isinstance(value, int) and value >= least
-        require(holds, key, f"a whole number of at least {least}, or null", value)
+        require(value >= least, key, f"a whole number of at least {least}, or null", value)

@@ -1,8 +1,9 @@
 """One optimizer step: some micro-batches in, one update out.
 
 The loss of a step is the mean over all target tokens of all its micro-batches and ranks, so the count comes first and
-each micro-batch contributes its *sum*, divided once. Then: unscale, clip, check, update. A non-finite gradient never
-reaches the weights or the optimizer's state.
+each micro-batch contributes its *sum*, divided once. Then: unscale, clip, check, update. The check is the last thing
+before the update: whatever made the loss or the gradient NaN, it reaches neither the weights, nor the buffers, nor the
+optimizer's state.
 """
 
 import math
@@ -19,16 +20,19 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
 from course_lm.batch_checks import check_batch
-from course_lm.clipping import clip_gradients
+from course_lm.clipping import check_max_norm, clip_gradients
 from course_lm.forward import Batch, device_of, forward_logits, move_batch
-from course_lm.loss import next_token_loss
+from course_lm.loss import adapt_loss, loss_sum, next_token_loss
+from course_lm.optim import check_gradients, check_optimizer, name_of
 from course_lm.precision import Precision
+from course_lm.rates import check_rates, set_learning_rate
+from course_lm.validation import require
 
 ON_NONFINITE = ("raise", "skip")
 
 
 class NonFiniteGradientError(FloatingPointError):
-    """A gradient is NaN or infinite. Weights and optimizer state are as they were before the step."""
+    """The loss or a gradient is NaN or infinite. Weights, buffers and optimizer state are as they were."""
 
 
 class StepResult(NamedTuple):
@@ -69,28 +73,34 @@ def train_step(
             `.logits`. Its mode (train or eval) is left to the caller.
         micro_batches: dicts with `input_ids`, `attention_mask` and `labels`, each (B, T); packed ones also
             `document_ids` and `position_ids`.
-        lr: learning rate of this step; each group gets `lr * group.get("lr_scale", 1.0)`. None keeps what is set.
-        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`.
+        lr: learning rate of this step; each group gets `lr` times its `lr_scale`, and groups that have none keep the
+            ratios of their rates (see `rates`). None keeps what is set.
+        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`, see `loss.loss_sum`; a `CrossEntropyLoss` stands
+            for `next_token_loss`.
         max_grad_norm: bound on the global gradient norm; None measures the norm without clipping.
-        clip: called as `clip(parameters, max_grad_norm)` on unscaled gradients, changes them in place.
+        clip: called as `clip(parameters, max_grad_norm)` on unscaled gradients, changes them in place. One of your own
+            needs a number to clip to.
         on_nonfinite: "raise" or "skip". An fp16 overflow is always skipped: the scaler then lowers its scale.
         process_group: sum tokens and loss over its ranks. The model must average gradients over the same ranks;
             `DistributedDataParallel` does, and its group is taken where none is given.
 
     Raises:
-        NonFiniteGradientError: the gradient is not finite and `on_nonfinite` is "raise"; with an Adam on an
+        NonFiniteGradientError: the loss or the gradient is not finite and `on_nonfinite` is "raise"; with an Adam on an
             accelerator the step is skipped without waiting, and `raise_if_nonfinite` raises when results are read.
+        TypeError, ValueError: an argument that cannot train the model, in one line; weights, buffers and optimizer
+            state are as they were.
     """
-    if on_nonfinite not in ON_NONFINITE:
-        raise ValueError(f"on_nonfinite must be one of {', '.join(ON_NONFINITE)}, got {on_nonfinite!r}")
-    if isinstance(micro_batches, Mapping):
-        raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
+    _check_arguments(micro_batches, max_grad_norm, clip, precision, on_nonfinite)
+    check_optimizer(optimizer, model)
+    loss_fn = adapt_loss(loss_fn)
+    check_rates(optimizer, lr)
     if process_group is None and isinstance(model, DistributedDataParallel):
         process_group = model.process_group
     for batch in micro_batches:
         check_batch(model, batch)
     device = device_of(model)
     precision = precision or Precision("fp32", device)
+    _check_precision(precision, device)
     tokens = _total(count_window_targets(micro_batches), device, process_group)
     if tokens.device.type == "cpu" and not tokens:
         warnings.warn("skipped a step: its micro-batches hold no target token", stacklevel=2)
@@ -100,13 +110,19 @@ def train_step(
         set_learning_rate(optimizer, lr)
     model.zero_grad(set_to_none=True)
     optimizer.zero_grad(set_to_none=True)  # a loss may have weights of its own
-    loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group)
-    precision.scaler.unscale_(optimizer)
-    parameters = trained_parameters(optimizer)
-    grad_norm = _clip(parameters, max_grad_norm, clip)
-    result = _update(optimizer, parameters, precision, loss, tokens, grad_norm)
-    if on_nonfinite == "raise" and not _defers(optimizer, precision, device):
-        raise_if_nonfinite(result, model, optimizer, precision)
+    with _Buffers(model) as buffers:
+        loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group)
+        parameters = trained_parameters(optimizer)
+        check_gradients(parameters, model)
+        precision.scaler.unscale_(optimizer)
+        grad_norm, finite = _clip(parameters, max_grad_norm, clip)
+        result = _update(optimizer, parameters, precision, loss, tokens, grad_norm, finite)
+    if _defers(optimizer, precision, device):
+        buffers.put_back_where(result.skipped)
+    elif result.skipped:
+        buffers.put_back()
+        if on_nonfinite == "raise":
+            raise_if_nonfinite(result, model, optimizer, precision)
     return result
 
 
@@ -115,16 +131,10 @@ def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Give each parameter group `lr`, times its own `lr_scale` where it has one."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
-
-
 def raise_if_nonfinite(
     result: StepResult, model: nn.Module, optimizer: Optimizer, precision: Precision | None = None
 ) -> None:
-    """Raise when a step met a non-finite gradient that no smaller loss scale can cure.
+    """Raise when a step met a loss or a gradient that is not finite and that no smaller loss scale can cure.
 
     Raises:
         NonFiniteGradientError: names the loss and the first parameter whose gradient is not finite.
@@ -132,16 +142,46 @@ def raise_if_nonfinite(
     if not result.skipped or not result.tokens:
         return
     scaling = precision if precision is not None and precision.scales else None
-    if scaling is not None and not scaling.was_at_minimum:
+    overflowed = not torch.isfinite(result.grad_norm)  # else the loss, or a clip of the caller's own, is to blame
+    if scaling is not None and overflowed and not scaling.was_at_minimum:
         return
     index = int(result.bad_parameter)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    guilty = names.get(id(trained_parameters(optimizer)[index]), "unnamed") if index >= 0 else "none alone"
-    at_scale = f" at the lowest loss scale {scaling.minimum_scale:g}" if scaling is not None else ""
+    guilty = name_of(trained_parameters(optimizer)[index], model) if index >= 0 else "none alone"
+    at_scale = f" at the lowest loss scale {scaling.minimum_scale:g}" if scaling is not None and overflowed else ""
+    what = "gradient" if overflowed else "loss" if index < 0 else "gradient after clip"
     raise NonFiniteGradientError(
-        f"gradient is not finite{at_scale}: loss {float(result.loss):g}, norm {float(result.grad_norm):g}, "
+        f"{what} is not finite{at_scale}: loss {float(result.loss):g}, norm {float(result.grad_norm):g}, "
         f"first bad parameter {guilty}; the weights are unchanged"
     )
+
+
+def _check_arguments(
+    micro_batches: object, max_grad_norm: object, clip: object, precision: object, on_nonfinite: str
+) -> None:
+    require(on_nonfinite in ON_NONFINITE, "on_nonfinite", f"one of {', '.join(ON_NONFINITE)}", on_nonfinite)
+    if isinstance(micro_batches, Mapping):
+        raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
+    if not isinstance(micro_batches, Sequence):
+        raise TypeError(f"micro_batches must be a list of batches, got {type(micro_batches).__name__}")
+    for batch in micro_batches:
+        if not isinstance(batch, Mapping) or not {"input_ids", "labels"} <= batch.keys():
+            got = f"keys {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+            raise TypeError(f"a micro-batch must be a dict with input_ids and labels, got {got}")
+    if precision is not None and not isinstance(precision, Precision):
+        raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
+    if not callable(clip):
+        raise TypeError(f"clip must be callable as clip(parameters, max_grad_norm), got {clip!r}")
+    check_max_norm(max_grad_norm, "max_grad_norm")
+    if max_grad_norm is None and clip is not clip_gradients:
+        raise ValueError(
+            "max_grad_norm None means no clipping, got it beside a clip of your own: give the norm, or inf"
+        )
+
+
+def _check_precision(precision: Precision, device: torch.device) -> None:
+    """Autocast for another device would do nothing, and the step would compute in fp32 without a word."""
+    fits = precision.name == "fp32" or precision.device.type == device.type
+    require(fits, "precision", f"for the model's device {device.type}", str(precision.device))
 
 
 def _total(count: Tensor, device: torch.device, process_group: dist.ProcessGroup | None) -> Tensor:
@@ -175,19 +215,19 @@ def _accumulate_gradients(
         last = index == len(micro_batches) - 1
         with _gradient_exchange(model, last):
             with precision.autocast():
-                loss_sum = loss_fn(forward_logits(model, batch), batch["labels"], reduction="sum")
-            precision.scaler.scale(loss_sum * ranks / divisor).backward()  # ranks: their gradients get averaged
-        total = total + loss_sum.detach()
+                loss = loss_sum(loss_fn, forward_logits(model, batch), batch["labels"])
+            precision.scaler.scale(loss * ranks / divisor).backward()  # ranks: their gradients get averaged
+        total = total + loss.detach()
     return _total(total, device, process_group) / divisor
 
 
-def _clip(parameters: list[Tensor], max_norm: float | None, clip: Callable[..., object]) -> Tensor:
-    """Clip; return the true norm before, whatever a clip of the caller's own returns."""
+def _clip(parameters: list[Tensor], max_norm: float | None, clip: Callable[..., object]) -> tuple[Tensor, Tensor]:
+    """Clip; return the true norm before, and whether the gradients are finite now, whatever the caller's clip does."""
+    norm = clip_gradients(parameters, max_norm if clip is clip_gradients else None)
     if clip is clip_gradients:
-        return clip_gradients(parameters, max_norm)
-    norm = clip_gradients(parameters, None)
+        return norm, norm.isfinite()
     clip(parameters, max_norm)
-    return norm
+    return norm, norm.isfinite() & clip_gradients(parameters, None).isfinite()
 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> AbstractContextManager:
@@ -213,9 +253,10 @@ def _update(
     loss: Tensor,
     tokens: Tensor,
     norm: Tensor,
+    finite: Tensor,
 ) -> StepResult:
-    """Step the optimizer unless the gradient is not finite."""
-    skipped = ~torch.isfinite(norm) | (tokens == 0)
+    """Step the optimizer unless the loss or the gradient is not finite."""
+    skipped = ~(finite & loss.isfinite()) | (tokens == 0)
     if _defers(optimizer, precision, norm.device):
         optimizer.grad_scale, optimizer.found_inf = None, skipped.float()  # type: ignore[attr-defined]
         optimizer.step()
@@ -236,3 +277,40 @@ def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
     norms = torch.stack([gradient.norm(p=math.inf) for gradient in gradients])  # (parameters,)
     bad = ~torch.isfinite(norms)
     return torch.where(bad.any(), bad.int().argmax(), -1)
+
+
+class _Buffers:
+    """The model's buffers before a step: a forward pass changes some, such as the running means of a BatchNorm.
+
+    An error inside the context puts them back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.before = [
+            (module, name, buffer, buffer.clone())
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+
+    def __enter__(self) -> "_Buffers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.put_back()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for module, name, buffer, value in self.before:
+            module._buffers[name] = buffer.copy_(value)  # the forward pass may have put another tensor in its place
+
+    @torch.no_grad()
+    def put_back_where(self, skipped: Tensor) -> None:
+        """The same without asking whether the step was skipped: the choice is made on the device."""
+        for module, name, buffer, value in self.before:
+            now = module._buffers[name]
+            if now is buffer:
+                buffer.copy_(torch.where(skipped, value, buffer))
+            elif now is not None and now.shape == value.shape:
+                module._buffers[name] = torch.where(skipped, value, now)

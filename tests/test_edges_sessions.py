@@ -1,4 +1,4 @@
-"""Whatever a person does to a run, it ends as the unbroken one, bit for bit, or is refused in one line with nothing lost.
+"""Whatever a person does to a run, it ends as the unbroken one, bit for bit, or in one refusal with nothing lost.
 
 A session is a random sequence of what people do: start, stop, crash, start again with another setting or other data,
 run a cell once more, load an older checkpoint, evaluate, draw random numbers, damage a file. There is no third outcome.

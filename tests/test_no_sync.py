@@ -134,6 +134,12 @@ def test_the_count_of_reads_does_not_depend_on_whether_clipping_acts(deferred, m
     assert observed_step(model, fused_adamw(model), make_window(), max_grad_norm=max_grad_norm).reads == [torch.int64]
 
 
+def test_buffers_are_kept_on_a_skipped_step_without_a_look_at_whether_it_was(deferred):
+    model = make_model()
+    model.register_buffer("seen", torch.zeros(3))
+    assert observed_step(model, fused_adamw(model), make_window()).reads == [torch.int64]
+
+
 def test_the_count_of_reads_does_not_grow_with_the_number_of_micro_batches(deferred):
     model = make_model()
     assert observed_step(model, fused_adamw(model), make_window() * 3).reads == [torch.int64]

@@ -250,7 +250,7 @@ def test_a_schedule_can_be_sent_to_another_process(kind):
         ("warmup_ratio", 1.5, "in [0, 1)"),
         ("warmup_ratio", math.nan, "in [0, 1)"),
         ("warmup_steps", -1, "a whole number of at least 0, or null"),
-        ("warmup_steps", 2.5, "a whole number of at least 0, or null"),
+        ("warmup_steps", 2.5, "an int (of at most 64 bits) or null"),
         ("num_cycles", 0.0, "a positive number"),
         ("min_lr", -1e-5, "a number of at least 0"),
         ("milestones", [4, 0], "whole numbers of at least 1, or null"),
@@ -271,7 +271,7 @@ def test_bad_values_are_refused_with_key_value_and_what_is_accepted(key, value, 
     [
         (ScheduleConfig(warmup_steps=20), 10, "warmup_steps must be at most the run's 10 steps, got 20"),
         (ScheduleConfig(min_lr=0.5), 10, "min_lr must be at most the peak learning rate 0.1, got 0.5"),
-        (ScheduleConfig(), 0, "total_steps must be at least 1, got 0"),
+        (ScheduleConfig(), 0, "total_steps must be a whole number of at least 1, got 0"),
     ],
 )
 def test_a_schedule_that_does_not_fit_the_run_is_refused(config, total, message):

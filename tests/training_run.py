@@ -121,13 +121,17 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def counting(act: Callable[[int], None], loss_fn: Loss = next_token_loss) -> Loss:
-    """The loss; `act` is called with the number of micro-batches so far."""
+    """The loss; `act` is called with the number of micro-batches so far.
+
+    Without gradients the loss is only asked whether it sums.
+    """
     count = 0
 
     def counted(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
         nonlocal count
-        count += 1
-        act(count)
+        if torch.is_grad_enabled():
+            count += 1
+            act(count)
         return loss_fn(logits, labels, reduction=reduction)
 
     return counted

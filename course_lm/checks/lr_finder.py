@@ -214,7 +214,7 @@ def group_rates(fn: Callable[..., object]) -> Report:
             "three rates": ([{"lr": 2e-3}, {"lr": 4e-3}, {"lr": 1e-3}], 0.1),
             "equal rates": ([{"lr": 0.05}, {"lr": 0.05}], 1e-4),
             "a scale for each": ([{"lr": 1e-3, "lr_scale": 2.0}, {"lr": 5e-3, "lr_scale": 0.25}], 0.01),
-            "a scale for one of two": ([{"lr": 1e-3}, {"lr": 2e-3, "lr_scale": 0.1}], 0.3),
+            "a scale for one of two": ([{"lr": 1e-3}, {"lr": 2e-3, "lr_scale": 2.0}], 0.3),
         },
         mistakes={
             "every group gets the same rate": lambda groups, lr: [lr for _ in groups],

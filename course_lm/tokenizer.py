@@ -14,19 +14,23 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from course_lm.validation import require
+
 PAD = "<pad>"
 EOS = "<eos>"
 MIN_VOCAB_SIZE = 256 + 2  # every byte, PAD and EOS
+MAX_VOCAB_SIZE = 1_000_000  # the trainer sets memory aside for all of them beforehand, and dies where there is none
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a byte-level BPE of exactly `vocab_size` tokens: `<pad>` is 0, `<eos>` is 1, then the 256 bytes.
 
     A pair of tokens is merged only where it occurs at least twice. The same texts give the same tokenizer.
-    Raises ValueError for a `vocab_size` below 258, or above what the text has merges for.
+    Raises ValueError for a `vocab_size` outside [258, 1,000,000] or above what the text has merges for, and for a text
+    that is no valid Unicode string.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}), got {vocab_size}")
+    accepted = f"at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}) and at most {MAX_VOCAB_SIZE:,}"
+    require(MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, vocab_size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,20 +1,45 @@
-"""Two ways to refuse a bad value, and one to miss an optional package."""
+"""How a bad value is refused: in one line that names the key, the value and what is accepted."""
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
-from typing import Any, get_args, get_type_hints
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+SHOWN_CHARACTERS = 120
+LARGEST_INT = 2**63 - 1  # what torch and every file format of the package can hold
+PLAIN_KINDS = {int: "an int (of at most 64 bits)", float: "a float", bool: "a bool", str: "a str (of valid Unicode)"}
 
 
 def require(holds: bool, key: str, accepted: str, value: object) -> None:
     """Raise ValueError "<key> must be <accepted>, got <value>" unless `holds`."""
     if not holds:
-        raise ValueError(f"{key} must be {accepted}, got {value!r}")
+        raise ValueError(f"{key} must be {accepted}, got {shown(value)}")
 
 
-def require_choice(section: Any, key: str) -> None:
-    """Raise ValueError unless the value of a dataclass's `key` is one of those that its Literal type names."""
-    accepted = get_args(get_type_hints(type(section))[key])
-    require(getattr(section, key) in accepted, key, f"one of {', '.join(accepted)}", getattr(section, key))
+def require_kinds(section: type, values: Mapping[str, Any]) -> None:
+    """Raise ValueError unless each of `values` is of the kind that the dataclass `section` declares for its key.
+
+    The one rule for all sections of a configuration: values are plain data, so that what is written to YAML reads
+    back the same. An int is also a float; 3.0 is no int and True is no number; numbers of NumPy and tensors are
+    refused (`int(x)`, `float(x)` and `x.item()` make plain ones of them).
+    """
+    for key, hint in get_type_hints(section).items():
+        if key in values:
+            require(_fits(values[key], hint), key, _readable(hint), values[key])
+
+
+def shown(value: object) -> str:
+    """A value as part of an error message: its `repr` in one line; never an error of its own."""
+    try:
+        return one_line(repr(value))
+    except (ValueError, RecursionError):  # an int of more than 4,300 digits, or lists within lists within lists
+        return f"{type(value).__name__} too large to be shown"
+
+
+def one_line(text: object) -> str:
+    """`text` without line breaks, cut where it is long."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…"
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
@@ -23,3 +48,36 @@ def import_extra(module: str, extra: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise ImportError(f'{module} is not installed: pip install "course-lm[{extra}]"') from error
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Kinds are compared exactly, not by isinstance: numpy.float64 is a float, and True is an int."""
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if kind is Literal:
+        return type(value) is str and value in arguments
+    if kind is float:
+        return type(value) is float or _fits(value, int)
+    if kind is int:
+        return type(value) is int and abs(value) <= LARGEST_INT
+    if kind is str:
+        return type(value) is str and not any("\ud800" <= character <= "\udfff" for character in value)
+    if kind in (dict, Mapping):
+        return type(value) is dict and all(type(key) is str for key in value)
+    if kind in (list, Sequence):
+        return type(value) in (list, kind) and all(_fits(item, arguments[0]) for item in value)  # type: ignore[attr-defined]
+    return kind is Any or type(value) is kind
+
+
+def _readable(hint: Any) -> str:
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join(_readable(one) for one in arguments)
+    if kind is Literal:
+        return f"one of {', '.join(arguments)}"
+    if kind in (dict, Mapping):
+        return "keys and values"
+    if kind in (list, Sequence):
+        return f"a list, each item {_readable(arguments[0])}"
+    return "null" if kind is NoneType else PLAIN_KINDS.get(kind, getattr(kind, "__name__", str(kind)))

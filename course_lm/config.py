@@ -22,7 +22,7 @@ import torch.utils.deterministic as deterministic_settings
 from jsonargparse import ArgumentError, ArgumentParser, set_loader
 
 from course_lm.atomic import atomic_file
-from course_lm.curriculum.settings import CurriculumConfig, gather_settings, is_setting
+from course_lm.curriculum.settings import CurriculumConfig, gather_settings, is_setting, keys_of
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
@@ -246,30 +246,34 @@ def _build(base: TrainingConfig, tree: Any, source: str) -> TrainingConfig:
     """`base` with the values of `tree` in place of its own."""
     where = ""
     try:
-        _check_keys(TrainingConfig, tree, "")
+        _check_keys(tree, [part.name for part in dataclasses.fields(TrainingConfig)], "")
         changed = dict(tree)
         for name, kind in sections().items():
             if name in tree:
+                where, old = "", getattr(base, name)
+                values = _keys_and_values(old, tree[name], f"{name}.")
                 where = f"{name}."
-                changed[name] = _section(kind, getattr(base, name), tree[name], where)
+                require_kinds(kind, values)
+                changed[name] = dataclasses.replace(old, **values)
         where = ""
         return dataclasses.replace(base, **changed)
     except ValueError as error:
         raise ValueError(f"{source}: {where}{error}") from None
 
 
-def _section(kind: type, base: Any, values: Any, where: str) -> Any:
-    if kind is CurriculumConfig and isinstance(values, Mapping):
-        values = gather_settings({"strategy": base.strategy, **values})
-    _check_keys(kind, values, where)
-    require_kinds(kind, values)
-    return dataclasses.replace(base, **values)
+def _keys_and_values(base: Any, values: Any, where: str) -> Mapping[str, Any]:
+    """What replaces values of the section `base`, its keys checked."""
+    accepted = [part.name for part in dataclasses.fields(base)]
+    if isinstance(base, CurriculumConfig) and isinstance(values, Mapping):
+        values = gather_settings({"strategy": base.strategy, **values}, where)
+        accepted += keys_of(values["strategy"])
+    _check_keys(values, accepted, where)
+    return values
 
 
-def _check_keys(kind: type, values: Any, where: str) -> None:
+def _check_keys(values: Any, accepted: Sequence[str], where: str) -> None:
     if not isinstance(values, Mapping):
         raise ValueError(f"{where.rstrip('.') or 'the file'} must hold keys and values, got {shown(values)}")
-    accepted = [part.name for part in dataclasses.fields(kind)]
     for key in values:
         if key not in accepted:
             close = difflib.get_close_matches(str(key), accepted, n=1)

@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
         self._refuse(self._values > MAX_VALUES, f"more than {MAX_VALUES:,} values, aliases written out", event)
         return node
 
-    def compose_mapping_node(self, anchor: str | None) -> MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> MappingNode:
         """A mapping whose keys are words or numbers, each of them once."""
         node = super().compose_mapping_node(anchor)
         seen = set()

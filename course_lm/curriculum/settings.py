@@ -251,58 +251,57 @@ class CurriculumConfig:
             require(value in (default, other), f"settings.{name}", f"{value}, as {name} beside it", other)
 
 
-def gather_settings(section: Mapping[Any, Any]) -> dict[Any, Any]:
+def gather_settings(section: Mapping[Any, Any], where: str = "") -> dict[Any, Any]:
     """A curriculum's section with the strategy's settings that stand beside its own keys moved under "settings".
 
-    Raises ValueError, naming the key, where one is given twice with different values, or belongs to another strategy.
+    `where` precedes the keys in messages. Raises ValueError, naming the key, where one is given twice with different
+    values, or belongs to another strategy.
     """
-    own = {part.name: part.default for part in dataclasses.fields(CurriculumConfig)}
-    strategy = section.get("strategy", own["strategy"])
-    taken = _keys_of(strategy) if isinstance(strategy, str) and strategy in SETTINGS else []
-    beside = {key: value for key, value in section.items() if key in taken and key not in own}
-    nested = section.get("settings", {})
-    require(isinstance(nested, Mapping), "settings", "keys and values", nested)
-    for key in section:
+    strategy = section.get("strategy", CurriculumConfig.strategy)
+    taken, nested = keys_of(strategy), section.get("settings", {})
+    require(isinstance(nested, Mapping), f"{where}settings", "keys and values", nested)
+    beside = {key: value for key, value in section.items() if key in taken and is_setting(key)}
+    for key, value in section.items():
         if key in beside:
-            other = nested.get(key, section[key])
-            require(other == section[key], key, f"{shown(other)}, as in settings", section[key])
-        elif key not in own and (owners := _owners(key)):
-            where = f"; put it under {owners[0]}" if owners[0] in taken else ""
+            other = nested.get(key, value)
+            require(other == value, f"{where}{key}", f"{shown(other)}, as in settings", value)
+        elif taken and is_setting(key):
+            under = [name for name in _owners(key) if name in taken]
+            place = f" (there it goes under {where}{under[0]})" if under else ""
             raise ValueError(
-                f"unknown key {one_line(key)} for strategy {strategy}: it belongs to {' and '.join(owners)}{where}; "
-                f"strategy {strategy} has {', '.join(taken)}"
+                f"unknown key {where}{key} for strategy {strategy}{place}; it belongs to {' and '.join(_owners(key))}; "
+                f"accepted: {', '.join(taken)}"
             )
     kept = {key: value for key, value in section.items() if key not in beside}
     return {**kept, "settings": {**beside, **nested}} if beside else kept
 
 
-def is_setting(key: str) -> bool:
+def keys_of(strategy: object) -> list[str]:
+    """The settings of a strategy; none of one that does not exist."""
+    known = isinstance(strategy, str) and strategy in SETTINGS
+    return [part.name for part in dataclasses.fields(SETTINGS[strategy])] if known else []
+
+
+def is_setting(key: object) -> bool:
     """Whether a strategy has a setting of this name, and the section `curriculum` has no key of that name."""
-    own = {part.name for part in dataclasses.fields(CurriculumConfig)}
-    return key not in own and bool(_owners(key))
-
-
-def _keys_of(strategy: str) -> list[str]:
-    return [part.name for part in dataclasses.fields(SETTINGS[strategy])]
+    return key not in {part.name for part in dataclasses.fields(CurriculumConfig)} and bool(_owners(key))
 
 
 def _owners(key: object) -> list[str]:
     """The strategies that have a setting of this name."""
-    return [name for name in SETTINGS if key in _keys_of(name)]
+    return [name for name in SETTINGS if key in keys_of(name)]
 
 
 def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, where: str) -> Settings:
     """A settings dataclass from a plain dict; ValueError names the key, the value and what is accepted."""
     config = {} if config is None else config
     require(isinstance(config, Mapping), f"the settings of {where}", "keys and values", config)
-    accepted = _keys_of(where)
+    accepted = keys_of(where)
     for key in config:
         if key not in accepted:
-            close = difflib.get_close_matches(str(key), accepted, n=1)
-            owners = _owners(key)
-            hint = (
-                f"did you mean {close[0]}? " if close else f"it belongs to {' and '.join(owners)}; " if owners else ""
-            )
+            close, owners = difflib.get_close_matches(str(key), accepted, n=1), _owners(key)
+            hint = f"did you mean {close[0]}? " if close else ""
+            hint = f"it belongs to {' and '.join(owners)}; " if owners else hint
             raise ValueError(f"{where}: unknown key {one_line(key)}; {hint}accepted: {', '.join(accepted)}")
     try:
         return kind(**config)

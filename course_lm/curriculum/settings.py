@@ -278,8 +278,8 @@ def gather_settings(section: Mapping[Any, Any], where: str = "") -> dict[Any, An
 
 def keys_of(strategy: object) -> list[str]:
     """The settings of a strategy; none of one that does not exist."""
-    known = isinstance(strategy, str) and strategy in SETTINGS
-    return [part.name for part in dataclasses.fields(SETTINGS[strategy])] if known else []
+    kind = SETTINGS.get(strategy) if isinstance(strategy, str) else None
+    return [part.name for part in dataclasses.fields(kind)] if kind else []
 
 
 def is_setting(key: object) -> bool:

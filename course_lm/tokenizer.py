@@ -30,6 +30,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     that is no valid Unicode string.
     """
     accepted = f"at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}) and at most {MAX_VOCAB_SIZE:,}"
+    require(not isinstance(texts, str), "texts", "a list of strings", texts)
+    require(type(vocab_size) is int, "vocab_size", "an int", vocab_size)
     require(MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, vocab_size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,7 +43,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    try:
+        tokenizer.train_from_iterator(texts, trainer)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ValueError(f"texts must be valid Unicode strings: {error}") from None
     reached = tokenizer.get_vocab_size()
     if reached < vocab_size:
         raise ValueError(

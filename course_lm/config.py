@@ -156,7 +156,7 @@ class TrainingConfig:
             ValueError: not YAML, an unknown key, or a bad value.
         """
         source = find_config(path)
-        return parse_config(config_parser(), read_yaml(source), str(source))
+        return _build(cls(), read_yaml(source), str(source))
 
     def to_yaml(self, path: str | Path) -> None:
         """Write the whole tree, so that `from_yaml(path)` gives this configuration again."""

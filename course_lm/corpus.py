@@ -154,7 +154,7 @@ def _strings(documents: Any, where: str) -> list[str]:
     A set has another order in every process, and an iterator can be read once only.
     """
     if isinstance(documents, bytes | bytearray) or not isinstance(documents, Sequence):
-        raise ValueError(f"{ACCEPTED} are accepted, got {type(documents).__name__} (give list(...))")
+        raise ValueError(f"a corpus must be one of {ACCEPTED}; got {type(documents).__name__}")
     for i, document in enumerate(documents):
         if not isinstance(document, str):
             raise ValueError(f"{where} must hold strings, got {type(document).__name__} at position {i}")
@@ -221,7 +221,10 @@ def _read_hub(address: str) -> list[str]:
         else:
             rows = datasets.load_dataset(name, configuration, split=split)
     except Exception as error:  # the library raises every kind, RuntimeError for a folder with a script among them
-        raise ValueError(f"{address} cannot be loaded: {(str(error).splitlines() or [repr(error)])[0]}") from error
+        reason = error
+        while reason.__cause__ is not None:  # "an error occurred" says less than what it came from
+            reason = reason.__cause__
+        raise ValueError(f"{address} cannot be loaded: {(str(reason).splitlines() or [repr(reason)])[0]}") from error
     if column not in rows.column_names:
         raise ValueError(f"{address} has no column {column!r}; it has {', '.join(rows.column_names)}")
     return _strings(list(rows[column]), f"column {column!r} of {address}")

@@ -15,7 +15,7 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 MAX_BYTES = 64 * 1024
-MAX_VALUES = 10_000
+MAX_VALUES = 5_000
 MAX_DEPTH = 20
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")

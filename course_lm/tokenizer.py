@@ -142,6 +142,8 @@ def _special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def _first_invalid(documents: Sequence[str]) -> str:
+    if isinstance(documents, str) or not isinstance(documents, Sequence):
+        return f"documents must be a list of strings, got {type(documents).__name__}"
     for number, document in enumerate(documents):
         if not isinstance(document, str):
             return f"documents must be strings, got {type(document).__name__} as document {number}"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lm.corpus import load_corpus
-from course_lm.tokenizer import train_tokenizer
+from course_lm.tokenizer import encode_documents, train_tokenizer
 
 SURROGATE = "\ud800"
 
@@ -182,6 +182,13 @@ def test_a_tokenizer_is_trained_on_strings_alone(texts):
     with pytest.raises(ValueError, match="texts must be") as caught:
         train_tokenizer(texts, 258)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("documents", ["some text", 5, None, {"a"}])
+def test_what_is_no_list_of_documents_is_not_encoded(documents):
+    tokenizer = train_tokenizer(["some text"], 258)
+    with pytest.raises(ValueError, match=f"must be a list of strings, got {type(documents).__name__}"):
+        encode_documents(tokenizer, documents)
 
 
 words = st.text(st.characters(codec="utf-8"), max_size=30)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 1
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command not in (_train, _find_lr):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
     try:
         return options.command(options, rest)
     except (ValueError, OSError, ImportError) as error:
@@ -34,11 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("course-lm: interrupted", file=sys.stderr)
         return 130
+    finally:
+        warnings.formatwarning = formatted
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"course-lm: error: {error}", file=sys.stderr)
+    print(f"course-lm: error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
+
+
+def _one_line_warning(message: Warning | str, *place: object) -> str:
+    """A warning without the line of code that it comes from, which helps nobody at a command line."""
+    return f"course-lm: warning: {' '.join(str(message).split())}\n"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ accepted. Each room of the package owns its section; the two that belong to no s
 
 import dataclasses
 import difflib
+import math
 import os
 import random
 import re
@@ -14,23 +15,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.utils.deterministic as deterministic_settings
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser, set_loader
 
 from course_lm.atomic import atomic_file
-from course_lm.curriculum.settings import CurriculumConfig
+from course_lm.curriculum.settings import CurriculumConfig, gather_settings, is_setting, keys_of
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig
-from course_lm.validation import require, require_choice
+from course_lm.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
+from course_lm.validation import one_line, require, require_kinds, shown
+from course_lm.yaml_tree import dump_yaml, load_yaml, read_yaml_file
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_YAML_MODE = "course_lm"
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -54,10 +57,12 @@ class DataConfig:
     val_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        require(self.vocab_size >= 258, "vocab_size", "at least 258 (256 bytes and two specials)", self.vocab_size)
+        require_kinds(type(self), vars(self))
+        require(self.corpus != "", "corpus", "a name, a path, a glob or hf:<dataset>", self.corpus)
+        accepted = f"from {MIN_VOCAB_SIZE} (256 bytes and two specials) to {MAX_VOCAB_SIZE:,}"
+        require(MIN_VOCAB_SIZE <= self.vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, self.vocab_size)
         require(self.max_length >= 2, "max_length", "at least 2", self.max_length)
         require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
-        require_choice(self, "batching")
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ class LoopConfig:
     output_dir: str | None = "runs"
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         for key in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "save_steps"):
             require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
         for key in ("max_steps", "eval_steps", "save_total_limit", "early_stopping_patience"):
@@ -116,10 +122,8 @@ class LoopConfig:
             require(value is None or value >= 1, key, "at least 1, or null", value)
         norm = self.max_grad_norm
         require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
-        for key in ("precision", "device", "on_nonfinite", "resume"):
-            require_choice(self, key)
         threshold = self.early_stopping_threshold
-        require(threshold >= 0, "early_stopping_threshold", "a number of at least 0", threshold)
+        require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)
 
 
@@ -142,6 +146,7 @@ class TrainingConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         plain = self.experiment_name not in ("", ".", "..") and not re.search(r"[/\\\0]", self.experiment_name)
         require(plain, "experiment_name", "a folder name", self.experiment_name)
 
@@ -154,11 +159,11 @@ class TrainingConfig:
             ValueError: not YAML, an unknown key, or a bad value.
         """
         source = find_config(path)
-        return parse_config(config_parser(), read_yaml(source), str(source))
+        return _build(cls(), read_yaml(source), str(source))
 
     def to_yaml(self, path: str | Path) -> None:
         """Write the whole tree, so that `from_yaml(path)` gives this configuration again."""
-        text = yaml.safe_dump(dataclasses.asdict(self), sort_keys=False, allow_unicode=True)
+        text = dump_yaml(dataclasses.asdict(self))
         with atomic_file(path) as file:  # half a configuration would start another run, from defaults
             file.write(text.encode())
 
@@ -180,46 +185,42 @@ def find_config(name_or_path: str | Path) -> Path:
     return path
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The file's tree, its keys checked; ValueError names the file and what is wrong with it."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a YAML file: {_one_line(error)}") from error
-    tree = {} if tree is None else tree
-    _check_keys(tree, [part.name for part in dataclasses.fields(TrainingConfig)], "", path)
-    for name, kind in sections().items():
-        if name in tree:
-            _check_keys(tree[name], [part.name for part in dataclasses.fields(kind)], f"{name}.", path)
-    return tree
+def read_yaml(path: Path) -> Any:
+    """The file's tree, {} for an empty one; ValueError names the file and what is wrong with it."""
+    tree = read_yaml_file(path)
+    return {} if tree is None else tree
 
 
 def config_parser() -> ArgumentParser:
     """A parser with an option for every key of the tree, such as `--optimizer.learning_rate`."""
-    parser = ArgumentParser(prog="course-lm train", exit_on_error=False)
+    set_loader(_YAML_MODE, load_yaml, exceptions=(ValueError,))  # one reading of values for files and arguments
+    parser = ArgumentParser(prog="course-lm train", exit_on_error=False, parser_mode=_YAML_MODE)
     parser.add_class_arguments(TrainingConfig)
     return parser
 
 
-def parse_config(
-    parser: ArgumentParser, tree: Mapping[str, Any], source: str, arguments: Sequence[str] = ()
-) -> TrainingConfig:
+def parse_config(parser: ArgumentParser, tree: Any, source: str, arguments: Sequence[str] = ()) -> TrainingConfig:
     """The configuration in `tree`, overridden by command-line `arguments`.
+
+    Settings of the curriculum's strategy may stand beside its own keys, in the tree and as arguments.
 
     Raises:
         ValueError: names the key, the value, where it came from and what is accepted.
     """
-    try:
-        parser.set_defaults(vars(parser.parse_object(dict(tree)).as_flat()))
-    except ArgumentError as error:
-        raise ValueError(f"{source}: {_one_line(error)}") from error
-    config = _build(parser.parse_args([]).as_dict(), source)
+    config = _build(TrainingConfig(), tree, source)
     if not arguments:
         return config
+    parser.set_defaults(_flat(config))  # `--help` shows them
+    arguments = [_to_settings(argument) for argument in arguments]
     try:
-        return _build(parser.parse_args(list(arguments)).as_dict(), "command line")
-    except ArgumentError as error:
-        raise ValueError(f"command line: {_one_line(error)}") from error
+        given = parser.parse_args(arguments, defaults=False).as_dict()
+    except (ArgumentError, RecursionError) as error:
+        raise ValueError(f"command line: {_one_line(error)}") from None
+    settings = given.get("curriculum", {}).get("settings")
+    if settings is not None and not any(argument.split("=")[0] == "--curriculum.settings" for argument in arguments):
+        given["curriculum"]["settings"] = {**config.curriculum.settings, **settings}
+    parts = {part.name for part in dataclasses.fields(TrainingConfig)}  # a parser may have options of its own
+    return _build(config, {name: value for name, value in given.items() if name in parts}, "command line")
 
 
 def seed_everything(seed: int, deterministic: bool = True) -> None:
@@ -264,34 +265,58 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _build(values: dict[str, Any], source: str) -> TrainingConfig:
+def _build(base: TrainingConfig, tree: Any, source: str) -> TrainingConfig:
+    """`base` with the values of `tree` in place of its own."""
     where = ""
     try:
+        _check_keys(tree, [part.name for part in dataclasses.fields(TrainingConfig)], "")
+        changed = dict(tree)
         for name, kind in sections().items():
-            where = f"{name}."
-            _refuse_null(kind, values[name])
-            values[name] = kind(**values[name])
+            if name in tree:
+                where, old = "", getattr(base, name)
+                values = _keys_and_values(old, tree[name], f"{name}.")
+                where = f"{name}."
+                require_kinds(kind, values)
+                changed[name] = dataclasses.replace(old, **values)
         where = ""
-        _refuse_null(TrainingConfig, values)
-        return TrainingConfig(**{part.name: values[part.name] for part in dataclasses.fields(TrainingConfig)})
+        return dataclasses.replace(base, **changed)
     except ValueError as error:
-        raise ValueError(f"{source}: {where}{error}") from error
+        raise ValueError(f"{source}: {where}{error}") from None
 
 
-def _refuse_null(kind: type, values: Mapping[str, Any]) -> None:
-    for key, hint in get_type_hints(kind).items():
-        if values[key] is None and type(None) not in get_args(hint):
-            raise ValueError(f"{key} must have a value, got null")
+def _keys_and_values(base: Any, values: Any, where: str) -> Mapping[str, Any]:
+    """What replaces values of the section `base`, its keys checked."""
+    accepted = [part.name for part in dataclasses.fields(base)]
+    if isinstance(base, CurriculumConfig) and isinstance(values, Mapping):
+        values = gather_settings({"strategy": base.strategy, **values}, where)
+        accepted += keys_of(values["strategy"])
+    _check_keys(values, accepted, where)
+    return values
 
 
-def _check_keys(tree: Any, accepted: list[str], prefix: str, source: Path) -> None:
-    if not isinstance(tree, Mapping):
-        raise ValueError(f"{source}: {prefix.rstrip('.') or 'the file'} must hold keys and values, got {tree!r}")
-    for key in tree:
+def _check_keys(values: Any, accepted: Sequence[str], where: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where.rstrip('.') or 'the file'} must hold keys and values, got {shown(values)}")
+    for key in values:
         if key not in accepted:
             close = difflib.get_close_matches(str(key), accepted, n=1)
-            hint = f"did you mean {prefix}{close[0]}? " if close else ""
-            raise ValueError(f"{source}: unknown key {prefix}{key}; {hint}accepted: {', '.join(accepted)}")
+            hint = f"did you mean {where}{close[0]}? " if close else ""
+            raise ValueError(f"unknown key {where}{one_line(key)}; {hint}accepted: {', '.join(accepted)}")
+
+
+def _flat(config: TrainingConfig) -> dict[str, Any]:
+    """Every value by its full key, such as "optimizer.learning_rate"."""
+    tree = vars(config)
+    nested = {f"{name}.{key}": value for name in sections() for key, value in vars(tree[name]).items()}
+    return {"experiment_name": config.experiment_name, **nested}
+
+
+def _to_settings(argument: str) -> str:
+    """`--curriculum.max_length` as `--curriculum.settings.max_length`; other arguments as they are."""
+    prefix = "--curriculum."
+    key = argument.removeprefix(prefix).split("=")[0]
+    moves = argument.startswith(prefix) and is_setting(key)
+    return argument.replace(prefix, f"{prefix}settings.", 1) if moves else argument
 
 
 def _one_line(error: Exception) -> str:

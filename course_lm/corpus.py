@@ -11,12 +11,15 @@ import difflib
 import glob
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from course_lm.stories import Story, data_file, generate_stories, story_neg_log_p, write_stories
+from course_lm.text_files import paragraphs, read_bytes, read_documents, refuse_surrogate
 
 __all__ = ["Corpus", "Story", "generate_stories", "load_corpus", "story_neg_log_p", "write_stories"]
 
@@ -103,8 +106,9 @@ def load_corpus(
     - "hindi": Hindi sentences from simple to complex, with their true -log p and gold counts, shipped with the package.
     - "python-docs": paragraphs of the Python language reference, as this Python carries it. Differs between
       Python versions.
-    - a path, or a glob: UTF-8 text whose documents are divided by blank lines; a `.jsonl` file has an object
-      with "text" on each line, and may have "neg_log_p" (nats) beside it.
+    - a path, or a glob: UTF-8 text whose documents are divided by blank lines (lines end with LF, CR LF or CR; any
+      other character stays as it is); a `.jsonl` file has an object with "text" on each line, and may have "neg_log_p"
+      (nats) beside it. Other encodings, compressed files and whatever is no regular file are refused.
     - a list of strings, one document each.
     - "hf:<dataset>[:<split>[:<column>]]": through `datasets` (extra `hub`), split "train" and column "text" unless
       named. The dataset is a name on the hub, with its configuration after a second slash
@@ -127,7 +131,7 @@ def _load(source: str | Path | Sequence[str]) -> Corpus:
     if isinstance(source, Path):
         return _read_files(str(source), _matching_files(str(source)))
     if not isinstance(source, str):
-        return _from_list(source)
+        return Corpus("the list", _strings(source, "a list of documents"))
     if source == "stories":
         return _read_files(source, [data_file("stories.jsonl")])
     if source == "hindi":
@@ -144,19 +148,18 @@ def _read_hindi(path: Path) -> Corpus:
     return replace(_read_files("hindi", [path]), gold=gold)
 
 
-def _from_list(documents: Sequence[str]) -> Corpus:
+def _strings(documents: Any, where: str) -> list[str]:
+    """The documents that hold text; ValueError for anything but valid strings in an order of their own.
+
+    A set has another order in every process, and an iterator can be read once only.
+    """
+    if isinstance(documents, bytes | bytearray) or not isinstance(documents, Sequence):
+        raise ValueError(f"a corpus must be one of {ACCEPTED}; got {type(documents).__name__}")
     for i, document in enumerate(documents):
         if not isinstance(document, str):
-            raise ValueError(f"a list of documents must hold strings, got {type(document).__name__} at position {i}")
-    return Corpus("the list", _not_blank(documents))
-
-
-def _not_blank(documents: Iterable[str]) -> list[str]:
+            raise ValueError(f"{where} must hold strings, got {type(document).__name__} at position {i}")
+        refuse_surrogate(document, f"{where}, position {i}")
     return [document for document in documents if document.strip()]
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
 def _python_docs() -> list[str]:
@@ -164,7 +167,7 @@ def _python_docs() -> list[str]:
         from pydoc_data.topics import topics
     except ImportError:
         raise ValueError("python-docs needs the module pydoc_data, which this Python was built without") from None
-    return [paragraph for topic in topics.values() for paragraph in _paragraphs(topic) if _is_prose(paragraph)]
+    return [paragraph for topic in topics.values() for paragraph in paragraphs(topic) if _is_prose(paragraph)]
 
 
 def _is_prose(paragraph: str) -> bool:
@@ -174,12 +177,13 @@ def _is_prose(paragraph: str) -> bool:
 
 def _matching_files(pattern: str) -> list[Path]:
     path = Path(pattern)
-    if path.is_file():
-        return [path]
     if path.is_dir():
-        raise ValueError(f"{pattern} is a folder; name its files with a glob such as {path / '*.txt'}")
+        raise ValueError(f"{pattern or '.'} is a folder; name its files with a glob such as {path / '*.txt'}")
+    if os.path.lexists(path):  # unlike `exists`, also for a link to nothing
+        return [path]
     if glob.has_magic(pattern):
-        files = [Path(found) for found in sorted(glob.glob(pattern, recursive=True)) if Path(found).is_file()]
+        found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
+        files = [file for file in found if not file.is_dir()]
         if not files:
             raise FileNotFoundError(f"no file matches {pattern}")
         return files
@@ -193,42 +197,9 @@ def _matching_files(pattern: str) -> list[Path]:
 def _read_files(name: str, paths: list[Path]) -> Corpus:
     found: list[tuple[str, float | None]] = []
     for path in paths:
-        text = _read_text(path)
-        lines = _read_jsonl(path, text) if path.suffix == ".jsonl" else [(p, None) for p in _paragraphs(text)]
-        if not lines:
-            raise ValueError(f"{path} is empty: it holds no document")
-        found += lines
+        found += read_documents(path)
     costs = [cost for _, cost in found if cost is not None]
     return Corpus(name, [text for text, _ in found], costs if len(costs) == len(found) else None)
-
-
-def _read_text(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = error.start
-        raise ValueError(f"{path} is not UTF-8: byte 0x{content[at]:02x} at offset {at}") from None
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
-
-
-def _read_jsonl(path: Path, text: str) -> list[tuple[str, float | None]]:
-    documents: list[tuple[str, float | None]] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise ValueError(f'{path}, line {number} must be an object with a string "text", got {line[:60]}')
-        cost = row.get("neg_log_p")
-        if not isinstance(cost, int | float | None) or isinstance(cost, bool):
-            raise ValueError(f'{path}, line {number}: "neg_log_p" must be a number (nats), got {cost!r}')
-        if row["text"].strip():
-            documents.append((row["text"], cost))
-    return documents
 
 
 LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -236,25 +207,27 @@ LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parque
 
 def _read_hub(address: str) -> list[str]:
     name, configuration, split, column = _split_address(address)
+    path = Path(name)
+    if os.path.lexists(path) and not path.is_file() and not path.is_dir():
+        read_bytes(path)  # says what is wrong with a link to nothing, a pipe or a device
     try:
         import datasets
-        from datasets.exceptions import DatasetsError
     except ImportError:
         raise ValueError(f"{address} needs the package datasets: pip install 'course-lm[hub]'") from None
     try:
-        if Path(name).is_file():
-            loader = LOADERS.get(Path(name).suffix, "text")
+        if path.is_file():
+            loader = LOADERS.get(path.suffix.lower(), "text")
             rows = datasets.load_dataset(loader, data_files=name, split=split)
         else:
             rows = datasets.load_dataset(name, configuration, split=split)
-    except (ValueError, OSError, DatasetsError) as error:
-        raise ValueError(f"{address} cannot be loaded: {(str(error).splitlines() or [repr(error)])[0]}") from error
+    except Exception as error:  # the library raises every kind, RuntimeError for a folder with a script among them
+        reason = error
+        while reason.__cause__ is not None:  # "an error occurred" says less than what it came from
+            reason = reason.__cause__
+        raise ValueError(f"{address} cannot be loaded: {(str(reason).splitlines() or [repr(reason)])[0]}") from error
     if column not in rows.column_names:
         raise ValueError(f"{address} has no column {column!r}; it has {', '.join(rows.column_names)}")
-    documents = list(rows[column])
-    if not all(isinstance(document, str) for document in documents):
-        raise ValueError(f"column {column!r} of {address} must hold strings, got {rows.features[column]}")
-    return _not_blank(documents)
+    return _strings(list(rows[column]), f"column {column!r} of {address}")
 
 
 def _split_address(address: str) -> tuple[str, str | None, str, str]:

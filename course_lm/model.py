@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lm.validation import require
+from course_lm.validation import require, require_kinds
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class ModelConfig:
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         for name in ("n_layer", "n_head", "d_model"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         divides = self.d_model % self.n_head == 0

@@ -3,8 +3,9 @@
 import json
 import lzma
 import time
+import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,12 +13,12 @@ from tokenizers import Tokenizer
 
 from course_lm.atomic import atomic_file
 from course_lm.batching import Loader, make_loader
-from course_lm.config import TrainingConfig, seed_everything
+from course_lm.config import LoopConfig, TrainingConfig, seed_everything
 from course_lm.corpus import Corpus, load_corpus
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.lr_curve import LRFinderResult
 from course_lm.model import GPT, count_parameters, generate
-from course_lm.runs import run_folder, sole_writer
+from course_lm.runs import explain_out_of_memory, run_folder, sole_writer
 from course_lm.tokenizer import decode, eos_id, train_tokenizer
 from course_lm.trainer import Trainer
 from course_lm.weights import export_weights
@@ -58,19 +59,61 @@ def prepare(config: TrainingConfig) -> TextRun:
             pin_memory=True,
         )
 
-    model = GPT(config.model, data.vocab_size, data.max_length)
+    with explain_out_of_memory(config):
+        model = GPT(config.model, data.vocab_size, data.max_length)
     train_loader = with_curriculum(config, loader(train, True), train)
     return TextRun(train, validation, tokenizer, train_loader, loader(validation, False), model)
 
 
+def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
+    """The configuration with numbers where the times of its curriculum follow the length of the run.
+
+    A run saves these numbers, so that one that goes on for longer keeps the curriculum that it began with. Raises
+    ValueError where the run is too short for the warm-up.
+    """
+    if not config.curriculum.enabled:
+        return config
+    try:
+        curriculum = config.curriculum.for_run(config.training.num_epochs, config.training.max_steps)
+    except ValueError as error:
+        raise ValueError(f"curriculum.{error}") from None
+    return replace(config, curriculum=curriculum)
+
+
 def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> Loader | CurriculumLoader:
-    """The loader itself, or, where the configuration enables one, the curriculum over it."""
-    curriculum = config.curriculum
+    """The loader itself, or, where the configuration enables one, the curriculum over it.
+
+    Warns where the run ends before the curriculum admits all that it ever will; of a curriculum that listens to the
+    validation loss nobody can tell.
+    """
+    curriculum = settle_curriculum(config).curriculum
     if not curriculum.enabled:
         return loader
     manager = CurriculumTrainingManager(curriculum.strategy, curriculum.schedule, asdict(curriculum))
     steps = config.training.gradient_accumulation_steps
-    return CurriculumLoader(loader, corpus.documents, manager, accumulation_steps=steps)
+    over = CurriculumLoader(loader, corpus.documents, manager, accumulation_steps=steps)
+    if not manager.listens:
+        _warn_of_early_end(over, config.training)
+    return over
+
+
+def _warn_of_early_end(loader: CurriculumLoader, settings: LoopConfig) -> None:
+    admitted, final = loader.end_of_run(settings.num_epochs, settings.max_steps)
+    if admitted == final:
+        return
+    documents, curriculum = len(loader.difficulty), loader.manager.config
+    length = (
+        f"num_epochs ({settings.num_epochs})" if settings.max_steps is None else f"max_steps ({settings.max_steps})"
+    )
+    unit = "epochs" if curriculum.num_steps is None else "steps"
+    jumps = curriculum.schedule == "step" and curriculum.step_epochs
+    other = f"step_epochs ({jumps})" if jumps else f"num_{unit} ({curriculum.total})"
+    warnings.warn(
+        f"the run ends before its curriculum does: its last epoch admits {admitted:,} of {documents:,} documents "
+        f"({admitted / documents:.0%}), the curriculum in the end {final:,}; raise training.{length}"
+        + (f" or lower curriculum.{other}" if jumps or curriculum.total > 1 else ""),
+        stacklevel=3,
+    )
 
 
 def train_on_text(config: TrainingConfig) -> int:
@@ -79,6 +122,7 @@ def train_on_text(config: TrainingConfig) -> int:
     The exported weights are the best validated ones, and the report is about them.
     """
     started = time.perf_counter()
+    config = settle_curriculum(config)
     folder = run_folder(config)
     with sole_writer(folder):
         run = prepare(config)

@@ -14,19 +14,25 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from course_lm.validation import require
+
 PAD = "<pad>"
 EOS = "<eos>"
 MIN_VOCAB_SIZE = 256 + 2  # every byte, PAD and EOS
+MAX_VOCAB_SIZE = 1_000_000  # the trainer sets memory aside for all of them beforehand, and dies where there is none
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a byte-level BPE of exactly `vocab_size` tokens: `<pad>` is 0, `<eos>` is 1, then the 256 bytes.
 
     A pair of tokens is merged only where it occurs at least twice. The same texts give the same tokenizer.
-    Raises ValueError for a `vocab_size` below 258, or above what the text has merges for.
+    Raises ValueError for a `vocab_size` outside [258, 1,000,000] or above what the text has merges for, and for a text
+    that is no valid Unicode string.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}), got {vocab_size}")
+    accepted = f"at least {MIN_VOCAB_SIZE} (256 bytes, {PAD} and {EOS}) and at most {MAX_VOCAB_SIZE:,}"
+    require(not isinstance(texts, str), "texts", "a list of strings", texts)
+    require(type(vocab_size) is int, "vocab_size", "an int", vocab_size)
+    require(MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, vocab_size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -37,7 +43,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    try:
+        tokenizer.train_from_iterator(texts, trainer)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ValueError(f"texts must be valid Unicode strings: {error}") from None
     reached = tokenizer.get_vocab_size()
     if reached < vocab_size:
         raise ValueError(
@@ -133,6 +142,8 @@ def _special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def _first_invalid(documents: Sequence[str]) -> str:
+    if isinstance(documents, str) or not isinstance(documents, Sequence):
+        return f"documents must be a list of strings, got {type(documents).__name__}"
     for number, document in enumerate(documents):
         if not isinstance(document, str):
             return f"documents must be strings, got {type(document).__name__} as document {number}"

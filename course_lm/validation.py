@@ -28,12 +28,6 @@ def require_kinds(section: type, values: Mapping[str, Any]) -> None:
             require(_fits(values[key], hint), key, _readable(hint), values[key])
 
 
-def require_choice(section: Any, key: str) -> None:
-    """Raise ValueError unless the value of a dataclass's `key` is one of those that its Literal type names."""
-    accepted = get_args(get_type_hints(type(section))[key])
-    require(getattr(section, key) in accepted, key, f"one of {', '.join(accepted)}", getattr(section, key))
-
-
 def shown(value: object) -> str:
     """A value as part of an error message: its `repr` in one line; never an error of its own."""
     try:

@@ -163,7 +163,7 @@ def test_random_scores_are_uniform_and_change_with_the_seed():
         ("words", {}, "strategy must be one of length, frequency, .*, got 'words'"),
         ("length", {"max": 3}, "length: unknown key max; .*accepted: min_length, max_length"),
         ("length", {"min_length": 5, "max_length": 5}, r"length: max_length must be above min_length \(5\), or null"),
-        ("length", {"min_length": "5"}, r"length: min_length must be of type int \| None, got '5'"),
+        ("length", {"min_length": "5"}, r"length: min_length must be an int .* or null, got '5'"),
         ("length", {"min_length": True}, r"length: min_length must be .* got True"),
         ("length", 7, "the settings of length must be keys and values, got 7"),
         ("frequency", {"reference": 3}, "frequency: reference must be .* got 3"),
@@ -180,7 +180,7 @@ def test_random_scores_are_uniform_and_change_with_the_seed():
         ),
         ("dynamic", {"adaptation_rate": 0}, r"adaptation_rate must be in \(0, 1\], got 0"),
         ("dynamic", {"length": {"longest": 3}}, "length: unknown key longest"),
-        ("random", {"seed": "x"}, "random: seed must be of type int, got 'x'"),
+        ("random", {"seed": "x"}, "random: seed must be an int .*, got 'x'"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(name, settings, message):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 from course_lm.corpus import Corpus
-from course_lm.curriculum import CurriculumConfig
+from course_lm.curriculum import CurriculumConfig, CurriculumLoader
 from course_lm.schedules import build_schedule
-from course_lm.text_run import with_curriculum
+from course_lm.text_run import settle_curriculum, with_curriculum
 from course_lm.trainer import Trainer
 from tests.training_run import DOCUMENTS, assert_same, configure, counting, loaders, outcome, start
 
@@ -76,3 +77,80 @@ def test_a_resume_with_another_curriculum_is_refused(tmp_path):
     run(tmp_path, "length", "linear", "fixed", stop_at=4)
     with pytest.raises(ValueError, match=r"curriculum.schedule 'linear', this run has 'root'"):
         run(tmp_path, "length", "root", "fixed")
+
+
+def over_animals(folder: Path, curriculum: CurriculumConfig, **training: Any) -> CurriculumLoader:
+    """The curriculum of a run over two dozen sentences."""
+    config = replace(configure(folder, **training), curriculum=curriculum)
+    loader = with_curriculum(config, loaders("fixed")[0], Corpus("animals", DOCUMENTS))
+    assert isinstance(loader, CurriculumLoader)
+    return loader
+
+
+@pytest.mark.parametrize("training", [{"num_epochs": 2}, {"num_epochs": 5}, {"max_steps": 60}])
+@pytest.mark.parametrize("schedule", ["linear", "root", "geom", "step", "none"])
+def test_by_default_the_last_epoch_admits_everything_without_a_warning(schedule, training, tmp_path):
+    curriculum = CurriculumConfig(enabled=True, schedule=schedule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = over_animals(tmp_path, curriculum, **training)
+    admitted, final = loader.end_of_run(training.get("num_epochs", 1), training.get("max_steps"))
+    assert admitted == final == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "training", "advice"),
+    [
+        (
+            {"num_epochs": 10},
+            {"num_epochs": 4},
+            r"raise training.num_epochs \(4\) or lower curriculum.num_epochs \(10\)",
+        ),
+        ({"num_epochs": 10}, {"max_steps": 9}, r"raise training.max_steps \(9\) or lower curriculum.num_epochs \(10\)"),
+        (
+            {"num_steps": 500},
+            {"num_epochs": 4},
+            r"raise training.num_epochs \(4\) or lower curriculum.num_steps \(500\)",
+        ),
+        ({"schedule": "step", "step_epochs": [9.0]}, {"num_epochs": 4}, r"lower curriculum.step_epochs \(\[9.0\]\)"),
+        ({}, {"num_epochs": 1}, r"raise training.num_epochs \(1\)$"),
+    ],
+)
+def test_a_run_that_ends_before_its_curriculum_is_warned_of_with_numbers(given, training, advice, tmp_path):
+    curriculum = CurriculumConfig(**{"enabled": True, "threshold_on": "quantile", **given})
+    with pytest.warns(UserWarning, match=rf"admits \d+ of {len(DOCUMENTS)} documents \(\d+%\).*{advice}") as caught:
+        over_animals(tmp_path, curriculum, **training)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("listens", [{"schedule": "performance"}, {"strategy": "dynamic"}])
+def test_of_a_curriculum_that_listens_no_end_is_foretold(listens, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        over_animals(tmp_path, CurriculumConfig(enabled=True, num_epochs=10, **listens), num_epochs=2)
+
+
+def test_a_wish_to_leave_out_the_hardest_is_no_early_end(tmp_path):
+    curriculum = CurriculumConfig(enabled=True, end_threshold=0.5, threshold_on="quantile")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        over_animals(tmp_path, curriculum, num_epochs=4)
+
+
+def test_a_run_saves_the_times_that_its_curriculum_has(tmp_path):
+    config = replace(configure(tmp_path, num_epochs=6), curriculum=CurriculumConfig(enabled=True))
+    assert settle_curriculum(config).curriculum.num_epochs == 3
+    longer = replace(settle_curriculum(config), training=replace(config.training, num_epochs=60))
+    assert settle_curriculum(longer).curriculum.num_epochs == 3
+
+
+def test_a_position_under_a_slower_curriculum_is_refused(tmp_path):
+    state = over_animals(tmp_path, CurriculumConfig(enabled=True), num_epochs=4).state_dict()
+    with pytest.raises(ValueError, match=r"num_epochs 2 and warmup_epochs 0, this run has num_epochs 4 and warmup"):
+        over_animals(tmp_path, CurriculumConfig(enabled=True), num_epochs=8).load_state_dict(state)
+
+
+def test_an_epoch_counted_in_steps_begins_where_the_one_before_ended(tmp_path):
+    loader = over_animals(tmp_path, CurriculumConfig(enabled=True, num_steps=40), num_epochs=9)
+    expected = loader.manager.start_of_epoch(7, loader._steps_at)
+    assert loader._threshold_of(7) == loader.manager.threshold(expected)

@@ -53,6 +53,7 @@ class CurriculumLoader:
         self._lengths = {self._admitted: len(loader)}  # batches of a pass, by the number of documents
         self._threshold: float | None = None  # of the running epoch
         self._batch = self._next_start = 0
+        self._starts = [0]  # of the epochs, in optimizer steps
 
     @property
     def fingerprint(self) -> str:
@@ -92,6 +93,22 @@ class CurriculumLoader:
         """Take the loss of one validation, nats per token; it counts from the next epoch on."""
         self.manager.report_performance(val_loss)
 
+    def end_of_run(self, num_epochs: int, max_steps: int | None) -> tuple[int, int]:
+        """How many examples the last epoch of a run admits, and how many the curriculum admits in the end.
+
+        Of a run of so many epochs or, where given, optimizer steps. Not for a threshold that listens.
+        """
+        final = self._count(self.manager.threshold(math.inf))
+        if max_steps is None and self.manager.config.num_steps is None:
+            return self._count(self._threshold_of(num_epochs - 1)), final
+        epoch = steps = 0
+        while True:
+            threshold = self._threshold_of(epoch)
+            steps, epoch = steps + self._steps_at(threshold), epoch + 1
+            over = steps >= max_steps if max_steps is not None else epoch >= num_epochs
+            if over or self._count(threshold) == final:
+                return self._count(threshold), final
+
     def describe_epoch(self) -> dict[str, float]:
         """What this epoch admits: "threshold", "examples", and the "batches" and target "tokens" that it reads."""
         threshold = self.threshold
@@ -106,27 +123,48 @@ class CurriculumLoader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, the threshold of the running epoch, and what the manager has learned."""
+        """The position, the threshold of the running epoch, the pace, and what the manager has learned."""
         return {
             "epoch": self.epoch,
             "batch": self._batch,
             "threshold": self._threshold,
+            "pace": self._pace,
             "manager": self.manager.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration start at this position; what lies before it is not read."""
+        """Let the next iteration start at this position; what lies before it is not read.
+
+        Raises ValueError where the state was saved under another pace.
+        """
+        if state.get("pace", self._pace) != self._pace:
+            raise ValueError(
+                f"the checkpoint was saved under a curriculum with {state['pace']}, this run has {self._pace}: "
+                "where they are null they follow the length of the run; change it back, choose another "
+                "experiment_name, or set training.resume to never"
+            )
         self.epoch, self._batch = state["epoch"], state["batch"]
         self._next_start = state["batch"]
         if "manager" in state:  # else a bare position in this same run
             self._threshold = state["threshold"]
             self.manager.load_state_dict(state["manager"])
 
-    def _threshold_of(self, epoch: int) -> float:
-        def steps_at(threshold: float) -> int:
-            return math.ceil(self._length_at(threshold) / self.accumulation_steps)
+    @property
+    def _pace(self) -> str:
+        config = self.manager.config
+        unit = "epochs" if config.num_steps is None else "steps"
+        return f"num_{unit} {config.total} and warmup_{unit} {config.warmup}"
 
-        return self.manager.threshold(self.manager.start_of_epoch(epoch, steps_at))
+    def _threshold_of(self, epoch: int) -> float:
+        if self.manager.config.num_steps is None:
+            return self.manager.threshold(epoch)
+        while len(self._starts) <= epoch:  # each epoch's start follows from the one before: counted once, not anew
+            start = self._starts[-1]
+            self._starts.append(start + self._steps_at(self.manager.threshold(start)))
+        return self.manager.threshold(self._starts[epoch])
+
+    def _steps_at(self, threshold: float) -> int:
+        return math.ceil(self._length_at(threshold) / self.accumulation_steps)
 
     def _length_at(self, threshold: float) -> int:
         if self.manager.listens:

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from course_lm.batching import epoch_generator
 from course_lm.curriculum.difficulty import DynamicCurriculum, Example, create_curriculum_strategy, text_of
 from course_lm.curriculum.pacing import FeedbackThreshold, build_pacing
-from course_lm.curriculum.settings import SETTINGS, CurriculumConfig
+from course_lm.curriculum.settings import SETTINGS, CurriculumConfig, gather_settings
+from course_lm.validation import require
 
 
 class CurriculumTrainingManager:
@@ -35,7 +36,7 @@ class CurriculumTrainingManager:
         *,
         seed: int = 0,
     ) -> None:
-        self.config = _read_config(strategy_type, schedule_type, config or {})
+        self.config = _read_config(strategy_type, schedule_type, {} if config is None else config)
         self.seed = seed
         self.strategy = create_curriculum_strategy(self.config.strategy, self.config.settings)
         self._pacing = build_pacing(self.config)
@@ -135,9 +136,10 @@ class CurriculumTrainingManager:
 
 def _read_config(strategy: str, schedule: str, config: Mapping[str, Any]) -> CurriculumConfig:
     """Keys that the strategy takes too, such as `adaptation_rate` of "dynamic", count for both."""
+    require(isinstance(config, Mapping), "config", "keys and values", config)
+    gathered = gather_settings({**config, "strategy": strategy, "schedule": schedule})
     own = {part.name for part in fields(CurriculumConfig)}
     taken = {part.name for part in fields(SETTINGS[strategy])} if strategy in SETTINGS else set()
-    kept = {key: value for key, value in config.items() if key in own}
-    beside = {key: value for key, value in config.items() if key in taken or key not in own}
-    settings = {**beside, **config.get("settings", {})}
-    return CurriculumConfig(**{**kept, "strategy": strategy, "schedule": schedule, "settings": settings})
+    kept = {key: value for key, value in gathered.items() if key in own}
+    beside = {key: value for key, value in gathered.items() if key in taken or key not in own}
+    return CurriculumConfig(**{**kept, "settings": {**beside, **gathered.get("settings", {})}})

@@ -5,12 +5,13 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar
 
-from course_lm.validation import require, require_choice
+from course_lm.validation import one_line, require, require_kinds, shown
 
 BASES = ("length", "frequency", "morphological", "combined", "random")
+BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
+EPOCHS_WITHOUT_A_RUN = 10
 Settings = TypeVar("Settings")
 
 
@@ -22,6 +23,7 @@ class LengthSettings:
     max_length: int | None = None
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         low, high = self.min_length, self.max_length
         require(low is None or low >= 0, "min_length", "at least 0, or null", low)
         require(high is None or high > (low or 0), "max_length", f"above min_length ({low or 0}), or null", high)
@@ -32,6 +34,9 @@ class FrequencySettings:
     """Where words are counted: a list of texts, the name or path of a corpus, or None for the examples themselves."""
 
     reference: Sequence[str] | str | None = None
+
+    def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class MorphologicalSettings:
     compound_weight: float = 0.2
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         _require_weights(self)
 
 
@@ -59,6 +65,7 @@ class CombinedSettings:
     frequency: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         _require_weights(self)
         for name in ("morphological", "length", "frequency"):
             read_settings(SETTINGS[name], getattr(self, name), name)
@@ -80,6 +87,7 @@ class DynamicSettings:
     random: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         require(self.base_strategy in BASES, "base_strategy", f"one of {', '.join(BASES)}", self.base_strategy)
         require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
         low, high = self.min_threshold, self.max_threshold
@@ -95,6 +103,9 @@ class RandomSettings:
     """Another seed gives other scores."""
 
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
 
 
 SETTINGS: dict[str, type] = {
@@ -112,7 +123,9 @@ class CurriculumConfig:
     """Which examples a run trains on at first, and how the others join them.
 
     Thresholds hold at the start of an epoch and until its end. Time counts in epochs, or in optimizer steps where
-    `num_steps` is given.
+    `num_steps` is given. By its defaults a curriculum takes half of the run, however long that is, so that every run of
+    two epochs or more trains on all examples: see `for_run`. In YAML the settings of the strategy may stand beside the
+    other keys: {strategy: length, max_length: 40} is {strategy: length, settings: {max_length: 40}}.
 
     Args:
         enabled: false trains on everything, shuffled, from the first epoch on.
@@ -121,10 +134,11 @@ class CurriculumConfig:
         schedule: how the threshold rises; "none" admits everything.
         start_threshold: admitted at first, in [0, 1].
         end_threshold: admitted at last, in [start_threshold, 1].
-        num_epochs: epochs until `end_threshold` is reached: the first epoch with all examples has this number.
-        warmup_epochs: epochs at `start_threshold`, among those of `num_epochs`.
+        num_epochs: epochs until `end_threshold` is reached: the first epoch with all examples has this number. Null
+            takes half of the run's epochs, rounded up; in a run of `max_steps` it takes half of these as `num_steps`.
+        warmup_epochs: epochs at `start_threshold`, among those of `num_epochs`; null takes a fifth of them.
         num_steps: optimizer steps until `end_threshold`, in place of `num_epochs`; or null.
-        warmup_steps: optimizer steps at `start_threshold`, where `num_steps` is given.
+        warmup_steps: optimizer steps at `start_threshold`, where steps are counted.
         step_epochs: for "step": when the threshold jumps, in epochs or steps; null means thirds of the time.
         step_thresholds: for "step": to what it jumps; null means even jumps to `end_threshold`.
         adaptation_rate: for schedule "performance" and strategy "dynamic": what a validation moves the threshold by.
@@ -139,8 +153,8 @@ class CurriculumConfig:
     schedule: Literal["linear", "root", "exponential", "geom", "step", "performance", "none"] = "linear"
     start_threshold: float = 0.2
     end_threshold: float = 1.0
-    num_epochs: int = 10
-    warmup_epochs: int = 2
+    num_epochs: int | None = None
+    warmup_epochs: int | None = None
     num_steps: int | None = None
     warmup_steps: int = 0
     step_epochs: list[float] | None = None
@@ -150,31 +164,53 @@ class CurriculumConfig:
     threshold_on: Literal["score", "quantile"] = "score"
 
     def __post_init__(self) -> None:
-        for key in ("strategy", "schedule", "threshold_on"):
-            require_choice(self, key)
+        require_kinds(type(self), vars(self))
         start, end = self.start_threshold, self.end_threshold
         require(0 <= start <= 1, "start_threshold", "in [0, 1]", start)
         require(start <= end <= 1, "end_threshold", f"in [start_threshold ({start}), 1]", end)
         exponential = self.schedule in ("exponential", "geom")
         require(start > 0 or not exponential, "start_threshold", f"above 0 for schedule {self.schedule}", start)
-        require(self.num_epochs >= 1, "num_epochs", "at least 1", self.num_epochs)
+        require(self.num_epochs is None or self.num_epochs >= 1, "num_epochs", "at least 1, or null", self.num_epochs)
         require(self.num_steps is None or self.num_steps >= 1, "num_steps", "at least 1, or null", self.num_steps)
-        unit = "epochs" if self.num_steps is None else "steps"
-        require(0 <= self.warmup < self.total, f"warmup_{unit}", f"in [0, num_{unit} ({self.total}))", self.warmup)
+        self._check_warmup()
         require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
         require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
         self._check_jumps()
         read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
+        self._check_given_once()
 
     @property
     def warmup(self) -> int:
         """Epochs, or steps, at `start_threshold`."""
-        return self.warmup_epochs if self.num_steps is None else self.warmup_steps
+        if self.num_steps is not None:
+            return self.warmup_steps
+        return self.total // 5 if self.warmup_epochs is None else self.warmup_epochs
 
     @property
     def total(self) -> int:
-        """Epochs, or steps, until `end_threshold`."""
-        return self.num_epochs if self.num_steps is None else self.num_steps
+        """Epochs, or steps, until `end_threshold`; where null waits for a run, ten epochs or as many as it must be."""
+        waiting = max(EPOCHS_WITHOUT_A_RUN, (self.warmup_epochs or 0) + 1)
+        return self.num_steps or self.num_epochs or waiting
+
+    def for_run(self, num_epochs: int, max_steps: int | None) -> "CurriculumConfig":
+        """The same with numbers in place of null, for a run of so many epochs or, where given, optimizer steps.
+
+        Raises ValueError where the warm-up leaves no time in half of the run, or counts epochs in a run of steps.
+        """
+        timed = self.schedule != "step" or self.step_epochs is None
+        if not timed or self.num_epochs is not None or self.num_steps is not None:
+            return self
+        if max_steps is None:
+            half, warmup = -(-num_epochs // 2), self.warmup_epochs or 0
+            accepted = f"below half of the run's {num_epochs} epochs, or given with num_epochs"
+            require(warmup < half, "warmup_epochs", accepted, warmup)
+            return dataclasses.replace(self, num_epochs=half)
+        accepted = "given with num_epochs in a run of max_steps (or give warmup_steps)"
+        require(self.warmup_epochs is None, "warmup_epochs", accepted, self.warmup_epochs)
+        half = max(1, max_steps // 2)
+        accepted = f"below half of the run's {max_steps} steps, or given with num_steps"
+        require(self.warmup_steps < half, "warmup_steps", accepted, self.warmup_steps)
+        return dataclasses.replace(self, num_steps=half)
 
     @property
     def jumps(self) -> tuple[list[float], list[float]]:
@@ -186,7 +222,18 @@ class CurriculumConfig:
         thresholds = [max(start, min(end, (1 - share) * start + share * end)) for share in shares]
         return self.step_epochs or times, self.step_thresholds or thresholds
 
+    def _check_warmup(self) -> None:
+        """Against the time that is known; where that is null, `for_run` checks the rest."""
+        unit = "epochs" if self.num_steps is None else "steps"
+        require(0 <= self.warmup < self.total, f"warmup_{unit}", f"in [0, num_{unit} ({self.total}))", self.warmup)
+        require(self.warmup_steps >= 0, "warmup_steps", "at least 0", self.warmup_steps)
+        unread = self.warmup_steps > 0 and self.num_epochs is not None and self.num_steps is None
+        require(not unread, "warmup_steps", "given with num_steps, not with num_epochs", self.warmup_steps)
+
     def _check_jumps(self) -> None:
+        for key, values in (("step_epochs", self.step_epochs), ("step_thresholds", self.step_thresholds)):
+            finite = values is None or (len(values) > 0 and all(math.isfinite(value) for value in values))
+            require(finite, key, "null, or one finite number or more", values)
         times, thresholds = self.jumps
         rising = sorted(set(times)) == list(times) and min(times) >= 0
         require(rising, "step_epochs", "rising numbers of at least 0", self.step_epochs)
@@ -196,32 +243,70 @@ class CurriculumConfig:
         accepted = f"{len(times)} numbers, as many as step_epochs has"
         require(len(times) == len(thresholds), "step_thresholds", accepted, self.step_thresholds)
 
+    def _check_given_once(self) -> None:
+        """A key of the section that the strategy has too may stand in `settings` instead, not with another value."""
+        for name in BOTH:
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            other = self.settings.get(name, value)
+            require(value in (default, other), f"settings.{name}", f"{value}, as {name} beside it", other)
+
+
+def gather_settings(section: Mapping[Any, Any], where: str = "") -> dict[Any, Any]:
+    """A curriculum's section with the strategy's settings that stand beside its own keys moved under "settings".
+
+    `where` precedes the keys in messages. Raises ValueError, naming the key, where one is given twice with different
+    values, or belongs to another strategy.
+    """
+    strategy = section.get("strategy", CurriculumConfig.strategy)
+    taken, nested = keys_of(strategy), section.get("settings", {})
+    require(isinstance(nested, Mapping), f"{where}settings", "keys and values", nested)
+    beside = {key: value for key, value in section.items() if key in taken and is_setting(key)}
+    for key, value in section.items():
+        if key in beside:
+            other = nested.get(key, value)
+            require(other == value, f"{where}{key}", f"{shown(other)}, as in settings", value)
+        elif taken and is_setting(key):
+            under = [name for name in _owners(key) if name in taken]
+            place = f" (there it goes under {where}{under[0]})" if under else ""
+            raise ValueError(
+                f"unknown key {where}{key} for strategy {strategy}{place}; it belongs to {' and '.join(_owners(key))}; "
+                f"accepted: {', '.join(taken)}"
+            )
+    kept = {key: value for key, value in section.items() if key not in beside}
+    return {**kept, "settings": {**beside, **nested}} if beside else kept
+
+
+def keys_of(strategy: object) -> list[str]:
+    """The settings of a strategy; none of one that does not exist."""
+    kind = SETTINGS.get(strategy) if isinstance(strategy, str) else None
+    return [part.name for part in dataclasses.fields(kind)] if kind else []
+
+
+def is_setting(key: object) -> bool:
+    """Whether a strategy has a setting of this name, and the section `curriculum` has no key of that name."""
+    return key not in {part.name for part in dataclasses.fields(CurriculumConfig)} and bool(_owners(key))
+
+
+def _owners(key: object) -> list[str]:
+    """The strategies that have a setting of this name."""
+    return [name for name in SETTINGS if key in keys_of(name)]
+
 
 def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, where: str) -> Settings:
     """A settings dataclass from a plain dict; ValueError names the key, the value and what is accepted."""
     config = {} if config is None else config
     require(isinstance(config, Mapping), f"the settings of {where}", "keys and values", config)
-    accepted = {part.name: part.type for part in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for key, value in config.items():
+    accepted = keys_of(where)
+    for key in config:
         if key not in accepted:
-            close = difflib.get_close_matches(str(key), accepted, n=1)
+            close, owners = difflib.get_close_matches(str(key), accepted, n=1), _owners(key)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise ValueError(f"{where}: unknown key {key}; {hint}accepted: {', '.join(accepted)}")
-        require(_fits(value, accepted[key]), f"{where}: {key}", _readable(accepted[key]), value)
+            hint = f"it belongs to {' and '.join(owners)}; " if owners else hint
+            raise ValueError(f"{where}: unknown key {one_line(key)}; {hint}accepted: {', '.join(accepted)}")
     try:
         return kind(**config)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def _fits(value: object, hint: Any) -> bool:
-    kinds = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
-    kinds += [int] if float in kinds else []
-    return isinstance(value, tuple(kinds)) and not isinstance(value, bool)
-
-
-def _readable(hint: Any) -> str:
-    return "of type " + (hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", ""))
 
 
 def _require_weights(settings: Any) -> None:
@@ -229,4 +314,5 @@ def _require_weights(settings: Any) -> None:
     weights = {name: value for name, value in weights.items() if name.endswith("_weight")}
     for name, value in weights.items():
         require(value >= 0 and math.isfinite(value), name, "a number of at least 0", value)
-    require(sum(weights.values()) > 0, "the sum of the weights", "above 0", 0)
+    total = sum(weights.values())
+    require(0 < total < math.inf, "the sum of the weights", "above 0 and finite", total)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lm.monitoring.records import Record
-from course_lm.validation import import_extra
+from course_lm.validation import import_extra, require_kinds
 
 WANDB_MODES = ("offline", "online", "disabled")
 
@@ -19,6 +19,9 @@ class TensorBoardConfig:
     """The `tensorboard` section of a run's configuration."""
 
     enabled: bool = False
+
+    def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class WandbConfig:
     mode: str = "offline"
 
     def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
         _check_mode(self.mode)
 
 

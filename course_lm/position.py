@@ -24,9 +24,11 @@ Worker processes start anew with each epoch, persistent ones too: these would go
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from course_lm import checkpoints
 from course_lm.batching import Loader, epoch_generator
@@ -98,6 +100,14 @@ class DataPosition:
         del self._untaken[: len(window)]
         self.batch += len(window)
 
+    def pause(self) -> None:
+        """Let worker processes end where the position can be reached again without them."""
+        with_workers = (
+            isinstance(self._loader, DataLoader) and self._loader.num_workers and not _keeps_position(self._loader)
+        )
+        if _jumps(self._loader) or with_workers:
+            self._batches, self._untaken = None, []
+
     def end_epoch(self) -> None:
         """Go to the start of the next epoch."""
         self.epoch, self.batch = self.epoch + 1, 0
@@ -131,7 +141,7 @@ class DataPosition:
             "batch": self.batch,
             "loader": self._state_of_loader(),
             "data": getattr(loader, "fingerprint", None),
-            "generators": self._generators if started else generator_states(loader),
+            "generators": generator_states(loader) if self._generators is None else self._generators,
             "last": self._last,
             "untaken": [batch for batch, _ in self._untaken] if foreign else [],
             "ended": foreign and started and self._ended,
@@ -171,6 +181,8 @@ class DataPosition:
     def _open(self, loader: Any) -> None:
         """Start reading at the position; where that is refused, the position stays as it is."""
         saved = self._saved
+        if isinstance(loader, Mapping):
+            raise ValueError("the training loader must be an iterable of batches, got a single batch: put it in a list")
         if saved is not None:
             _check_data(saved, loader)
         stream = RandomStream(epoch_generator(self.seed, self.epoch).initial_seed())
@@ -236,8 +248,9 @@ class DataPosition:
             )
         self._length = length_of(loader)
         set_epoch(loader, self.epoch)
-        if saved is not None and saved["generators"] is not None:
-            set_generator_states(loader, saved["generators"])
+        at_start = self._generators if saved is None else saved["generators"]
+        if at_start is not None:
+            set_generator_states(loader, at_start)
         generators = generator_states(loader)
         batches, last = iter(with_fresh_workers(loader)), _END
         for _ in range(self.batch):

@@ -149,6 +149,7 @@ class Trainer:
                 if self.step % settings.save_steps == 0 and self.batch != length_of(train_loader):
                     self._save(f"step_{self.step}")
             if self.finished:
+                self.position.pause()
                 return
         if whole and before == (self.step, self.log.skipped_in_a_row):
             raise ValueError("the training loader held no target token in a whole epoch")

@@ -1,5 +1,6 @@
 """Claims about every kind of data loader: a run that stops and goes on, fails, or validates never loses its place."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from torch.utils.data import (
     Sampler,
 )
 
-from course_lm.batching import make_loader, padding_share
+from course_lm.batching import Loader, make_loader, padding_share
 from course_lm.checkpoints import load_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.curriculum import CurriculumTrainingManager
@@ -66,6 +67,11 @@ class Drawn(Batches):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return batch_of(int(torch.randint(9, ())) + random.randrange(9) + int(np.random.randint(9)))
+
+
+def draw() -> None:
+    for generator in (torch.rand, np.random.rand, lambda count: random.random()):
+        generator(1)
 
 
 class Stream(IterableDataset):
@@ -388,6 +394,25 @@ def test_a_used_up_iterator_does_not_stand_for_a_new_one(tmp_path):
         run(tmp_path, stream)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", WITH_WORKERS)
+def test_no_worker_outlives_a_run_that_ended_within_an_epoch_and_it_can_be_prolonged(kind):
+    loader, config = WITH_WORKERS[kind](), configure(max_steps=4)
+    trainer = Trainer(model(), config)
+    trainer.train(loader)
+    assert trainer.batch == 2 and not multiprocessing.active_children()
+    trainer.settings = configure(max_steps=6).training
+    trainer.train(loader)
+    other = Trainer(model(), configure(), schedule=trainer.schedule)
+    other.train(WITH_WORKERS[kind]())
+    assert_same(trainer.model.state_dict(), other.model.state_dict())
+
+
+def test_a_single_batch_is_no_loader():
+    with pytest.raises(ValueError, match="the training loader must be an iterable of batches, got a single batch"):
+        run(None, batch_of(0))
+
+
 # One loader for many things
 
 # To read one of these is to draw from a generator that its next epoch draws from too, as its owner has it.
@@ -403,7 +428,7 @@ def spoil(loader: Any, trainer: Trainer) -> None:
     next(iter(LOADERS["shuffled"]()))
     with suppress(TypeError):
         len(loader)
-    if hasattr(loader, "rows"):
+    if isinstance(loader, Loader):
         padding_share(loader)
 
 
@@ -576,7 +601,7 @@ def test_every_validation_reads_the_same_and_leaves_every_generator_alone(kind):
         metrics = evaluate(trained, loader)
         assert_same(state(), before)
         assert metrics["tokens"] > 0
-        torch.rand(3), random.random(), np.random.rand()
+        draw()
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch + 1)
     assert read[0] == read[1] == read[2]
@@ -584,7 +609,7 @@ def test_every_validation_reads_the_same_and_leaves_every_generator_alone(kind):
 
 def test_a_validation_that_raises_gives_back_generators_and_modes():
     def breaks_off() -> Iterator[dict[str, Tensor]]:
-        random.random(), torch.rand(2), np.random.rand()
+        draw()
         yield batch_of(0)
         raise OSError("the disk is gone")
 

@@ -195,6 +195,10 @@ class Loader:
         self._batch = start
         return self._run(self.epoch, start)
 
+    def from_start(self) -> Iterable[Batch]:
+        """The batches of epoch 0, whatever the loader's position, which stays."""
+        return self.read(self.order(0))
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position loaded for this same epoch is kept."""
         if epoch != self.epoch:

@@ -11,7 +11,8 @@ from course_lm.monitoring import History, Observer, Observers, Throughput, peak_
 from course_lm.step import NonFiniteGradientError, StepResult
 
 MAX_SKIPPED_IN_A_ROW = 25
-_COUNTS = ("tokens", "skipped", "skipped_in_a_row")
+MAX_EMPTY_IN_A_ROW = 1_000
+_COUNTS = ("tokens", "skipped", "skipped_in_a_row", "empty_in_a_row")
 
 
 class RunLog:
@@ -21,7 +22,7 @@ class RunLog:
         history: all records so far. pending: results of the steps since the last record.
         device: whose peak memory is recorded. plain_loss: whether exp(loss) is a perplexity.
         tokens: target tokens of all recorded steps. skipped: steps left out in the whole run.
-        skipped_in_a_row: those since the last completed step.
+        skipped_in_a_row: those since the last completed step. empty_in_a_row: steps without a target token.
     """
 
     def __init__(self, observers: Iterable[Observer], device: torch.device, plain_loss: bool) -> None:
@@ -30,7 +31,7 @@ class RunLog:
         self.history = History()
         self.throughput = Throughput()
         self.pending: list[StepResult] = []
-        self.tokens = self.skipped = self.skipped_in_a_row = 0
+        self.tokens = self.skipped = self.skipped_in_a_row = self.empty_in_a_row = 0
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Tell the observers that a run starts, or goes on, after `step` completed steps."""
@@ -42,11 +43,19 @@ class RunLog:
 
         Raises:
             NonFiniteGradientError: `MAX_SKIPPED_IN_A_ROW` steps in a row had a gradient that was not finite.
+            ValueError: `MAX_EMPTY_IN_A_ROW` in a row held no target token, as in a stream that will never hold one.
         """
         self.pending.append(result)
         self.skipped += skipped
         if skipped and not result.tokens:  # nothing to learn from: no fault of the gradient
+            self.empty_in_a_row += 1
+            if self.empty_in_a_row >= MAX_EMPTY_IN_A_ROW:
+                raise ValueError(
+                    f"{self.empty_in_a_row:,} steps in a row after step {step} held no target token: "
+                    "look at the labels that the training loader gives"
+                )
             return
+        self.empty_in_a_row = 0
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteGradientError(

@@ -32,7 +32,7 @@ from course_lm.checkpoints import (
 )
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
-from course_lm.evaluation import evaluate
+from course_lm.evaluation import check_validation_loader, evaluate
 from course_lm.forward import Batch
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights
@@ -114,7 +114,7 @@ class Trainer:
         self.log = RunLog([*observers, *default_observers(config)], self.device, loss_fn is next_token_loss)
         patience = self.settings.early_stopping_patience or sys.maxsize  # counted even so: a run may be given one later
         self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
-        self.position = DataPosition()
+        self.position = DataPosition(self.settings.seed)
         self.step, self.validated_at, self.best_loss = 0, -1, math.inf
         self.best_weights: dict[str, Tensor] | None = None
         self.interrupted: int | None = None
@@ -164,10 +164,13 @@ class Trainer:
     def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends."""
         settings = self.settings
+        check_validation_loader(val_loader)
         self._prepare(train_loader)
         whole, before = self.batch == 0, (self.step, self.log.skipped_in_a_row)
         for window in windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
-            if self._take_step(window):
+            completed = self._take_step(window)
+            self.position.take(window)
+            if completed:
                 if self.step % settings.logging_steps == 0:
                     self._log()
                 if settings.eval_steps and self.step % settings.eval_steps == 0:

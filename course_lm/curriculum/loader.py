@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 from typing import Any
 
@@ -76,13 +76,15 @@ class CurriculumLoader:
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the loaded position, or else from the start of the epoch."""
         start, self._next_start = self._next_start, 0
-        if start == 0:
-            self._threshold = None
-            if self.epoch > 0 and self.manager.hears_nothing:
-                warnings.warn("the curriculum waits for validation losses, and none was reported", stacklevel=2)
+        if self._threshold is None and self.epoch > 0 and self.manager.hears_nothing:
+            warnings.warn("the curriculum waits for validation losses, and none was reported", stacklevel=2)
         self._threshold = self.threshold
         self._batch = start
         return self._run(start)
+
+    def from_start(self) -> Iterable[Batch]:
+        """Every document, admitted or not, in the order of epoch 0; the loader's position stays."""
+        return self.whole.from_start()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position loaded for this same epoch is kept."""
@@ -143,10 +145,12 @@ class CurriculumLoader:
                 "where they are null they follow the length of the run; change it back, choose another "
                 "experiment_name, or set training.resume to never"
             )
-        self.epoch, self._batch = state["epoch"], state["batch"]
-        self._next_start = state["batch"]
+        if state["batch"] == 0 or state["epoch"] != self.epoch:
+            self._threshold = None
+        self.epoch = state["epoch"]
+        self._batch = self._next_start = state["batch"]
         if "manager" in state:  # else a bare position in this same run
-            self._threshold = state["threshold"]
+            self._threshold = state["threshold"] if state["batch"] else None
             self.manager.load_state_dict(state["manager"])
 
     @property

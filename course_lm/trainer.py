@@ -22,6 +22,7 @@ from course_lm.accumulation import windows
 from course_lm.allocator import tune_allocator
 from course_lm.checkpoints import (
     FORMAT_VERSION,
+    as_plain,
     library_versions,
     load_checkpoint,
     prune_checkpoints,
@@ -33,9 +34,10 @@ from course_lm.evaluation import evaluate
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights
 from course_lm.optim import build_optimizer
+from course_lm.optimizer_state import check_state, load_state, state_by_name
 from course_lm.position import DataPosition
 from course_lm.precision import Precision
-from course_lm.rng import rng_state, set_rng_state
+from course_lm.rng import check_rng_state, rng_state, set_rng_state
 from course_lm.run_log import RunLog
 from course_lm.runs import (
     check_same_run,
@@ -43,7 +45,6 @@ from course_lm.runs import (
     default_observers,
     explain_out_of_memory,
     length_of,
-    load_weights,
     newest_state,
     on_interrupt,
     restore_log,
@@ -51,9 +52,9 @@ from course_lm.runs import (
     warn_of_versions,
 )
 from course_lm.schedules import build_schedule
+from course_lm.state_form import check_run_state
 from course_lm.step import Batch, NonFiniteGradientError, raise_if_nonfinite, train_step
-
-_PROGRESS = ("step", "validated_at", "best_loss", "best_weights")
+from course_lm.weights import check_weights, load_weights
 
 
 class Trainer:
@@ -182,23 +183,57 @@ class Trainer:
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state of the run to one file; OSError where that cannot be done."""
-        save_checkpoint(path, self.state_dict())
+        save_checkpoint(path, self._live_state())
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on from a saved state; CheckpointError for a damaged file, ValueError for another run's."""
         self.load_state_dict(load_checkpoint(path))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on, as tensors and plain data."""
+        """A copy of everything that the rest of the run depends on, as tensors and plain data."""
+        return deepcopy(as_plain(self._live_state()))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            ValueError: it belongs to a run with other settings, weights or parameters, or is not the state of a run;
+                then the trainer is as it was.
+        """
+        state = as_plain(state)
+        parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        check_run_state(state, self._live_state(), parameters)
+        check_same_run(asdict(self.config), state["config"])
+        check_weights(self.model, state["model"])
+        check_state(state["optimizer"], self.optimizer, self.model)
+        check_rng_state(state["rng"])
+        warn_of_versions(state["versions"])
+        # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
+        load_weights(self.model, state["model"])
+        load_state(state["optimizer"], self.optimizer, self.model)
+        self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
+        self.best_weights = deepcopy(state["best_weights"])
+        self.precision.load_state_dict(state["scaler"])
+        if self.stopper is not None and state["early_stopping"] is not None:
+            self.stopper.load_state_dict(state["early_stopping"])
+        self.log.load_state_dict(state)
+        self.position.load_state_dict(state["position"])
+        set_rng_state(state["rng"])
+
+    def _live_state(self) -> dict[str, Any]:
+        """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
         return {
             "format_version": FORMAT_VERSION,
-            **{name: getattr(self, name) for name in _PROGRESS},
+            "step": self.step,
+            "validated_at": self.validated_at,
+            "best_loss": self.best_loss,
+            "best_weights": self.best_weights,
             "epoch": self.epoch,
             "batch": self.batch,
             **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": state_by_name(self.optimizer, self.model),
             "schedule": self.schedule_settings,
             "scaler": self.precision.state_dict(),
             "early_stopping": self.stopper.state_dict() if self.stopper is not None else None,
@@ -206,21 +241,6 @@ class Trainer:
             "config": asdict(self.config),
             "versions": library_versions(),
         }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; ValueError where it belongs to a run with other settings."""
-        check_same_run(asdict(self.config), state["config"])
-        load_weights(self.model, state["model"])
-        for name in _PROGRESS:
-            setattr(self, name, state[name])
-        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # torch would keep the given tensors
-        self.precision.load_state_dict(state["scaler"])
-        if self.stopper is not None and state["early_stopping"] is not None:
-            self.stopper.load_state_dict(state["early_stopping"])
-        self.log.load_state_dict(state)
-        self.position.load_state_dict(state["position"])
-        set_rng_state(state["rng"])
-        warn_of_versions(state["versions"])
 
     def _start_or_resume(self) -> None:
         """Go on from the run's newest checkpoint, or seed everything for a new run."""

@@ -13,14 +13,12 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
 
 from course_lm.atomic import atomic_file
 from course_lm.checkpoints import latest_checkpoint, library_versions
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, Record, TensorBoardLogger, WandbLogger
 from course_lm.monitoring.observers import json_line
-from course_lm.weights import describe_difference
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
@@ -88,14 +86,6 @@ def restore_log(path: Path, records: Iterable[Record]) -> None:
     if wanted != (path.read_bytes() if path.exists() else b""):
         with atomic_file(path) as file:
             file.write(wanted)
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load them; ValueError, in one line, where they are those of another model."""
-    difference = describe_difference(weights, model.state_dict())
-    if difference is not None:
-        raise ValueError(f"the checkpoint holds the weights of another model: {difference}")
-    model.load_state_dict(weights)
 
 
 def length_of(loader: Iterable[object]) -> int | None:

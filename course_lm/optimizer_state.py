@@ -56,7 +56,8 @@ def check_state(saved: Any, optimizer: Optimizer, model: nn.Module) -> None:
     )
     mine = type(optimizer).__name__
     _require(
-        saved["type"] == mine, f"the checkpoint was saved with the optimizer {saved['type']!r}, this run has {mine}"
+        saved["type"] == mine,
+        f"the checkpoint was saved with the optimizer {describe(saved['type'])}, this run has {mine}",
     )
     names = _names(optimizer, model)
     _check_groups(saved["groups"], optimizer, names)
@@ -130,7 +131,7 @@ def _check_groups(saved: Any, optimizer: Optimizer, names: Mapping[int, str]) ->
 def _shortly(names: list[str], others: list[str]) -> str:
     """How many names, and the first that the others lack."""
     different = next((name for name in names if name not in others), None)
-    return f"{len(names)} parameters" + (f" ({different} among them)" if different is not None else "")
+    return f"{len(names)} of the parameters" + (f" ({different!r} among them)" if different is not None else "")
 
 
 def _check_numbers(saved: Mapping[str, Any], group: Mapping[str, Any], number: int) -> None:
@@ -146,7 +147,7 @@ def _check_numbers(saved: Mapping[str, Any], group: Mapping[str, Any], number: i
             continue
         theirs, mine = (describe(part[key]) if key in part else "absent" for part in (saved, group))
         same = key in saved and key in group and _equal(saved[key], group[key])
-        _require(same, f"{where} was saved with {key} {theirs}, this run has {mine}")
+        _require(same, f"{where} was saved with {describe(key)} {theirs}, this run has {mine}")
     _require("lr" in saved, f"{where} lacks its lr")
 
 
@@ -188,13 +189,16 @@ def _check_parameter(saved: Any, name: str, parameter: Tensor, group: Mapping[st
         for key, value in saved.items():
             fits = _fits(value, parameter)
             _require(fits, f"{where} has {describe(value)} for {key!r}, which does not go with {describe(parameter)}")
-    for key in _NEVER_NEGATIVE:
-        value = saved.get(key, 0)
-        if isinstance(value, Tensor) and not value.is_complex() and not value.is_meta:
-            lowest = float(value.min()) if value.numel() else 0.0
-            _require(not lowest < 0, f"{where} has {key!r} with {lowest:g}; it is never negative")
-            finite = key != "step" or math.isfinite(lowest)
-            _require(finite, f"{where} has {key!r} {lowest:g}; it is a count")
+    for key, value in saved.items():
+        if isinstance(value, Tensor) and value.numel() and value.is_floating_point():
+            _check_values(value, key, where)
+
+
+def _check_values(value: Tensor, key: str, where: str) -> None:
+    lowest = value.min().item()  # NaN where one of the values is
+    _require(not math.isnan(lowest), f"{where} has a NaN in {key!r}")
+    _require(lowest >= 0 or key not in _NEVER_NEGATIVE, f"{where} has {key!r} with {lowest:g}; it is never negative")
+    _require(key != "step" or lowest < math.inf, f"{where} has {key!r} {lowest:g}; it is a count")
 
 
 def _fits(value: Any, parameter: Tensor) -> bool:

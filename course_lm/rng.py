@@ -68,6 +68,8 @@ def check_rng_state(state: Any) -> None:
 
 def _check_python(state: Any) -> None:
     _check_keys(state, "random state of Python", ("version", "words", "gauss"))
+    version = random.getstate()[0]
+    _require(state["version"] == version, f"the random state of Python has version {state['version']!r}, not {version}")
     _check_words(state["words"], "Python", 625)
     _check_gauss(state["gauss"], "Python", or_none=True)
     try:

@@ -13,6 +13,10 @@ from torch import Tensor
 from course_lm.weights import describe, describe_difference, is_dense
 
 _SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+_METRICS = (
+    *("loss", "grad_norm", "grad_norm_max", "lr", "tokens", "skipped", "tokens_per_second", "peak_memory_bytes"),
+    *("val_loss", "perplexity", "bits_per_byte", "accuracy"),
+)
 _PENDING = ("loss", "tokens", "grad_norm", "skipped", "bad_parameter")
 
 
@@ -36,6 +40,7 @@ def check_run_state(state: Any, own: Mapping[str, Any], parameters: int) -> None
     for name in ("epoch", "batch"):
         there = state["position"][name]
         _require(state[name] == there, name, state, f"{there}, as in its position")
+    _require(state["skipped_in_a_row"] <= state["skipped"], "skipped_in_a_row", state, "at most its skipped")
     _require(state["validated_at"] <= state["step"], "validated_at", state, f"at most its step, {state['step']}")
 
 
@@ -80,7 +85,7 @@ def _check_versions(value: Any, name: str) -> None:
     _check_dict(value, name)
     for key, version in value.items():
         if not isinstance(version, str):
-            raise ValueError(f"the state's {name} must hold strings, got {describe(version)} for {key}")
+            raise ValueError(f"the state's {name} must hold strings, got {describe(version)} for {key!r}")
 
 
 def _check_schedule(value: Any, name: str) -> None:
@@ -105,8 +110,14 @@ def _check_config(value: Any, own: Mapping[str, Any]) -> None:
     _check_dict(value, "config")
     _check_scalars(value, "config")
     for section, mine in own.items():
-        if isinstance(mine, Mapping) and not isinstance(value.get(section), Mapping):
+        if not isinstance(mine, Mapping):
+            continue
+        theirs = value.get(section)
+        if not isinstance(theirs, Mapping):
             raise ValueError(f"the state's config has no section {section}")
+        for key, one in theirs.items():
+            if isinstance(one, Mapping | list | tuple) and isinstance(mine.get(key), bool | int | float | str):
+                raise ValueError(f"the state's config has a {type(one).__name__} for {section}.{key}")
 
 
 def _check_scaler(value: Any, name: str) -> None:
@@ -115,9 +126,9 @@ def _check_scaler(value: Any, name: str) -> None:
     if not value:
         return
     if set(value) != set(_SCALER):
-        raise ValueError(f"the state's {name} must have {', '.join(_SCALER)} or nothing, got {', '.join(value)}")
+        raise ValueError(f"the state's {name} must have {', '.join(_SCALER)} or nothing, got {describe(list(value))}")
     for key in _SCALER[:3]:
-        if type(value[key]) is not float or not 0 < value[key] < math.inf:
+        if type(value[key]) not in (int, float) or not 0 < value[key] < math.inf:
             raise ValueError(f"the state's {name} has {key} {describe(value[key])}, not a positive number")
     if not value["backoff_factor"] < 1 < value["growth_factor"]:
         raise ValueError(f"the state's {name} must have backoff_factor < 1 < growth_factor")
@@ -134,7 +145,7 @@ def _check_stopping(value: Any, name: str) -> None:
         return
     _check_dict(value, name)
     if set(value) != {"best", "bad_values"}:
-        raise ValueError(f"the state's {name} must have best and bad_values, got {', '.join(value)}")
+        raise ValueError(f"the state's {name} must have best and bad_values, got {describe(list(value))}")
     _check_best(value["best"], f"{name} best")
     _integer(0)(value["bad_values"], f"{name} bad_values")
 
@@ -153,6 +164,8 @@ def _check_history(value: Any, name: str) -> None:
         measured = {"train": "loss", "validation": "val_loss"}.get(record["event"])
         if measured is not None:
             _check_number(record.get(measured), f"{where} {measured}")
+            for key in _METRICS:
+                _check_number(record.get(key, 0), f"{where} {key}")
 
 
 def _check_pending(value: Any, parameters: int) -> None:
@@ -183,7 +196,7 @@ def _kind(part: Tensor) -> str:
 def _check_position(value: Any, name: str) -> None:
     _check_dict(value, name)
     if set(value) != {"epoch", "batch", "loader", "data"}:
-        raise ValueError(f"the state's {name} must have epoch, batch, loader and data, got {', '.join(value)}")
+        raise ValueError(f"the state's {name} must have epoch, batch, loader and data, got {describe(list(value))}")
     _integer(0)(value["epoch"], f"{name} epoch")
     _integer(0)(value["batch"], f"{name} batch")
     if value["loader"] is not None:

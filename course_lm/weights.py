@@ -54,7 +54,7 @@ def describe_difference(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> st
         absent = [name for name in have if name not in lack]
         if absent:
             others = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            parts.append(f"{where} has no {absent[0]}{others}")
+            parts.append(f"{where} has no {_in_one_line(absent[0])}{others}")
     return "; ".join(parts) or None
 
 
@@ -62,7 +62,8 @@ def check_weights(model: nn.Module, weights: Any) -> None:
     """Raise ValueError, in one line, where they are not the weights of such a model."""
     if not isinstance(weights, Mapping):
         raise ValueError(f"the weights must be a dict of tensors by name, got {describe(weights)}")
-    difference = describe_difference(weights, model.state_dict())
+    mine = model.state_dict()
+    difference = describe_difference(weights, mine) or _describe_untied(weights, mine)
     if difference is not None:
         raise ValueError(f"the checkpoint holds the weights of another model: {difference}")
 
@@ -120,6 +121,18 @@ def _put_back_extra_state(model: nn.Module, extra: Mapping[str, Any]) -> None:
             module.set_extra_state(extra[key])
 
 
+def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """Two names that stand for one tensor here and for two different ones there: the second would win."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in mine.items():
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            other = saved[first.setdefault(place, name)]
+            if other is not saved[name] and not torch.equal(other, saved[name]):
+                return f"{first[place]} and {name} are one tensor in this model, and differ in the checkpoint"
+    return None
+
+
 def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors, each once and in memory of its own; and for every other name the one that it shares."""
     kept: dict[str, Tensor] = {}
@@ -138,6 +151,10 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
         kept[name] = (tensor.clone() if storage in storages else tensor).contiguous()
         storages.add(storage)
     return kept, tied
+
+
+def _in_one_line(name: object) -> str:
+    return " ".join(str(name)[:100].split())
 
 
 def _form(value: Any) -> str:

@@ -33,7 +33,7 @@ class DataPosition:
             loader.set_epoch(self.epoch)
         if hasattr(loader, "load_state_dict"):
             if self._loader_state is not None or self.batch:
-                loader.load_state_dict(self._loader_state or {"epoch": self.epoch, "batch": self.batch})
+                self._set_to_position(loader)
         elif isinstance(loader, Sequence):
             rest = islice(loader, self.batch, None)
         elif self.batch:
@@ -43,6 +43,16 @@ class DataPosition:
         for batch in rest:
             self.batch += 1
             yield batch
+
+    def _set_to_position(self, loader: Any) -> None:
+        state = self._loader_state or {"epoch": self.epoch, "batch": self.batch}
+        try:
+            loader.load_state_dict(state)
+        except (KeyError, TypeError, AttributeError) as error:  # a state of another loader has no other sign
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"the loader does not take the position that was saved: {type(error).__name__}: {reason}"
+            ) from error
 
     def _check_data(self, loader: Any) -> None:
         """A saved position means nothing in other data, nor do weights over another vocabulary."""

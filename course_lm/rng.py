@@ -68,8 +68,9 @@ def check_rng_state(state: Any) -> None:
 
 def _check_python(state: Any) -> None:
     _check_keys(state, "random state of Python", ("version", "words", "gauss"))
-    version = random.getstate()[0]
-    _require(state["version"] == version, f"the random state of Python has version {state['version']!r}, not {version}")
+    version, mine = state["version"], random.getstate()[0]
+    same = type(version) is int and version == mine
+    _require(same, f"the random state of Python has version {_shown(version)}, not {mine}")
     _check_words(state["words"], "Python", 625)
     _check_gauss(state["gauss"], "Python", or_none=True)
     try:
@@ -83,10 +84,10 @@ def _check_numpy(state: Any) -> None:
     _check_words(state["words"], "NumPy", 624)
     position, has_gauss = state["position"], state["has_gauss"]
     # NumPy itself takes any position, and reads whatever lies there in memory.
-    where = f"the random state of NumPy has the position {position!r}, not one in [0, 624]"
+    where = f"the random state of NumPy has the position {_shown(position)}, not one in [0, 624]"
     _require(type(position) is int and 0 <= position <= 624, where)
     known = type(has_gauss) is int and has_gauss in (0, 1)
-    _require(known, f"the random state of NumPy has has_gauss {has_gauss!r}, not 0 or 1")
+    _require(known, f"the random state of NumPy has has_gauss {_shown(has_gauss)}, not 0 or 1")
     _check_gauss(state["gauss"], "NumPy")
 
 
@@ -123,7 +124,7 @@ def _check_words(words: Any, name: str, count: int) -> None:
 
 def _check_gauss(gauss: Any, name: str, or_none: bool = False) -> None:
     right = (or_none and gauss is None) or (type(gauss) is float and math.isfinite(gauss))
-    _require(right, f"the random state of {name} has the Gaussian {gauss!r}, not a finite number")
+    _require(right, f"the random state of {name} has the Gaussian {_shown(gauss)}, not a finite number")
 
 
 def _check_keys(state: Any, name: str, keys: tuple[str, ...]) -> None:
@@ -138,6 +139,10 @@ def _python_state(state: dict[str, Any]) -> tuple[Any, ...]:
 def _numpy_state(state: dict[str, Any]) -> tuple[Any, ...]:
     words = state["words"].cpu().numpy().astype(np.uint32)
     return "MT19937", words, state["position"], state["has_gauss"], state["gauss"]
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40] if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 
 
 def _require(condition: bool, problem: str) -> None:

@@ -661,6 +661,8 @@ def twisted(left: int, following: int) -> Tensor:
         (("python", "words"), lambda words: words[:-1], "must have 625 words"),
         (("python", "words"), lambda words: torch.cat([words[:-1], torch.tensor([625])]), "Python is not one"),
         (("python", "gauss"), math.nan, "Gaussian nan"),
+        (("python", "gauss"), {"a": torch.ones(90)}, "Gaussian a dict,"),
+        (("python", "version"), torch.ones(2), "version a Tensor,"),
         (("torch",), lambda state: state[:-1], "torch is not one"),
         (("torch",), lambda state: state.float(), "tensor of bytes"),
         (("torch",), lambda state: torch.zeros(1, dtype=torch.uint8).expand(2**40), "tensor of bytes"),

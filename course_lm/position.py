@@ -25,13 +25,14 @@ Worker processes start anew with each epoch, persistent ones too: these would go
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from course_lm import checkpoints
 from course_lm.batching import Loader, epoch_generator
+from course_lm.checkpoints import as_plain
 from course_lm.curriculum.loader import CurriculumLoader
 from course_lm.forward import Batch
 from course_lm.restoring import (
@@ -44,6 +45,7 @@ from course_lm.restoring import (
     with_fresh_workers,
 )
 from course_lm.runs import length_of
+from course_lm.validation import one_line
 
 _END: Any = object()
 
@@ -76,8 +78,8 @@ class DataPosition:
         self._broken = self._resumed = self._told_of_length = False
         self._saved: dict[str, Any] | None = self._start_of_epoch(data=None)
 
-    def rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
-        """The batches of this epoch that no finished step has taken: those of a step that failed come first.
+    def go_to(self, loader: Any) -> None:
+        """Find the place in this loader where the rest of the epoch begins.
 
         Raises:
             ValueError: the loader holds other data than that over which the position was saved, does not repeat
@@ -87,6 +89,13 @@ class DataPosition:
             self._leave_loader(successor=loader)
         if self._batches is None or _jumps(loader):
             self._open(loader)
+
+    def rest_of_epoch(self, loader: Any) -> Iterator[Batch]:
+        """The batches of this epoch that no finished step has taken: those of a step that failed come first.
+
+        Raises ValueError as `go_to` does.
+        """
+        self.go_to(loader)
         yield from [batch for batch, _ in self._untaken]
         while (batch := self._read()) is not _END:
             self._untaken.append((batch, None if _keeps_position(loader) else digest_of(batch)))
@@ -206,7 +215,7 @@ class DataPosition:
 
     def _open_ours(self, loader: Any, saved: dict[str, Any] | None) -> Iterator[Batch]:
         state = None if saved is None else saved["loader"]
-        loader.load_state_dict({**(state or {}), "epoch": self.epoch, "batch": self.batch})
+        _set_to(loader, {**(state or {}), "epoch": self.epoch, "batch": self.batch})
         self._length = None
         return iter(loader)
 
@@ -221,14 +230,14 @@ class DataPosition:
         set_epoch(loader, self.epoch)
         if saved is not None:
             if saved["loader"] is not None:
-                loader.load_state_dict(deepcopy(saved["loader"]))
+                _set_to(loader, deepcopy(saved["loader"]))
             elif self.batch or (self._resumed and self.epoch):
                 raise ValueError(
                     f"the checkpoint holds no state of this {type(loader).__name__}: the training loader was another "
                     "kind; change it back, choose another experiment_name, or set training.resume to never"
                 )
             else:
-                checkpoints._check_plain(loader.state_dict(), "the training loader's state_dict()")
+                as_plain({"the training loader's state_dict()": loader.state_dict()})
             if saved["ended"]:  # to ask once more would begin the next epoch
                 return iter(())
         return iter(loader)
@@ -277,7 +286,7 @@ class DataPosition:
     def _read(self) -> Any:
         assert self._batches is not None
         try:
-            with self._stream:
+            with nullcontext() if _jumps(self._loader) else self._stream:  # those draw nothing
                 batch = next(self._batches, _END)
             self._ended = batch is _END
             return batch
@@ -308,6 +317,14 @@ def _check_data(saved: dict[str, Any], loader: Any) -> None:
             f"(fingerprint {saved['data']} then, {data} now); change it back, choose another experiment_name, or set "
             "training.resume to never"
         )
+
+
+def _set_to(loader: Any, state: dict[str, Any]) -> None:
+    try:
+        loader.load_state_dict(state)
+    except (KeyError, TypeError, AttributeError) as error:  # a state of another loader has no other sign
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"the training loader does not take the position that was saved: {reason}") from error
 
 
 def _is_ours(loader: Any) -> bool:

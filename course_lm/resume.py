@@ -19,6 +19,7 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import Record
 from course_lm.monitoring.observers import json_line
 from course_lm.schedules import ScheduleConfig, build_schedule
+from course_lm.validation import one_line, shown
 
 # No step depends on these.
 MAY_CHANGE = {
@@ -41,6 +42,7 @@ ROUNDING = {"model.gradient_checkpointing", "training.compile", "training.determ
 # These may change as long as the steps that were taken keep their learning rates: see `check_length`.
 LENGTH = {"training.max_steps", "training.num_epochs"}
 
+MOST_COMPARED = 100_000  # rates of steps that were taken
 WHAT_TO_DO = "change it back, choose another experiment_name, or set training.resume to never"
 
 
@@ -54,17 +56,15 @@ def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
     """
     now, then = _flat(asdict(mine)), _flat(saved)
     changed = [key for key in now if now[key] != then.get(key) and key not in MAY_CHANGE | LENGTH]
-    for key in changed:
+    differ = {
+        key: f"the checkpoint was saved with {key} {shown(then.get(key))}, this run has {shown(now[key])}"
+        for key in changed
+    }
+    for key, difference in differ.items():
         if key not in ROUNDING:
-            raise ValueError(
-                f"the checkpoint was saved with {key} {then.get(key)!r}, this run has {now[key]!r}: {WHAT_TO_DO}"
-            )
-    for key in changed:
-        warnings.warn(
-            f"the checkpoint was saved with {key} {then.get(key)!r}, this run has {now[key]!r}: "
-            "it may not go on bit for bit",
-            stacklevel=2,
-        )
+            raise ValueError(f"{difference}: {WHAT_TO_DO}")
+    for difference in differ.values():
+        warnings.warn(f"{difference}: it may not go on bit for bit", stacklevel=2)
 
 
 def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
@@ -92,9 +92,8 @@ def check_rates(saved: Mapping[str, Any], schedule: Callable[[int], float], tota
     step, settings = saved["step"], saved["schedule"]
     rates = {step - 1: saved["last_rate"]} if step else {}
     if settings is not None:
-        over = {key: settings[key] for key in ("peak_lr", "total_steps")}
-        then = build_schedule(ScheduleConfig(**{key: settings[key] for key in settings if key not in over}), **over)
-        rates = {k: then(k) for k in range(step)}
+        then = _saved_schedule(settings)
+        rates |= {k: then(k) for k in range(0, step, max(1, step // MOST_COMPARED))}
     for k, rate in rates.items():
         if not math.isclose(rate, schedule(k), rel_tol=1e-9):
             longer = f"the run has {total_steps} steps now and had {saved['total_steps']}"
@@ -103,6 +102,15 @@ def check_rates(saved: Mapping[str, Any], schedule: Callable[[int], float], tota
                 f"step {k + 1} was taken with learning rate {rate:g}, and would now have {schedule(k):g} ({reason}): "
                 f"{WHAT_TO_DO}; only a schedule that does not depend on the run's length lets it grow"
             )
+
+
+def _saved_schedule(settings: Mapping[str, Any]) -> Callable[[int], float]:
+    over = {"peak_lr", "total_steps"}
+    try:
+        config = ScheduleConfig(**{key: value for key, value in settings.items() if key not in over})
+        return build_schedule(config, peak_lr=settings["peak_lr"], total_steps=settings["total_steps"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the checkpoint holds no schedule that can be built again: {one_line(error)}") from None
 
 
 def newest_state(folder: Path) -> Path | None:

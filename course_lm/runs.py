@@ -4,20 +4,17 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from torch import nn
 
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
-from course_lm.weights import describe_difference
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
@@ -64,14 +61,6 @@ def default_observers(config: TrainingConfig) -> list[Observer]:
         wandb = config.wandb
         observers.append(WandbLogger(wandb.project, wandb.name, wandb.mode, folder or Path(), asdict(config)))
     return [*observers, ProgressBar()]  # last, below what the others print when they start
-
-
-def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load them; ValueError, in one line, where they are those of another model."""
-    difference = describe_difference(weights, model.state_dict())
-    if difference is not None:
-        raise ValueError(f"the checkpoint holds the weights of another model: {difference}")
-    model.load_state_dict(weights)
 
 
 def length_of(loader: Iterable[object]) -> int | None:

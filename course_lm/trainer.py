@@ -25,6 +25,7 @@ from course_lm.allocator import tune_allocator
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
+    as_plain,
     library_versions,
     load_checkpoint,
     prune_checkpoints,
@@ -34,11 +35,13 @@ from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
 from course_lm.evaluation import check_validation_loader, evaluate
 from course_lm.forward import Batch
-from course_lm.loss import next_token_loss
+from course_lm.loss import adapt_loss, next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights
-from course_lm.optim import build_optimizer
+from course_lm.optim import build_optimizer, check_optimizer
+from course_lm.optimizer_state import check_state, load_state, state_by_name
 from course_lm.position import DataPosition
 from course_lm.precision import Precision
+from course_lm.rates import fix_lr_scales
 from course_lm.resume import (
     check_length,
     check_rates,
@@ -48,22 +51,21 @@ from course_lm.resume import (
     restore_log,
     warn_of_versions,
 )
-from course_lm.rng import rng_state, set_rng_state
+from course_lm.rng import check_rng_state, rng_state, set_rng_state
 from course_lm.run_log import RunLog
 from course_lm.runs import (
     count_steps,
     default_observers,
     explain_out_of_memory,
     length_of,
-    load_weights,
     on_interrupt,
     run_folder,
     sole_writer,
 )
-from course_lm.schedules import build_schedule
+from course_lm.schedules import build_schedule, check_schedule
+from course_lm.state_form import check_run_state
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
-
-_PROGRESS = ("step", "validated_at", "best_loss", "best_weights", "last_rate")
+from course_lm.weights import check_weights, load_weights
 
 
 class Trainer:
@@ -109,9 +111,13 @@ class Trainer:
         self.model = model.to(self.device)
         self.runner: nn.Module = torch.compile(model) if self.settings.compile else model  # type: ignore[assignment]
         self.optimizer = optimizer or build_optimizer(model, config.optimizer)
-        self.loss_fn, self.schedule, self.clip = loss_fn, schedule, clip
+        check_optimizer(self.optimizer, model)
+        fix_lr_scales(self.optimizer)
+        if schedule is not None:
+            check_schedule(schedule)
+        self.loss_fn, self.schedule, self.clip = adapt_loss(loss_fn), schedule, clip
         self.folder = run_folder(config)
-        self.log = RunLog([*observers, *default_observers(config)], self.device, loss_fn is next_token_loss)
+        self.log = RunLog([*observers, *default_observers(config)], self.device, self.loss_fn is next_token_loss)
         patience = self.settings.early_stopping_patience or sys.maxsize  # counted even so: a run may be given one later
         self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
         self.position = DataPosition(self.settings.seed)
@@ -142,7 +148,7 @@ class Trainer:
         self.interrupted = None
         with sole_writer(self.folder), deterministic_kernels(self.settings.deterministic):
             self._prepare(train_loader)
-            self._start_or_resume()
+            self._start_or_resume(train_loader)
             self.log.start(self.step, self.total_steps)
             try:
                 with on_interrupt(self.stop), explain_out_of_memory(self.config):
@@ -230,7 +236,7 @@ class Trainer:
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state of the run to one file; OSError where that cannot be done."""
-        save_checkpoint(path, self.state_dict())
+        save_checkpoint(path, self._live_state())
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on from a saved state; CheckpointError for a damaged file, ValueError for another run's."""
@@ -238,18 +244,59 @@ class Trainer:
         self._loaded_from = Path(path).parent
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on, as tensors and plain data."""
+        """A copy of everything that the rest of the run depends on, as tensors and plain data."""
+        return deepcopy(as_plain(self._live_state()))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            ValueError: it belongs to a run with other settings, weights or parameters, or is not the state of a run;
+                then the trainer is as it was.
+        """
+        state = as_plain(state)
+        parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        check_run_state(state, self._live_state(), parameters)
+        check_same_run(self.config, state["config"])
+        check_length(self.settings, state["step"], state["epoch"])
+        check_weights(self.model, state["model"])
+        check_state(state["optimizer"], self.optimizer, self.model)
+        check_rng_state(state["rng"])
+        if self.schedule is not None and self.total_steps is not None:
+            check_rates(state, self.schedule, self.total_steps)
+        else:
+            self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps")}
+        warn_of_versions(state["versions"])
+        # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
+        load_weights(self.model, state["model"])
+        load_state(state["optimizer"], self.optimizer, self.model)
+        self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
+        self.last_rate, self._planned_steps = state["last_rate"], state["total_steps"]
+        self.best_weights = deepcopy(state["best_weights"])
+        self.precision.load_state_dict(state["scaler"])
+        self.stopper.load_state_dict(state["early_stopping"])
+        self.log.load_state_dict(state)
+        self.position.load_state_dict(state["position"])
+        self._generators = state["rng"]
+        set_rng_state(state["rng"])
+
+    def _live_state(self) -> dict[str, Any]:
+        """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
         return {
             "format_version": FORMAT_VERSION,
-            **{name: getattr(self, name) for name in _PROGRESS},
+            "step": self.step,
+            "validated_at": self.validated_at,
+            "best_loss": self.best_loss,
+            "best_weights": self.best_weights,
             "epoch": self.epoch,
             "batch": self.batch,
             **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": state_by_name(self.optimizer, self.model),
             "schedule": self.schedule_settings,
             "total_steps": self.total_steps,
+            "last_rate": self.last_rate,
             "scaler": self.precision.state_dict(),
             "early_stopping": self.stopper.state_dict(),
             "rng": rng_state() if self._generators is None else self._generators,
@@ -257,29 +304,11 @@ class Trainer:
             "versions": library_versions(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; ValueError where it belongs to a run with other settings."""
-        check_same_run(self.config, state["config"])
-        check_length(self.settings, state["step"], state["epoch"])
-        if self.schedule is not None and self.total_steps is not None:
-            check_rates(state, self.schedule, self.total_steps)
-        else:
-            self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps")}
-        load_weights(self.model, state["model"])
-        for name in _PROGRESS:
-            setattr(self, name, state[name])
-        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # torch would keep the given tensors
-        self.precision.load_state_dict(state["scaler"])
-        self.stopper.load_state_dict(state["early_stopping"])
-        self.log.load_state_dict(state)
-        self.position.load_state_dict(state["position"])
-        self._planned_steps = state["total_steps"]
-        set_rng_state(state["rng"])
-        self._generators = state["rng"]
-        warn_of_versions(state["versions"])
+    def _start_or_resume(self, train_loader: Iterable[Batch]) -> None:
+        """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
 
-    def _start_or_resume(self) -> None:
-        """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds."""
+        Nothing is written before everything that can be refused was looked at.
+        """
         folder, first_time = self.folder, not self._in_folder
         if folder is not None and first_time and self.settings.resume == "never":
             put_aside(folder)
@@ -288,14 +317,17 @@ class Trainer:
             seed_everything(self.settings.seed, self.settings.deterministic)
             if newest is not None:
                 self.load_checkpoint(newest)
-                restore_log(newest.with_name("metrics.jsonl"), self.history.records)
-                print(f"resumed {newest} after step {self.step}")
-                if self._planned_steps != self.total_steps:
-                    print(f"the run goes on to step {self.total_steps}; it was to end after {self._planned_steps}")
         elif newest is not None and folder != self._loaded_from:
             raise ValueError(
                 f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
             )
+        self.position.go_to(train_loader)
+        as_plain(self._live_state())  # what cannot be saved is found before the first step
+        if newest is not None:
+            restore_log(newest.with_name("metrics.jsonl"), self.history.records)
+            print(f"resumed {newest} after step {self.step}")
+            if self._planned_steps != self.total_steps:
+                print(f"the run goes on to step {self.total_steps}; it was to end after {self._planned_steps}")
         if self._generators is not None:
             set_rng_state(self._generators)  # whatever was drawn since the run was left
         if self.finished:

@@ -1,10 +1,13 @@
 """Weights alone: written for programs that know nothing of this package, and compared with those of another model."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from course_lm.atomic import atomic_file
 
@@ -51,8 +54,83 @@ def describe_difference(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> st
         absent = [name for name in have if name not in lack]
         if absent:
             others = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            parts.append(f"{where} has no {absent[0]}{others}")
+            parts.append(f"{where} has no {_in_one_line(absent[0])}{others}")
     return "; ".join(parts) or None
+
+
+def check_weights(model: nn.Module, weights: Any) -> None:
+    """Raise ValueError, in one line, where they are not the weights of such a model."""
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"the weights must be a dict of tensors by name, got {describe(weights)}")
+    mine = model.state_dict()
+    difference = describe_difference(weights, mine) or _describe_untied(weights, mine)
+    if difference is not None:
+        raise ValueError(f"the checkpoint holds the weights of another model: {difference}")
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load them; ValueError, in one line, where they are those of another model or the model does not take them.
+
+    The model is then as it was: what it has is kept beside it until all is loaded.
+    """
+    check_weights(model, weights)
+    state = model.state_dict()
+    before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    extra = {name: deepcopy(value) for name, value in state.items() if not isinstance(value, Tensor)}
+    loaded = OrderedDict(weights)
+    loaded._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # else layers take it for an old form
+    try:
+        model.load_state_dict(loaded)
+    except Exception as error:  # extra state and hooks are the model's own code
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
+        _put_back_extra_state(model, extra)
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the model does not take the checkpoint's weights: {type(error).__name__}: {reason}"
+        ) from None
+
+
+def describe(value: Any) -> str:
+    """A value in a few words: shape and type of a tensor, a short number or text as it is, else its class."""
+    if isinstance(value, Tensor):
+        return describe_form(value) if is_dense(value) else f"{describe_form(value)} that is not dense"
+    parts = value if isinstance(value, list | tuple) and len(value) < 10 else [value]
+    if all(isinstance(part, str | int | float | None) for part in parts) and len(text := repr(value)) <= 40:
+        return text
+    return f"a {type(value).__name__}"
+
+
+def describe_form(tensor: Tensor) -> str:
+    """Shape and type."""
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def is_dense(value: Any) -> bool:
+    """Whether this is a tensor that has all its numbers in memory, neither sparse nor quantised, nested or meta."""
+    if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided:
+        return False
+    return not (value.is_meta or value.is_quantized or value.is_conj() or value.is_neg())
+
+
+def _put_back_extra_state(model: nn.Module, extra: Mapping[str, Any]) -> None:
+    for name, module in model.named_modules():
+        key = f"{name}." * bool(name) + "_extra_state"
+        if key in extra:
+            module.set_extra_state(extra[key])
+
+
+def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """Two names that stand for one tensor here and for two different ones there: the second would win."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in mine.items():
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            other = saved[first.setdefault(place, name)]
+            if other is not saved[name] and not torch.equal(other, saved[name]):
+                return f"{first[place]} and {name} are one tensor in this model, and differ in the checkpoint"
+    return None
 
 
 def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -75,8 +153,10 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
     return kept, tied
 
 
+def _in_one_line(name: object) -> str:
+    return " ".join(str(name)[:100].split())
+
+
 def _form(value: Any) -> str:
     """Shape and type of a tensor, in words."""
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return describe(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"

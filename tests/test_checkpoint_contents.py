@@ -19,9 +19,9 @@ from course_lm.batching import make_loader
 from course_lm.cli import main
 from course_lm.config import TrainingConfig
 from course_lm.model import GPT, ModelConfig
-from course_lm.runs import load_weights
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
+from course_lm.weights import load_weights
 from tests.training_run import DOCUMENTS, LENGTH, NAME, TOKENIZER, VOCABULARY, configure, counting, loaders, start
 
 
@@ -69,7 +69,7 @@ def test_a_checkpoint_holds_all_that_the_run_is_made_of(state, stopped):
     assert state["schedule"] == {**state["config"]["lr_scheduler"], "peak_lr": 3e-3, "total_steps": 10}
     assert set(state["rng"]) == {"python", "numpy", "torch", "cuda", "mps"}
     assert set(state["versions"]) == {"python", "course_lm", "torch", "numpy", "tokenizers"}
-    assert state["optimizer"]["param_groups"][0]["lr"] < 3e-3
+    assert state["optimizer"]["groups"][0]["lr"] < 3e-3
     assert state["scaler"] == {}
 
 

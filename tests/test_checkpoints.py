@@ -138,7 +138,7 @@ def test_the_largest_integer_that_is_accepted_is_read_back(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("value", "place"),
     [
-        (np.float64(1.0), r"state\['x'\]\['y'\]"),
+        (np.ones(1), r"state\['x'\]\['y'\]"),
         (object(), r"state\['x'\]\['y'\]"),
         ([1, {2}], r"\['y'\]\[1\]"),
         (2**5000, r"\['y'\] is an integer of 5001 bits; at most 2000"),
@@ -366,15 +366,21 @@ def test_a_file_of_plain_torch_save_is_foreign(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "torch.pt")
 
 
-def save_as_newer_format(path: Path) -> None:
+def save_as_format(path: Path, version: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(checkpoints, "FORMAT_VERSION", checkpoints.FORMAT_VERSION + 1)
+        monkeypatch.setattr(checkpoints, "FORMAT_VERSION", version)
         save_checkpoint(path, small_state())
 
 
 def test_a_newer_format_says_so(tmp_path: Path) -> None:
-    save_as_newer_format(tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="has checkpoint format 2; this course_lm reads up to 1"):
+    save_as_format(tmp_path / "a.pt", 3)
+    with pytest.raises(CheckpointError, match="has checkpoint format 3; this course_lm reads up to 2"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+def test_an_older_format_says_so(tmp_path: Path) -> None:
+    save_as_format(tmp_path / "a.pt", 1)
+    with pytest.raises(CheckpointError, match="by an older course_lm, in format 1; this one reads format 2"):
         load_checkpoint(tmp_path / "a.pt")
 
 
@@ -406,7 +412,7 @@ def test_a_malicious_pickle_with_a_valid_checksum_is_refused_and_not_run(tmp_pat
 
 def sealed(content: bytes) -> bytes:
     """Anything at all, with a checksum that fits."""
-    start = content + b"course_lm checkpoint 1 serial 1 sha256 "
+    start = content + b"course_lm checkpoint 2 serial 1 sha256 "
     return start + hashlib.sha256(start).hexdigest().encode()
 
 
@@ -518,8 +524,8 @@ def test_latest_does_not_go_back_behind_a_file_that_belongs_to_another_user(
 
 def test_latest_does_not_go_back_behind_a_newer_format(tmp_path: Path) -> None:
     save_all(tmp_path, "checkpoint_step_1.pt")
-    save_as_newer_format(tmp_path / "checkpoint_last.pt")
-    with pytest.raises(CheckpointError, match="format 2"):
+    save_as_format(tmp_path / "checkpoint_last.pt", 3)
+    with pytest.raises(CheckpointError, match="format 3"):
         latest_checkpoint(tmp_path)
 
 

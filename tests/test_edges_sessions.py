@@ -172,7 +172,7 @@ class Session(RuleBasedStateMachine):
 
     @rule()
     def draw_random_numbers(self) -> None:
-        torch.rand(3), random.random(), np.random.rand(2)
+        _ = torch.rand(3), random.random(), np.random.rand(2)
 
     # Other runs
 

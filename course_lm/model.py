@@ -129,6 +129,10 @@ class Dropout(nn.Module):
         super().__init__()
         self.p = p
 
+    def extra_repr(self) -> str:
+        """The probability."""
+        return f"p={self.p}"
+
     def forward(self, x: Tensor) -> Tensor:
         """Zero each element with probability `p` and scale the rest so that the mean stays."""
         dropped = round(self.p * 2**16)

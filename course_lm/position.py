@@ -120,7 +120,7 @@ class DataPosition:
     def end_epoch(self) -> None:
         """Go to the start of the next epoch."""
         self.epoch, self.batch = self.epoch + 1, 0
-        self._batches = self._last = self._generators = None
+        self._batches = self._generators = None
         set_epoch(self._loader, self.epoch)
 
     def report_performance(self, val_loss: float) -> None:
@@ -220,7 +220,8 @@ class DataPosition:
         return iter(loader)
 
     def _open_list(self, loader: Sequence[Batch], saved: dict[str, Any] | None) -> Iterator[Batch]:
-        self._check_repeated(loader[self.batch - 1] if self.batch <= len(loader) else _END, saved)
+        if saved is not None and saved["last"] is not None:  # at the start of an epoch, the last one of the list
+            self._check_repeated(loader[self.batch - 1] if 0 < len(loader) >= self.batch else _END, saved)
         self._length = None
         return iter(loader[self.batch :])
 
@@ -266,15 +267,16 @@ class DataPosition:
             last = next(batches, _END)
             if last is _END:
                 break
-        self._check_repeated(last, saved)
+        if self.batch:
+            self._check_repeated(last, saved)
         self._generators = generators
         return batches
 
     def _check_repeated(self, last: Any, saved: dict[str, Any] | None) -> None:
         """ValueError where the last batch before the position is not the one that was taken."""
-        if not self.batch:
-            return
-        place = f"batch {self.batch} of epoch {self.epoch}"
+        place = (
+            f"batch {self.batch} of epoch {self.epoch}" if self.batch else f"the last batch of epoch {self.epoch - 1}"
+        )
         remedy = "give the same data in the same order, choose another experiment_name, or set training.resume to never"
         if last is _END:
             raise ValueError(f"the training loader ends before {place}, which the run had reached: {remedy}")

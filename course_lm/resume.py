@@ -7,11 +7,15 @@ refused in one line.
 
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from course_lm.atomic import atomic_file
 from course_lm.checkpoints import latest_checkpoint, library_versions
@@ -129,6 +133,29 @@ def put_aside(folder: Path) -> None:
     if folder.exists():
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.{number}"))
+
+
+def describe_parts(model: nn.Module, loss_fn: object, clip: object) -> dict[str, str]:
+    """What a run is made of beside its configuration, as text: the model's modules, the loss and the clip function."""
+    modules = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
+    return {"model": modules, "loss_fn": _describe_function(loss_fn), "clip": _describe_function(clip)}
+
+
+def warn_of_parts(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    """Warn where a run goes on with a model that is built otherwise, or with another function."""
+    for name, now in mine.items():
+        pairs = itertools.zip_longest(saved[name].splitlines(), now.splitlines(), fillvalue="nothing")
+        different = next(((old.strip(), new.strip()) for old, new in pairs if old != new), None)
+        if different is not None:
+            old, new = different
+            warnings.warn(f"the {name} is not the one of the checkpoint, which had {old} for {new}", stacklevel=2)
+
+
+def _describe_function(function: object) -> str:
+    if isinstance(function, partial):
+        settings = ", ".join(f"{key}={shown(value)}" for key, value in sorted(function.keywords.items()))
+        return f"{_describe_function(function.func)}({settings})"
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def warn_of_versions(saved: Mapping[str, str]) -> None:

@@ -90,6 +90,12 @@ def _check_versions(value: Any, name: str) -> None:
             raise ValueError(f"the state's {name} must hold strings, got {describe(version)} for {key!r}")
 
 
+def _check_parts(value: Any, name: str) -> None:
+    _check_versions(value, name)
+    if set(value) != {"model", "loss_fn", "clip"}:
+        raise ValueError(f"the state's {name} must have model, loss_fn and clip, got {describe(list(value))}")
+
+
 def _check_schedule(value: Any, name: str) -> None:
     if value is not None:
         _check_dict(value, name)
@@ -273,5 +279,6 @@ _CHECKS: dict[str, Callable[[Any, str], None]] = {
     "last_rate": _check_number,
     "scaler": _check_scaler,
     "early_stopping": _check_stopping,
+    "parts": _check_parts,
     "versions": _check_versions,
 }

@@ -46,9 +46,11 @@ from course_lm.resume import (
     check_length,
     check_rates,
     check_same_run,
+    describe_parts,
     newest_state,
     put_aside,
     restore_log,
+    warn_of_parts,
     warn_of_versions,
 )
 from course_lm.rng import check_rng_state, rng_state, set_rng_state
@@ -158,7 +160,8 @@ class Trainer:
             finally:
                 self._log_partial()
                 self.log.observers.close()
-                self._generators = rng_state()
+                if self._generators is None:
+                    self._generators = rng_state()
         if self.interrupted is not None:
             print(self._farewell(self.interrupted))
         return self.history
@@ -266,6 +269,7 @@ class Trainer:
             check_rates(state, self.schedule, self.total_steps)
         else:
             self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps")}
+        warn_of_parts(describe_parts(self.model, self.loss_fn, self.clip), state["parts"])
         warn_of_versions(state["versions"])
         # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
         load_weights(self.model, state["model"])
@@ -301,6 +305,7 @@ class Trainer:
             "early_stopping": self.stopper.state_dict(),
             "rng": rng_state() if self._generators is None else self._generators,
             "config": asdict(self.config),
+            "parts": describe_parts(self.model, self.loss_fn, self.clip),
             "versions": library_versions(),
         }
 
@@ -355,7 +360,7 @@ class Trainer:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
-        self._generators = None
+        before, self._generators = rng_state(), None
         try:
             result = train_step(
                 self.runner,
@@ -368,8 +373,11 @@ class Trainer:
                 precision=self.precision,
                 on_nonfinite=settings.on_nonfinite,
             )
-        except NonFiniteGradientError as error:
-            raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
+        except BaseException as error:
+            self._generators = before  # the step is taken again when training goes on
+            if isinstance(error, NonFiniteGradientError):
+                raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
+            raise
         # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
         on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
         skipped = on_host and bool(result.skipped)

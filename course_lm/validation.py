@@ -16,15 +16,17 @@ def require(holds: bool, key: str, accepted: str, value: object) -> None:
         raise ValueError(f"{key} must be {accepted}, got {shown(value)}")
 
 
-def require_kinds(section: type, values: Mapping[str, Any]) -> None:
+def require_kinds(section: type, values: dict[str, Any]) -> None:
     """Raise ValueError unless each of `values` is of the kind that the dataclass `section` declares for its key.
 
     The one rule for all sections of a configuration: values are plain data, so that what is written to YAML reads
-    back the same. An int is also a float; 3.0 is no int and True is no number; numbers of NumPy and tensors are
-    refused (`int(x)`, `float(x)` and `x.item()` make plain ones of them).
+    back the same. An int is also a float; 3.0 is no int and True is no number. A NumPy number, or a tensor that holds
+    one, is replaced by the plain number.
     """
     for key, hint in get_type_hints(section).items():
         if key in values:
+            if getattr(values[key], "ndim", None) == 0:
+                values[key] = values[key].item()
             require(_fits(values[key], hint), key, _readable(hint), values[key])
 
 

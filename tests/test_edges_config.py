@@ -142,9 +142,7 @@ def test_text_stays_the_text_that_it_was(tmp_path, text):
 # One rule for the kinds of values
 
 
-@pytest.mark.parametrize(
-    "value", [np.int64(8), np.float64(8), np.array(8), torch.tensor(8), 8.0, True, "8", None, 2**63]
-)
+@pytest.mark.parametrize("value", [np.float64(8), np.array([8]), torch.tensor(8.0), 8.0, True, "8", None, 2**63])
 @pytest.mark.parametrize(
     ("section", "key"),
     [
@@ -160,7 +158,7 @@ def test_an_int_is_a_plain_int(section, key, value):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), "0.5", False])
+@pytest.mark.parametrize("value", [np.bool_(True), np.array([0.5]), torch.tensor([0.5]), "0.5", False])
 @pytest.mark.parametrize(
     ("section", "key"),
     [
@@ -176,7 +174,7 @@ def test_a_float_is_a_plain_number(section, key, value):
 
 
 @pytest.mark.parametrize("section", [TensorBoardConfig, WandbConfig, CurriculumConfig])
-@pytest.mark.parametrize("value", [1, "yes", None, np.bool_(True)])
+@pytest.mark.parametrize("value", [1, "yes", None, np.int64(1)])
 def test_a_switch_is_true_or_false(section, value):
     with pytest.raises(ValueError, match=r"^enabled must be a bool"):
         section(enabled=value)
@@ -191,7 +189,16 @@ def test_an_int_serves_as_a_float(tmp_path):
     assert read(tmp_path, "training: {max_grad_norm: 1}") == TrainingConfig()
 
 
-@pytest.mark.parametrize("settings", [{"min_length": np.int64(3)}, {"max_length": torch.tensor(9)}])
+@pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5), np.array(0.5), torch.tensor(0.5)])
+def test_a_number_of_numpy_or_torch_becomes_a_plain_one(tmp_path, value):
+    """So that a rate which some function of NumPy computed does not make the first save fail."""
+    section = ModelConfig(dropout=value)
+    assert (section.dropout, type(section.dropout)) == (0.5, float)
+    TrainingConfig(model=section).to_yaml(tmp_path / "saved.yaml")
+    assert TrainingConfig.from_yaml(tmp_path / "saved.yaml").model == section
+
+
+@pytest.mark.parametrize("settings", [{"min_length": np.float64(3)}, {"max_length": torch.tensor(9.0)}])
 def test_a_strategy_takes_plain_numbers_too(settings):
     with pytest.raises(ValueError, match="length must be an int"):
         CurriculumConfig(strategy="length", settings=settings)

@@ -71,8 +71,16 @@ class Crash(Exception):
     """Stands for a process that dies."""
 
 
+class Failure(Exception):
+    """Stands for an error in a cell of a notebook: the trainer is still there."""
+
+
 def crash() -> None:
     raise Crash
+
+
+def fail() -> None:
+    raise Failure
 
 
 def interrupt() -> None:
@@ -134,13 +142,13 @@ class Session(RuleBasedStateMachine):
 
     # Starting and stopping
 
-    @rule(micro_batch=MICRO_BATCHES, act=st.sampled_from([interrupt, crash]))
+    @rule(micro_batch=MICRO_BATCHES, act=st.sampled_from([interrupt, crash, fail]))
     def start_anew(self, micro_batch: int, act: Callable[[], None]) -> None:
         self.disturb(micro_batch, act)
         self.train(trainer_of(self.config, self.disturbance))
 
     @precondition(lambda self: self.trainer is not None)
-    @rule(micro_batch=MICRO_BATCHES, act=st.sampled_from([interrupt, crash]))
+    @rule(micro_batch=MICRO_BATCHES, act=st.sampled_from([interrupt, crash, fail]))
     def run_the_cell_again(self, micro_batch: int, act: Callable[[], None]) -> None:
         assert self.trainer is not None
         self.disturb(micro_batch, act)
@@ -198,7 +206,7 @@ class Session(RuleBasedStateMachine):
             with self.refusal():
                 other.train(*data_of(self.kind))
 
-    @precondition(lambda self: self.checkpoints() and self.kind != "list")
+    @precondition(lambda self: self.checkpoints())
     @rule()
     def come_back_with_other_text(self) -> None:
         with self.refusal():
@@ -247,9 +255,11 @@ class Session(RuleBasedStateMachine):
     def train(self, trainer: Trainer) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="passing over a checkpoint")
+            self.trainer = trainer
             try:
                 trainer.train(*data_of(self.kind))
-                self.trainer = trainer
+            except Failure:
+                pass
             except Crash:
                 self.trainer = None
         self.act = lambda count: None

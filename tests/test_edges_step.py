@@ -551,7 +551,7 @@ def test_functions_partials_and_objects_that_can_be_called_are_schedules():
 
 # Numbers of a configuration
 
-KINDS = [np.float64(0.1), np.int64(3), np.array(0.1), np.array([1, 2]), torch.tensor(0.1), True, "0.1", 1j, None, [0.1]]
+KINDS = [np.bool_(True), np.array([1, 2]), torch.tensor([0.1]), True, "0.1", 1j, None, [0.1]]
 
 
 @pytest.mark.parametrize("value", KINDS, ids=repr)

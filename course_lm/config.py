@@ -276,7 +276,7 @@ def _build(base: TrainingConfig, tree: Any, source: str) -> TrainingConfig:
                 where, old = "", getattr(base, name)
                 values = _keys_and_values(old, tree[name], f"{name}.")
                 where = f"{name}."
-                require_kinds(kind, values)
+                require_kinds(kind, dict(values))
                 changed[name] = dataclasses.replace(old, **values)
         where = ""
         return dataclasses.replace(base, **changed)

@@ -79,7 +79,9 @@ def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
         raise ValueError(f"training.num_epochs is {settings.num_epochs}, the run has done {epoch}: {WHAT_TO_DO}")
 
 
-def check_rates(saved: Mapping[str, Any], schedule: Callable[[int], float], total_steps: int) -> None:
+def check_rates(
+    saved: Mapping[str, Any], schedule: Callable[[int], float], total_steps: int, settings: LoopConfig
+) -> None:
     """The steps that were taken must have the rates that this run's schedule gives them.
 
     So a run can be made longer where its schedule does not look at its end (a constant rate, "inverse_sqrt", "step"
@@ -87,25 +89,35 @@ def check_rates(saved: Mapping[str, Any], schedule: Callable[[int], float], tota
 
     Args:
         saved: "step", "schedule" (its settings, or None for a function of the user's own), "last_rate" (of the last
-            completed step) and "total_steps" of the checkpoint.
-        total_steps: of the run now.
+            completed step), "total_steps" and "config" of the checkpoint.
+        total_steps: of the run now. settings: of the run now.
 
     Raises:
         ValueError: names the first step whose rate would be another one.
     """
-    step, settings = saved["step"], saved["schedule"]
+    step = saved["step"]
     rates = {step - 1: saved["last_rate"]} if step else {}
-    if settings is not None:
-        then = _saved_schedule(settings)
+    if saved["schedule"] is not None:
+        then = _saved_schedule(saved["schedule"])
         rates |= {k: then(k) for k in range(0, step, max(1, step // MOST_COMPARED))}
     for k, rate in rates.items():
         if not math.isclose(rate, schedule(k), rel_tol=1e-9):
-            longer = f"the run has {total_steps} steps now and had {saved['total_steps']}"
-            reason = longer if total_steps != saved["total_steps"] else "the schedule is another one"
             raise ValueError(
-                f"step {k + 1} was taken with learning rate {rate:g}, and would now have {schedule(k):g} ({reason}): "
-                f"{WHAT_TO_DO}; only a schedule that does not depend on the run's length lets it grow"
+                f"step {k + 1} was taken with learning rate {rate:g}, and would now have {schedule(k):g}: "
+                f"{_what_changed(saved, total_steps, settings)}; {WHAT_TO_DO}"
             )
+
+
+def _what_changed(saved: Mapping[str, Any], total_steps: int, settings: LoopConfig) -> str:
+    if saved["total_steps"] == total_steps:
+        return "the schedule is another one"
+    length = f"the run has {total_steps} steps now and had {saved['total_steps']}"
+    for key in ("max_steps", "num_epochs"):
+        then, now = saved["config"]["training"].get(key), getattr(settings, key)
+        if then != now:
+            spans = "under a schedule that does not depend on the run's length it could change"
+            return f"training.{key} was {shown(then)} and is {shown(now)}, {length} ({spans})"
+    return f"the training data has another length, {length}"
 
 
 def _saved_schedule(settings: Mapping[str, Any]) -> Callable[[int], float]:

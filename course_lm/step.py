@@ -163,10 +163,6 @@ def _check_arguments(
         raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
     if not isinstance(micro_batches, Sequence):
         raise TypeError(f"micro_batches must be a list of batches, got {type(micro_batches).__name__}")
-    for batch in micro_batches:
-        if not isinstance(batch, Mapping) or not {"input_ids", "labels"} <= batch.keys():
-            got = f"keys {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
-            raise TypeError(f"a micro-batch must be a dict with input_ids and labels, got {got}")
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
     if not callable(clip):

@@ -266,9 +266,9 @@ class Trainer:
         check_state(state["optimizer"], self.optimizer, self.model)
         check_rng_state(state["rng"])
         if self.schedule is not None and self.total_steps is not None:
-            check_rates(state, self.schedule, self.total_steps)
+            check_rates(state, self.schedule, self.total_steps, self.settings)
         else:
-            self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps")}
+            self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps", "config")}
         warn_of_parts(describe_parts(self.model, self.loss_fn, self.clip), state["parts"])
         warn_of_versions(state["versions"])
         # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
@@ -276,6 +276,8 @@ class Trainer:
         load_state(state["optimizer"], self.optimizer, self.model)
         self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
         self.last_rate, self._planned_steps = state["last_rate"], state["total_steps"]
+        if self.schedule is None:  # else they are those of the schedule at hand
+            self.schedule_settings, self.total_steps = state["schedule"], state["total_steps"]
         self.best_weights = deepcopy(state["best_weights"])
         self.precision.load_state_dict(state["scaler"])
         self.stopper.load_state_dict(state["early_stopping"])
@@ -349,7 +351,7 @@ class Trainer:
             self.schedule = build_schedule(self.config.lr_scheduler, **over)
             self.schedule_settings = {**asdict(self.config.lr_scheduler), **over}
         if self._unchecked is not None:
-            check_rates(self._unchecked, self.schedule, self.total_steps)
+            check_rates(self._unchecked, self.schedule, self.total_steps, self.settings)
             self._unchecked = None
         if not self.model.training:
             self.model.train()

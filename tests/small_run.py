@@ -8,6 +8,7 @@ from course_lm.batching import labels_of
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
+from course_lm.schedules import ScheduleConfig
 from course_lm.trainer import Trainer
 
 VOCABULARY, LENGTH = 50, 16
@@ -32,7 +33,8 @@ def small_trainer(max_steps: int, observers: Any = (), **settings: Any) -> Train
     model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=32), VOCABULARY, LENGTH)
     quiet = {"device": "cpu", "precision": "fp32", "gradient_accumulation_steps": 1, "output_dir": None}
     loop = LoopConfig(max_steps=max_steps, **{**quiet, "eval_steps": 50, **settings})
-    config = TrainingConfig(optimizer=OptimizerConfig(learning_rate=3e-3), training=loop)
+    rate = ScheduleConfig(type="constant", warmup_steps=0)  # a saved run may go on for longer
+    config = TrainingConfig(optimizer=OptimizerConfig(learning_rate=3e-3), lr_scheduler=rate, training=loop)
     return Trainer(model, config, observers=observers)
 
 

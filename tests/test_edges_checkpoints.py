@@ -368,8 +368,14 @@ def test_a_loader_that_does_not_take_its_position_is_one_line():
         def load_state_dict(self, state: dict[str, Any]) -> None:
             state["another key"]
 
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def __iter__(self) -> Any:
+            return iter(())
+
     trainer = fresh_trainer()
-    trainer.position.batch = 1
+    trainer.position.load_state_dict({**trainer.position.state_dict(), "batch": 1, "loader": {"key": 1}})
     with pytest.raises(ValueError, match="does not take the position that was saved: KeyError: 'another key'"):
         next(iter(trainer.position.rest_of_epoch(Loader())))
 

@@ -361,7 +361,7 @@ def test_a_foreign_state_that_no_checkpoint_can_hold_is_found_before_the_first_s
             return super().state_dict() | {"lock": object()}
 
     steps: list[int] = []
-    with pytest.raises(ValueError, match=r"the training loader's state_dict\(\)\['lock'\] is a builtins.object"):
+    with pytest.raises(ValueError, match=r"the training loader's state_dict\(\)\"\]\['lock'\] is a builtins.object"):
         run(None, Odd(), act=steps.append)
     assert steps == []
 

@@ -498,10 +498,13 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a generator": ({"micro_batches": (batch for batch in [make_batch()])}, "a list of batches, got generator"),
     "a batch in a list in a list": ({"micro_batches": [[make_batch()]]}, "a dict with input_ids and labels, got list"),
-    "no labels": ({"micro_batches": [{"input_ids": torch.ones(1, 2).long()}]}, "labels, got keys ['input_ids']"),
+    "no labels": (
+        {"micro_batches": [{"input_ids": torch.ones(1, 2).long()}]},
+        "a batch must hold input_ids and labels, got input_ids",
+    ),
     "labels of one row": (
         {"micro_batches": [make_batch() | {"labels": torch.ones(6).long()}]},
-        "labels must be (B, T), got shape (6,)",
+        "labels must have the shape (B, T), got (6,)",
     ),
     "on_nonfinite": ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of raise, skip, got 'ignore'"),
 }

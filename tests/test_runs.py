@@ -479,11 +479,18 @@ def test_another_length_under_a_schedule_that_spans_the_run_is_refused(tmp_path,
 def test_a_decay_that_has_not_begun_can_be_put_off():
     """A run under warmup_stable_decay may be given more steps until its decay begins, and no longer."""
     config = ScheduleConfig(type="warmup_stable_decay", warmup_steps=10, decay_ratio=0.2)
-    saved = {"schedule": {**asdict(config), "peak_lr": 1.0, "total_steps": 100}, "last_rate": 1.0, "total_steps": 100}
-    longer = build_schedule(config, peak_lr=1.0, total_steps=200)
-    check_rates({**saved, "step": 81}, longer, 200)
-    with pytest.raises(ValueError, match=r"step 82 was taken with learning rate 0.95, and would now have 1 "):
-        check_rates({**saved, "step": 82}, longer, 200)
+    saved: dict[str, Any] = {
+        "schedule": {**asdict(config), "peak_lr": 1.0, "total_steps": 100},
+        "last_rate": 1.0,
+        "total_steps": 100,
+    }
+    saved["config"] = {"training": asdict(LoopConfig(max_steps=100))}
+    longer, now = build_schedule(config, peak_lr=1.0, total_steps=200), LoopConfig(max_steps=200)
+    check_rates({**saved, "step": 81}, longer, 200, now)
+    with pytest.raises(
+        ValueError, match=r"step 82 was taken with learning rate 0.95, and would now have 1: training.max_steps was 100"
+    ):
+        check_rates({**saved, "step": 82}, longer, 200, now)
 
 
 def test_another_schedule_function_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from course_lm import spec
 from course_lm.accumulation import windows
 from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.loss import count_targets
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
 from course_lm.step import train_step
@@ -114,7 +115,11 @@ def run_trainer(case: Case) -> FastResult:
     )
     config = TrainingConfig(optimizer=_optimizer_config(settings), training=loop)
     trainer = Trainer(model, config, schedule=settings.schedule)
-    history = trainer.train(EpochLoader(case.epochs), settings.validation or None)
+    # The trainer refuses a validation without a target token, where the specification says NaN.
+    validated = not settings.validation or any(count_targets(batch["labels"]) for batch in settings.validation)
+    history = trainer.train(
+        EpochLoader(case.epochs), settings.validation if settings.validation and validated else None
+    )
     records = [record for record in history.train if not math.isnan(record["loss"])]  # NaN: skipped steps alone
     return FastResult(
         _weights(model),
@@ -123,7 +128,7 @@ def run_trainer(case: Case) -> FastResult:
         [record["lr"] for record in records],
         [record["loss"] for record in records],
         [record["grad_norm"] for record in records],
-        [record["val_loss"] for record in history.validation],
+        [record["val_loss"] for record in history.validation] if validated else None,
         trainer.best_weights,
     )
 

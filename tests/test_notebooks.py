@@ -131,6 +131,10 @@ TAUGHT = {
 }
 
 
+# What stands behind the names that a lesson uses, and refuses what they cannot take.
+BEHIND = re.compile(r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|is_dense|load_weights")
+
+
 @pytest.mark.parametrize(
     ("lesson", "module"),
     [(lesson, module) for lesson in LESSONS for module in TAUGHT.get(lesson.stem[:2], ())],
@@ -143,7 +147,8 @@ def test_a_lesson_uses_every_public_name_of_its_modules(lesson, module):
     ]
     source = "\n".join(cell.source for cell in rules.code_cells(nbformat.read(lesson, as_version=4)))
     used = set(re.findall(r"\w+", source))
-    assert [name for name in names if not name.startswith("_") and name not in used] == []
+    taught = [name for name in names if not name.startswith("_") and not BEHIND.fullmatch(name)]
+    assert [name for name in taught if name not in used] == []
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     lessons.set_defaults(command=_lessons)
     configured = (("train", _train, "train a model on a text"), ("find-lr", _find_lr, "look for a learning rate"))
     for name, command, purpose in configured:
-        run = commands.add_parser(name, help=purpose, add_help=False)
+        run = commands.add_parser(name, help=purpose, add_help=False, allow_abbrev=False)
         run.add_argument("--config", default=DEFAULT_CONFIG)
         run.set_defaults(command=command)
     return parser

@@ -194,7 +194,7 @@ def read_yaml(path: Path) -> Any:
 def config_parser() -> ArgumentParser:
     """A parser with an option for every key of the tree, such as `--optimizer.learning_rate`."""
     set_loader(_YAML_MODE, load_yaml, exceptions=(ValueError,))  # one reading of values for files and arguments
-    parser = ArgumentParser(prog="course-lm train", exit_on_error=False, parser_mode=_YAML_MODE)
+    parser = ArgumentParser(prog="course-lm train", exit_on_error=False, allow_abbrev=False, parser_mode=_YAML_MODE)
     parser.add_class_arguments(TrainingConfig)
     return parser
 

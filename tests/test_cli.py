@@ -357,6 +357,7 @@ def test_a_vocabulary_larger_than_the_text_supports_is_refused(capsys, text):
         ("--training.batch_size=many", ["training.batch_size", "int", "many"]),
         ("--training.batch_size", ["training.batch_size"]),
         ("--training.batchsize=4", ["training.batchsize"]),
+        ("--optimizer.learning_rat=1e-3", ["unrecognized", "optimizer.learning_rat"]),  # no abbreviations
         ("--optimizer.type=lion", ["optimizer.type", "adamw", "lion"]),
         ("--curriculum.strategy=hard", ["curriculum.strategy", "morphological", "hard"]),
         ("--curriculum.settings={max_len: 3}", ["curriculum.combined", "unknown key max_len", "length_weight"]),

@@ -79,7 +79,11 @@ SABOTAGE = {
         "improved = not value >= self.best - self.min_delta",
     ),
     "11_checkpoints": ("trainer.py", 'set_rng_state(state["rng"])', "rng_state()"),
-    "12_trainer": ("trainer.py", "lr=self.schedule(self.step)", "lr=self.schedule(self.step + 1)"),
+    "12_trainer": (
+        "trainer.py",
+        "self.settings, self.schedule(self.step)",
+        "self.settings, self.schedule(self.step + 1)",
+    ),
     "13_curriculum": (
         "curriculum/pacing.py",
         "(1 - progress) * start**2 + progress",
@@ -132,7 +136,7 @@ TAUGHT = {
 
 
 # What stands behind the names that a lesson uses, and refuses what they cannot take.
-BEHIND = re.compile(r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|is_dense|load_weights")
+BEHIND = re.compile(r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|describe_form|is_dense|load_weights")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The training loop of a language model, shown to be right: one room (submodule) for each part of the loop.
+"""The training loop of a language model, shown to be right: one module or package for each part of the loop.
 
-Importing the package imports nothing else; a submodule is loaded when it is first named,
-as in ``course_lm.trainer.Trainer``.
+Importing the package imports nothing else; a module is loaded when it is first named,
+as in ``course_lm.trainer.Trainer``. `dir(course_lm)` lists them.
 """
 
 from importlib import import_module
@@ -19,3 +19,10 @@ def __getattr__(name: str) -> ModuleType:
             if error.name != full_name:
                 raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from pkgutil import iter_modules
+
+    own = [name for name in globals() if name.startswith("__")]
+    return sorted(own + [module.name for module in iter_modules(__path__)])

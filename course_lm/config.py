@@ -1,7 +1,7 @@
 """The configuration of a run: one dataclass per section, put together, read from YAML and checked.
 
 A misspelt key or a bad value is refused with one line that names the key, the value, where it came from and what is
-accepted. Each room of the package owns its section; the two that belong to no single room stand here.
+accepted. Each module of the package owns its section; the two that belong to no single module stand here.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import torch
 import torch.utils.deterministic as deterministic_settings
 from jsonargparse import ArgumentError, ArgumentParser, set_loader
 
-from course_lm.atomic import atomic_file
+from course_lm.checkpoints import atomic_file
 from course_lm.curriculum.settings import CurriculumConfig, gather_settings, is_setting, keys_of
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig

@@ -21,7 +21,7 @@ def course_figures() -> Iterator[None]:
     import matplotlib
     import matplotlib.pyplot as plt
 
-    from course_lm import plots
+    from course_lm.classroom import plots
 
     matplotlib.use("Agg")
     with matplotlib.rc_context():

@@ -14,9 +14,9 @@ from course_lm.accumulation import count_window_targets, windows
 from course_lm.batching import make_loader
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
-from course_lm.position import DataPosition
 from course_lm.step import train_step
 from course_lm.tokenizer import train_tokenizer
+from course_lm.trainer.data_position import DataPosition
 
 VOCAB = 11
 DOCUMENTS = ["the cat sat on the mat " * (1 + number * number % 7) for number in range(23)]

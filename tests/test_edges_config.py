@@ -355,7 +355,7 @@ def test_the_command_line_refuses_an_argument_in_one_line_with_code_2(capsys, ar
 
 # Any file
 
-VALID = [path.read_text() for path in sorted((Path(cli.__file__).parent / "configs").glob("*.yaml"))] + [
+VALID = [path.read_text() for path in sorted((Path(cli.__file__).parents[1] / "configs").glob("*.yaml"))] + [
     yaml.safe_dump({"curriculum": {"enabled": True, "strategy": strategy, **settings}, "training": {"num_epochs": 4}})
     for strategy, settings in FLAT
 ]

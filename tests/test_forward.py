@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from course_lm import packed_forward
 from course_lm.batch_checks import check_batch, vocabulary_size
 from course_lm.batching import labels_of
-from course_lm.evaluation import evaluate
 from course_lm.forward import device_of, forward_logits
 from course_lm.lr_finder import find_lr
 from course_lm.model import GPT, ModelConfig, allowed_attention, generate, positions_of
+from course_lm.monitoring import evaluate
 from course_lm.step import train_step
 from tests.foreign_models import CONFIGS, LONGEST, VOCABULARY, WINDOW, hugging_face
 

@@ -5,6 +5,7 @@ An observer is told what happened and cannot change it. A record is a flat dict 
 is left out while training goes on: a log that cannot be written is no reason to lose a run.
 """
 
+from course_lm.monitoring.evaluation import evaluate
 from course_lm.monitoring.layers import LayerStatistics, copy_weights, layer_statistics, update_ratios
 from course_lm.monitoring.live import LivePlot, draw_run
 from course_lm.monitoring.observers import JSONLLogger, Observer, Observers
@@ -31,6 +32,7 @@ __all__ = [
     "WandbLogger",
     "copy_weights",
     "draw_run",
+    "evaluate",
     "layer_statistics",
     "peak_memory",
     "smooth",

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tqdm.auto import tqdm
 
-from course_lm.atomic import atomic_file
+from course_lm.checkpoints import atomic_file
 from course_lm.monitoring.records import Record
 
 

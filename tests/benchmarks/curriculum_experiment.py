@@ -26,15 +26,15 @@ from typing import Any
 import torch
 
 from course_lm.batching import Batch, Loader, make_loader
+from course_lm.cli.text_run import TextRun, prepare, with_curriculum
 from course_lm.config import TrainingConfig
+from course_lm.corpus.shipped import data_file
 from course_lm.curriculum import CurriculumConfig, CurriculumLoader
-from course_lm.evaluation import evaluate
 from course_lm.model import GPT
+from course_lm.monitoring import evaluate
 from course_lm.optim import build_optimizer
 from course_lm.schedules import cosine
 from course_lm.step import train_step
-from course_lm.stories import data_file
-from course_lm.text_run import TextRun, prepare, with_curriculum
 
 CORPORA = ("stories", "hindi")
 ARMS = {"no curriculum": None, "random order": "random", "length": "length", "combined": "combined"}

@@ -27,7 +27,7 @@ from optimizer_race import loop_of
 from torch import Tensor
 from torch.optim import SGD, AdamW
 
-from course_lm.corpus import data_file
+from course_lm.corpus.shipped import data_file
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import copy_weights, update_ratios
 from course_lm.step import train_step

@@ -18,7 +18,7 @@ from typing import Any
 
 import nbformat
 
-from course_lm.corpus import data_file
+from course_lm.corpus.shipped import data_file
 
 LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "04_optimizers.ipynb"
 LEARNING_RATES = (0.001, 0.004, 0.016, 0.064, 0.256, 1.024, 4.096)

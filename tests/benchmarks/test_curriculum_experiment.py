@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from curriculum_experiment import ARMS, CORPORA, POINTS, RATES, SEEDS, configured, empty, missing, table, training_data
 
+from course_lm.corpus.shipped import data_file
 from course_lm.curriculum import CurriculumLoader
-from course_lm.stories import data_file
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 RESULTS = json.loads(data_file("curriculum_experiment.json").read_text(encoding="utf-8"))

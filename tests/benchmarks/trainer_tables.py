@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
+from course_lm.cli.text_run import prepare
 from course_lm.config import TrainingConfig
-from course_lm.evaluation import evaluate
+from course_lm.corpus.shipped import data_file
 from course_lm.model import count_parameters
+from course_lm.monitoring import evaluate
 from course_lm.optim import build_optimizer
 from course_lm.schedules import build_schedule
 from course_lm.step import train_step
-from course_lm.stories import data_file
-from course_lm.text_run import prepare
 
 WIDTHS, RATES = (32, 64, 128, 256), (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 LENGTHS, SHARES = (40, 80, 160, 320), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)

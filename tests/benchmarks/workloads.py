@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from course_lm.accumulation import count_window_targets
-from course_lm.allocator import tune_allocator
 from course_lm.batching import Loader, make_loader
+from course_lm.batching.packing import Rows, pack
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.corpus import load_corpus
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import build_optimizer
-from course_lm.packing import Rows, pack
 from course_lm.precision import Precision
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
+from course_lm.trainer.allocator import tune_allocator
 
 LEARNING_RATE = 3e-4
 LOGGING_STEPS = 10

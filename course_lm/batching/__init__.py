@@ -1,0 +1,31 @@
+"""Batches from documents (lesson 02).
+
+loader.py makes batches, fixed, dynamic, bucketed or packed, and remembers its place. packing.py encodes documents and
+fits their pieces into rows. reading.py reads any loader a second time, as evaluation and trials do, without a trace.
+"""
+
+from course_lm.batching.loader import (
+    IGNORE_INDEX,
+    MODES,
+    Batch,
+    Loader,
+    epoch_generator,
+    labels_of,
+    make_loader,
+    pack_rows,
+    pad_rows,
+    padding_share,
+)
+
+__all__ = [
+    "IGNORE_INDEX",
+    "MODES",
+    "Batch",
+    "Loader",
+    "epoch_generator",
+    "labels_of",
+    "make_loader",
+    "pack_rows",
+    "pad_rows",
+    "padding_share",
+]

@@ -1,0 +1,317 @@
+"""Documents to batches: fixed, dynamic, bucketed and packed.
+
+A document is encoded as `<eos> tokens <eos>` and cut, where it is longer than `max_length`, into pieces that
+overlap by one token: the last token of a piece is the context-only first token of the next. So every token of
+every document is a target exactly once an epoch, whatever the mode. The modes differ in three things only:
+
+    mode      a row holds   rows of a batch come from   width of a batch
+    fixed     one piece     anywhere                    max_length
+    dynamic   one piece     anywhere                    its longest row
+    bucketed  one piece     one range of lengths        its longest row
+    packed    many pieces   anywhere                    max_length
+
+Text is tokenised once, into one flat tensor. The order of an epoch is computed from (seed, epoch) alone, so a
+position in the data is two integers and is reached without reading what comes before it.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack, ranges
+from course_lm.tokenizer import pad_id
+
+IGNORE_INDEX = -100
+MODES = ("fixed", "dynamic", "bucketed", "packed")
+
+Batch = dict[str, Any]
+
+
+def make_loader(
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    *,
+    mode: str = "fixed",
+    batch_size: int | None = None,
+    tokens_per_batch: int | None = None,
+    max_length: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+) -> "Loader":
+    """A `Loader` over `documents`; empty ones are dropped, a last smaller batch is kept.
+
+    Give either `batch_size` (rows) or `tokens_per_batch` (positions of a batch, padding included, at least
+    `max_length`). Bucketed batches of short rows then hold more rows; the other modes hold
+    `tokens_per_batch // max_length`. Without `shuffle` rows come in corpus order (fixed, dynamic), shortest
+    first (bucketed) or as packed, in every epoch. `pin_memory` has no effect where there is no accelerator.
+    Raises ValueError for settings that cannot work, and where no document holds text.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if max_length < 2:
+        raise ValueError(f"max_length must be at least 2 (a token and the next), got {max_length}")
+    if num_workers < 0:
+        raise ValueError(f"num_workers must be at least 0, got {num_workers}")
+    rows_at = _rows_at(batch_size, tokens_per_batch, max_length)
+    return Loader.of_pieces(
+        encode_pieces(documents, tokenizer, max_length),
+        mode=mode,
+        rows_at=rows_at,
+        max_length=max_length,
+        pad_id=pad_id(tokenizer),
+        seed=seed,
+        shuffle=shuffle,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+    )
+
+
+def labels_of(input_ids: Tensor, attention_mask: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    """Labels (B, T), not shifted: `input_ids` with -100 wherever a token is no target.
+
+    No target is: PAD, where `attention_mask` (B, T) is 0 (ids do not matter: PAD may share its id with EOS);
+    a real token right after PAD (left padding: nothing precedes it); with `document_ids` (B, T) each
+    document's first token. Position 0 of an unpacked row keeps its id, since the loss's shift drops it.
+    Raises ValueError where the shapes differ.
+    """
+    if input_ids.shape != attention_mask.shape:
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)}, "
+            f"got {tuple(attention_mask.shape)}"
+        )
+    segments = attention_mask if document_ids is None else document_ids
+    ignored = attention_mask == 0
+    ignored[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    if document_ids is not None:
+        ignored[:, :1] = True
+    return input_ids.masked_fill(ignored, IGNORE_INDEX)
+
+
+def pad_rows(tokens: Tensor, lengths: Tensor, *, width: int, pad_id: int) -> Batch:
+    """A batch (B, width), padded on the right: `tokens` holds rows of `lengths` (B,) one after the other."""
+    real = torch.arange(width) < lengths[:, None]  # (B, width)
+    input_ids = torch.full(real.shape, pad_id).masked_scatter_(real, tokens)
+    attention_mask = real.long()
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "labels": labels_of(input_ids, attention_mask),
+    }
+
+
+def pack_rows(tokens: Tensor, lengths: Tensor, counts: Tensor, *, width: int, pad_id: int) -> Batch:
+    """A packed batch (B, width): `tokens` holds pieces of `lengths` (P,); row b takes the next `counts[b]`.
+
+    Adds `document_ids` (0, 1, … in each row, -1 at PAD) and `position_ids` (from 0 in each piece, 0 at PAD).
+    """
+    row_of_piece = torch.repeat_interleave(counts)
+    row_lengths = torch.zeros_like(counts).index_add_(0, row_of_piece, lengths)
+    batch = pad_rows(tokens, row_lengths, width=width, pad_id=pad_id)
+    real = batch["attention_mask"].bool()
+    documents = ranges(torch.zeros_like(counts), counts).repeat_interleave(lengths)
+    positions = ranges(torch.zeros_like(lengths), lengths)
+    document_ids = torch.full(real.shape, -1).masked_scatter_(real, documents)
+    position_ids = torch.zeros(real.shape, dtype=torch.int64).masked_scatter_(real, positions)
+    labels = labels_of(batch["input_ids"], batch["attention_mask"], document_ids)
+    return batch | {"labels": labels, "document_ids": document_ids, "position_ids": position_ids}
+
+
+class Loader:
+    """Batches in an order that is a pure function of (seed, epoch). `make_loader` builds one.
+
+    `len(loader)` is the number of batches of every epoch. Each batch is a dict with `input_ids`,
+    `attention_mask` and `labels` (B, T) int64, in packed mode `document_ids` and `position_ids` (B, T), and
+    `num_bytes`, the UTF-8 bytes of its target tokens.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        groups: list[tuple[Tensor, int]],
+        *,
+        pad_id: int,
+        packed: bool,
+        width: int | None,
+        seed: int,
+        shuffle: bool,
+        num_workers: int,
+        pin_memory: bool,
+    ) -> None:
+        self.rows, self.groups, self.row_lengths = rows, groups, rows.row_lengths()
+        self.pad_id, self.packed, self.width = pad_id, packed, width
+        self.seed, self.shuffle, self.num_workers = seed, shuffle, num_workers
+        self.pin_memory = pin_memory and torch.accelerator.is_available()
+        self.num_targets = int((rows.lengths - 1).sum())  # target tokens of an epoch
+        self.epoch = 0
+        self._batch = 0  # yielded so far in the running iteration
+        self._next_start = 0
+        self._over: Callable[[Rows], Loader]
+
+    @classmethod
+    def of_pieces(
+        cls,
+        pieces: Rows,
+        *,
+        mode: str,
+        rows_at: Callable[[int], int],
+        max_length: int,
+        pad_id: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> "Loader":
+        """A loader over pieces that are encoded already, one a row; `rows_at(width)` is the rows of a batch."""
+        rows = pack(pieces, max_length) if mode == "packed" else pieces
+        if mode == "bucketed":
+            groups = length_buckets(rows.row_lengths(), rows_at)
+        else:
+            groups = [(torch.arange(len(rows)), rows_at(max_length))]
+        how = {"pad_id": pad_id, "seed": seed, "shuffle": shuffle, "num_workers": num_workers, "pin_memory": pin_memory}
+        width = max_length if mode in ("fixed", "packed") else None
+        loader = cls(rows, groups, packed=mode == "packed", width=width, **how)
+        loader._over = partial(cls.of_pieces, mode=mode, rows_at=rows_at, max_length=max_length, **how)
+        return loader
+
+    def select(self, documents: Tensor) -> "Loader":
+        """A loader like this one over some of its documents: those whose number in `documents` (D,) is True."""
+        chosen = documents[self.rows.documents].nonzero().flatten()
+        return self._over(self.rows.select(chosen[self.rows.starts[chosen].argsort()]))
+
+    def __len__(self) -> int:
+        return sum(-(-len(rows) // size) for rows, size in self.groups)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches from the loaded position, or else from the start of the epoch."""
+        start, self._next_start = self._next_start, 0
+        self._batch = start
+        return self._run(self.epoch, start)
+
+    def from_start(self) -> Iterable[Batch]:
+        """The batches of epoch 0, whatever the loader's position, which stays."""
+        return self.read(self.order(0))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; a position loaded for this same epoch is kept."""
+        if epoch != self.epoch:
+            self.load_state_dict({"epoch": epoch, "batch": 0})
+
+    def state_dict(self) -> dict[str, int]:
+        """The position: the epoch, and how many of its batches have been yielded."""
+        return {"epoch": self.epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next iteration start at this position; what lies before it is not read."""
+        epoch, batch = state["epoch"], state["batch"]
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        if not 0 <= batch <= len(self):
+            raise ValueError(f"batch must be in [0, {len(self)}], the batches of this loader, got {batch}")
+        self.epoch, self._batch, self._next_start = epoch, batch, batch
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hex digits that change with the text, its tokens, and how they are batched and ordered."""
+        digest = hashlib.blake2b(repr((self.seed, self.shuffle, self.width, self.pad_id)).encode(), digest_size=16)
+        rows = self.rows
+        for part in (rows.tokens, rows.starts, rows.lengths, rows.offsets, *(numbers for numbers, _ in self.groups)):
+            digest.update(part.numpy().tobytes())
+        digest.update(repr([size for _, size in self.groups]).encode())
+        return digest.hexdigest()
+
+    def order(self, epoch: int) -> list[Tensor]:
+        """The row numbers of each batch of an epoch."""
+        generator = epoch_generator(self.seed, epoch)
+        batches: list[Tensor] = []
+        for rows, size in self.groups:
+            shuffled = rows[torch.randperm(len(rows), generator=generator)] if self.shuffle else rows
+            batches += shuffled.split(size)
+        if self.shuffle and len(self.groups) > 1:
+            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        return batches
+
+    def width_of(self, batch_rows: Tensor) -> int:
+        """T of the batch made of these rows."""
+        return self.width or int(self.row_lengths[batch_rows].max())
+
+    def collate(self, batch_rows: Tensor) -> Batch:
+        """The batch made of these rows."""
+        rows = self.rows
+        counts = rows.offsets[batch_rows + 1] - rows.offsets[batch_rows]
+        pieces = ranges(rows.offsets[batch_rows], counts)
+        lengths = rows.lengths[pieces]
+        tokens = rows.tokens[ranges(rows.starts[pieces], lengths)].long()
+        width = self.width_of(batch_rows)
+        if self.packed:
+            batch = pack_rows(tokens, lengths, counts, width=width, pad_id=self.pad_id)
+        else:
+            batch = pad_rows(tokens, lengths, width=width, pad_id=self.pad_id)
+        return batch | {"num_bytes": int(rows.num_bytes[pieces].sum())}
+
+    def read(self, batches: list[Tensor]) -> Iterable[Batch]:
+        """The batches made of these rows, in this order, by the loader's worker processes if it has any."""
+        return DataLoader(
+            _Batches(self.collate, batches),
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            generator=torch.Generator(),  # by default it draws from the global one, which dropout uses
+        )
+
+    def _run(self, epoch: int, start: int) -> Iterator[Batch]:
+        batches = self.read(self.order(epoch)[start:])
+        for self._batch, batch in enumerate(batches, start + 1):
+            yield batch
+
+
+class _Batches(Dataset):
+    """One item is one whole batch, so that workers and pinning are DataLoader's business and rows are not."""
+
+    def __init__(self, collate: Callable[[Tensor], Batch], batches: list[Tensor]) -> None:
+        self.collate, self.batches = collate, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.collate(self.batches[index])
+
+
+def padding_share(loader: Loader) -> float:
+    """Share of the positions that are padding in the loader's current epoch, from lengths alone."""
+    batches = loader.order(loader.epoch)
+    positions = sum(len(batch) * loader.width_of(batch) for batch in batches)
+    return 1 - int(loader.row_lengths.sum()) / positions
+
+
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """A generator for one epoch's order; hashed, so that seed 0, epoch 1 is not seed 1, epoch 0."""
+    digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def _rows_at(batch_size: int | None, tokens_per_batch: int | None, max_length: int) -> Callable[[int], int]:
+    if batch_size is not None and tokens_per_batch is None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        return partial(_rows_of_batch, batch_size, None)
+    if tokens_per_batch is not None and batch_size is None:
+        if tokens_per_batch < max_length:
+            raise ValueError(f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}")
+        return partial(_rows_of_batch, None, tokens_per_batch)
+    raise ValueError(
+        f"give either batch_size or tokens_per_batch, got batch_size={batch_size} "
+        f"and tokens_per_batch={tokens_per_batch}"
+    )
+
+
+def _rows_of_batch(batch_size: int | None, tokens_per_batch: int | None, width: int) -> int:
+    return batch_size or (tokens_per_batch or 0) // width

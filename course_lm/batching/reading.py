@@ -1,0 +1,217 @@
+"""Reading any loader: its generators, its epoch, and random draws that leave no trace."""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from course_lm.checkpoints import rng_state, set_rng_state
+
+Undo = Callable[[], None]
+
+
+@contextmanager
+def read_from_start(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
+    """Read a loader's epoch 0 from its start, the same batches each time, whoever else is reading it.
+
+    When the body ends, by an error too, the global generators, those of the loader, its epoch and its position are what
+    they were. Inside, the global generators of Python, NumPy and torch start from a fixed seed.
+
+    Yields:
+        What to read in place of the loader.
+    """
+    undo = [keep_random_state(loader), keep_position(loader), _epochs(loader)]
+    try:
+        with RandomStream(0):
+            from_start = getattr(loader, "from_start", None)
+            if from_start is None:
+                set_epoch(loader, 0)
+            yield from_start() if from_start is not None else second_reader(loader)
+    finally:
+        for put_back in reversed(undo):
+            put_back()
+
+
+class RandomStream:
+    """In its `with` blocks the global generators of Python, NumPy and torch's CPU give a sequence of its own.
+
+    It begins with `seed`; each block goes on where the one before ended, and what is drawn outside does not matter.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._inside: Any = None  # before the first block
+        self._outside: Any = None
+
+    def __enter__(self) -> None:
+        self._outside = _host_state()
+        if self._inside is None:
+            random.seed(self.seed)
+            np.random.seed(self.seed % 2**32)
+            torch.default_generator.manual_seed(self.seed)
+        else:
+            _set_host_state(self._inside)
+
+    def __exit__(self, *error: object) -> None:
+        self._inside = _host_state()
+        _set_host_state(self._outside)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sequence stands, as plain data."""
+        with self:
+            return {**rng_state(), "cuda": None, "mps": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` stood."""
+        with self:
+            set_rng_state(state)
+
+
+def generator_states(loader: Any) -> list[Tensor]:
+    """The states of the generators that a loader, its samplers and its dataset hold."""
+    return [generator.get_state() for generator in _generators(loader)]
+
+
+def set_generator_states(loader: Any, states: list[Tensor]) -> None:
+    """Restore what `generator_states` returned; ValueError where the loader does not hold as many generators."""
+    generators = _generators(loader)
+    if len(generators) != len(states):
+        raise ValueError(
+            f"the training loader holds {len(generators)} torch.Generator objects, the one that the checkpoint was "
+            f"saved with held {len(states)}: build it as it was"
+        )
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state.cpu())
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the epoch to the loader, its samplers and its dataset, those that want to know it."""
+    for part in _parts(loader):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+def may_hide_state(loader: Any) -> bool:
+    """Whether an epoch may depend on more than its number, the generators in sight and the global ones."""
+    if not isinstance(loader, DataLoader):
+        return not hasattr(loader, "set_epoch")
+    told = [part for part in _parts(loader) if not hasattr(part, "set_epoch")]
+    foreign = [part for part in told if part is not loader.dataset and not type(part).__module__.startswith("torch.")]
+    return bool(foreign) or (isinstance(loader.dataset, IterableDataset) and loader.dataset in told)
+
+
+def with_fresh_workers(loader: Any) -> Any:
+    """The loader, or a copy of one whose worker processes persist: they would keep their last random state."""
+    return second_reader(loader) if isinstance(loader, DataLoader) and loader.persistent_workers else loader
+
+
+def digest_of(batch: Any) -> str:
+    """16 hex digits that change with the content of a batch; of a tensor on an accelerator only its form is read."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            if value.device.type == "cpu":  # elsewhere reading would wait for the device
+                digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, Mapping):
+            for key in value:
+                add(key)
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for part in value:
+                add(part)
+        elif isinstance(value, np.ndarray):
+            add(torch.from_numpy(value)) if value.dtype.kind in "biuf" else add(value.tolist())
+        else:
+            plain = isinstance(value, str | bytes | int | float | None)
+            digest.update(f"{type(value).__name__} {value if plain else ''};".encode())
+
+    add(batch)
+    return digest.hexdigest()[:16]
+
+
+def _host_state() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_host_state(state: tuple[Any, ...]) -> None:
+    in_python, in_numpy, in_torch = state
+    random.setstate(in_python)
+    np.random.set_state(in_numpy)
+    torch.set_rng_state(in_torch)
+
+
+def keep_position(loader: Any) -> Undo:
+    """What sets a loader that tells its position back to where it is now."""
+    if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+        return lambda: None
+    position = deepcopy(loader.state_dict())
+
+    def put_back() -> None:
+        if not _equal(loader.state_dict(), position):  # loading a position that holds would end a running pass
+            loader.load_state_dict(position)
+
+    return put_back
+
+
+def keep_random_state(loader: Any) -> Undo:
+    """What sets the global generators, and those that a loader draws from, back to what they are now."""
+    state = rng_state()
+    generators = [(generator, generator.get_state()) for generator in _generators(loader)]
+
+    def put_back() -> None:
+        for generator, generator_state in generators:
+            generator.set_state(generator_state)
+        set_rng_state(state)
+
+    return put_back
+
+
+def _epochs(loader: Any) -> Undo:
+    """What the samplers and the dataset of a loader, which copies of it share, were told as their epoch."""
+    epochs = [(part, part.epoch) for part in _parts(loader) if hasattr(part, "set_epoch") and hasattr(part, "epoch")]
+
+    def put_back() -> None:
+        for part, epoch in epochs:
+            if part.epoch != epoch:
+                part.set_epoch(epoch)
+
+    return put_back
+
+
+def second_reader(loader: Any) -> Any:
+    """A reader of the same data that leaves the pass of the loader itself alone."""
+    if isinstance(loader, Iterator):  # there is but one pass, and some kinds cannot be copied
+        return loader
+    reader = copy(loader)
+    if isinstance(reader, DataLoader):
+        reader._iterator = None  # worker processes that persist belong to the loader's own pass
+    return reader
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    held = (value for part in _parts(loader) for value in getattr(part, "__dict__", {}).values())
+    return list({id(value): value for value in held if isinstance(value, torch.Generator)}.values())
+
+
+def _parts(loader: Any) -> list[Any]:
+    """The loader, its samplers and its dataset: what an epoch is made by."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sampler, inner = getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)
+    parts = (loader, sampler, batch_sampler, inner, getattr(loader, "dataset", None))
+    return list({id(part): part for part in parts if part is not None}.values())
+
+
+def _equal(state: Any, other: Any) -> bool:
+    try:
+        return bool(state == other)
+    except (RuntimeError, ValueError):  # an array has no single truth value
+        return digest_of(state) == digest_of(other)

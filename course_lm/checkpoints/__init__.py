@@ -1,0 +1,38 @@
+"""Checkpoints (lesson 11): a file holds a whole state or does not exist, and loading it runs no code.
+
+files.py saves, verifies and finds them; atomic.py replaces a file at once; archive.py reads what a file would build.
+rng.py, weights.py and optimizer_state.py take parts of a state and put them back; state_form.py checks a whole one.
+"""
+
+from course_lm.checkpoints.atomic import atomic_file
+from course_lm.checkpoints.files import (
+    FORMAT_VERSION,
+    RESUMABLE,
+    CheckpointError,
+    as_plain,
+    latest_checkpoint,
+    library_versions,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from course_lm.checkpoints.rng import rng_state, set_rng_state
+from course_lm.checkpoints.weights import describe_difference, export_weights, load_weights
+
+__all__ = [
+    "FORMAT_VERSION",
+    "RESUMABLE",
+    "CheckpointError",
+    "as_plain",
+    "atomic_file",
+    "describe_difference",
+    "export_weights",
+    "latest_checkpoint",
+    "library_versions",
+    "load_checkpoint",
+    "load_weights",
+    "prune_checkpoints",
+    "rng_state",
+    "save_checkpoint",
+    "set_rng_state",
+]

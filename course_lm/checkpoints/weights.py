@@ -1,0 +1,162 @@
+"""Weights alone: written for programs that know nothing of this package, and compared with those of another model."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lm.checkpoints.atomic import atomic_file
+
+
+def export_weights(
+    path: str | os.PathLike[str], weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a model's `state_dict()` as a safetensors file; as with checkpoints, whole or not at all.
+
+    `safetensors.torch.load_file(path)` gives the weights back. The format holds no sharing: of names that stand for one
+    tensor (tied weights) the first is kept, and the metadata says for each of the others which one that is, so that
+    `safetensors.torch.load_model(model, path)` ties them again.
+
+    Args:
+        metadata: strings by name, to be read without the tensors.
+
+    Raises:
+        ValueError: a weight is not a tensor, or metadata holds something other than strings.
+        OSError: the file cannot be written; what was there stays.
+    """
+    from safetensors.torch import save  # a run that exports nothing does not need it
+
+    texts = {"format": "pt", **(metadata or {})}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"metadata must hold strings, got {text!r} for {name!r}")
+    tensors, tied = _untie(weights)
+    content = save(tensors, metadata=tied | texts)
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def describe_difference(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """One line that says how a checkpoint's weights differ from a model's in names, shapes and types; None if nowhere.
+
+    saved, mine: two `state_dict()`s, of the checkpoint and of the model.
+    """
+    parts = []
+    for name, tensor in mine.items():
+        if name in saved and _form(saved[name]) != _form(tensor):
+            parts.append(f"{name} is {_form(saved[name])} in the checkpoint and {_form(tensor)} in this model")
+            break
+    for have, lack, where in ((mine, saved, "the checkpoint"), (saved, mine, "this model")):
+        absent = [name for name in have if name not in lack]
+        if absent:
+            others = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            parts.append(f"{where} has no {_in_one_line(absent[0])}{others}")
+    return "; ".join(parts) or None
+
+
+def check_weights(model: nn.Module, weights: Any) -> None:
+    """Raise ValueError, in one line, where they are not the weights of such a model."""
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"the weights must be a dict of tensors by name, got {describe(weights)}")
+    mine = model.state_dict()
+    difference = describe_difference(weights, mine) or _describe_untied(weights, mine)
+    if difference is not None:
+        raise ValueError(f"the checkpoint holds the weights of another model: {difference}")
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load them; ValueError, in one line, where they are those of another model or the model does not take them.
+
+    The model is then as it was: what it has is kept beside it until all is loaded.
+    """
+    check_weights(model, weights)
+    state = model.state_dict()
+    before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    extra = {name: deepcopy(value) for name, value in state.items() if not isinstance(value, Tensor)}
+    loaded = OrderedDict(weights)
+    loaded._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # else layers take it for an old form
+    try:
+        model.load_state_dict(loaded)
+    except Exception as error:  # extra state and hooks are the model's own code
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
+        _put_back_extra_state(model, extra)
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the model does not take the checkpoint's weights: {type(error).__name__}: {reason}"
+        ) from None
+
+
+def describe(value: Any) -> str:
+    """A value in a few words: shape and type of a tensor, a short number or text as it is, else its class."""
+    if isinstance(value, Tensor):
+        return describe_form(value) if is_dense(value) else f"{describe_form(value)} that is not dense"
+    parts = value if isinstance(value, list | tuple) and len(value) < 10 else [value]
+    if all(isinstance(part, str | int | float | None) for part in parts) and len(text := repr(value)) <= 40:
+        return text
+    return f"a {type(value).__name__}"
+
+
+def describe_form(tensor: Tensor) -> str:
+    """Shape and type."""
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def is_dense(value: Any) -> bool:
+    """Whether this is a tensor that has all its numbers in memory, neither sparse nor quantised, nested or meta."""
+    if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided:
+        return False
+    return not (value.is_meta or value.is_quantized or value.is_conj() or value.is_neg())
+
+
+def _put_back_extra_state(model: nn.Module, extra: Mapping[str, Any]) -> None:
+    for name, module in model.named_modules():
+        key = f"{name}." * bool(name) + "_extra_state"
+        if key in extra:
+            module.set_extra_state(extra[key])
+
+
+def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    """Two names that stand for one tensor here and for two different ones there: the second would win."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in mine.items():
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            other = saved[first.setdefault(place, name)]
+            if other is not saved[name] and not torch.equal(other, saved[name]):
+                return f"{first[place]} and {name} are one tensor in this model, and differ in the checkpoint"
+    return None
+
+
+def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, each once and in memory of its own; and for every other name the one that it shares."""
+    kept: dict[str, Tensor] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    tied: dict[str, str] = {}
+    storages: set[int] = set()
+    for name, tensor in weights.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"weights must hold tensors, got {type(tensor).__name__} for {name!r}")
+        tensor = tensor.detach()
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and first.setdefault(place, name) != name:
+            tied[name] = first[place]
+            continue
+        storage = tensor.untyped_storage().data_ptr()
+        kept[name] = (tensor.clone() if storage in storages else tensor).contiguous()
+        storages.add(storage)
+    return kept, tied
+
+
+def _in_one_line(name: object) -> str:
+    return " ".join(str(name)[:100].split())
+
+
+def _form(value: Any) -> str:
+    """Shape and type of a tensor, in words."""
+    return describe(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"

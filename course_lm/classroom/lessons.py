@@ -1,0 +1,234 @@
+"""What the lessons stand on: their first cell, printed sources, headless runs and stored outputs.
+
+A lesson is a notebook `NN_name.ipynb` whose stored outputs are what a reader sees before running anything.
+`write` alone changes them, and it is reproducible: written twice, a file stays the same.
+"""
+
+import html
+import inspect
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from course_lm import __version__
+from course_lm.classroom import plots
+from course_lm.classroom.stored_outputs import clean, keep_timings, refuse_absolute_paths
+from course_lm.config import resolve_device, seed_everything
+from course_lm.trainer.allocator import tune_allocator
+
+MAX_THREADS = 4
+CELL_TIMEOUT_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class LessonResult:
+    """How one lesson ran: its name, the seconds it took, and None or a line that says which cell failed."""
+
+    name: str
+    seconds: float
+    error: str | None = None
+
+
+def setup(seed: int = 0, threads: int | None = None) -> None:
+    """The first cell of every lesson: threads, seed, warnings, figure style; prints versions and device.
+
+    `threads` is the number of CPU threads that torch uses; by default what the machine offers, at most 4.
+    """
+    tune_allocator()
+    torch.set_num_threads(threads or min(MAX_THREADS, torch.get_num_threads()))
+    seed_everything(seed)
+    warnings.formatwarning = _format_warning
+    plots.style()
+    count = torch.get_num_threads()
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, course_lm {__version__}")
+    print(f"device {resolve_device('auto')}, {count} CPU thread{'s' if count > 1 else ''}, seed {seed}")
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *_: object) -> str:
+    # Without the file name: it would store a path of the author's machine in the notebook.
+    return f"{category.__name__}: {message}\n"
+
+
+def show_source(thing: Any) -> None:
+    """Show the source of a function, method, class or module as it stands in the package."""
+    source = textwrap.dedent(inspect.getsource(thing)).rstrip()
+    try:
+        from IPython.display import display
+    except ImportError:
+        print(source)
+        return
+    scrolling = f"<pre style='white-space: pre; overflow-x: auto'>{html.escape(source)}</pre>"
+    display({"text/plain": source, "text/html": scrolling}, raw=True)
+
+
+def lesson_folder() -> Path:
+    """The folder that holds the lessons: of this checkout, else `notebooks/` under the current folder.
+
+    Raises FileNotFoundError where there is neither (the lessons are not part of an installed wheel).
+    """
+    folders = [Path(__file__).resolve().parents[2] / "notebooks", Path.cwd() / "notebooks"]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"no lessons at {' or '.join(map(str, folders))}; they come with a checkout of the repository"
+    )
+
+
+def lesson_paths(numbers: Iterable[str | int] | None = None) -> list[Path]:
+    """The notebooks of the named lessons (`0`, `"00"`, `"00_the_whole_loop"`), by default of all.
+
+    Raises ValueError for a lesson that does not exist, FileNotFoundError where there are no lessons at all.
+    """
+    lessons = {path.stem: path for path in sorted(lesson_folder().glob("[0-9][0-9]_*.ipynb"))}
+    if not lessons:
+        raise FileNotFoundError(f"no lessons in {lesson_folder()}")
+    if numbers is None:
+        return list(lessons.values())
+    by_number = {stem[:2]: path for stem, path in lessons.items()}
+    found = [by_number.get(str(number).zfill(2)) or lessons.get(str(number)) for number in numbers]
+    for number, path in zip(numbers, found, strict=True):
+        if path is None:
+            raise ValueError(f"there is no lesson {number!r}; there are {', '.join(by_number)}")
+    return sorted({path for path in found if path is not None})
+
+
+def run(paths: Sequence[Path]) -> list[LessonResult]:
+    """Run lessons from top to bottom, each in a fresh kernel; print a table of seconds, change no file."""
+    return _run_all(paths, store=False)
+
+
+def write(paths: Sequence[Path]) -> list[LessonResult]:
+    """Run lessons and store their outputs, without what differs between machines; a failed one stays.
+
+    Raises ValueError where an output holds an absolute path.
+    """
+    return _run_all(paths, store=True)
+
+
+def open_lab() -> int:
+    """Open JupyterLab in the lessons' folder at the first lesson; without a display, print the URL and serve.
+
+    Returns the server's exit code where it is waited for. Raises OSError where JupyterLab is not installed.
+    """
+    _need("jupyterlab")
+    folder = lesson_folder()
+    first = min((path.name for path in folder.glob("[0-9][0-9]_*.ipynb")), default=None)
+    as_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    command = lab_command(folder, first, browser=has_display(), as_root=as_root)
+    sys.stdout.flush()
+    if os.name == "posix":
+        os.execv(command[0], command)  # signals reach the server itself
+    return subprocess.call(command)
+
+
+def lab_command(folder: Path, lesson: str | None, *, browser: bool, as_root: bool) -> list[str]:
+    """The command that serves `folder` in JupyterLab, with `lesson` (a file name in it) opened."""
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
+    if lesson:
+        command.append(f"--LabApp.default_url=/lab/tree/{lesson}")
+    if not browser:
+        command.append("--no-browser")
+    if as_root:
+        command.append("--allow-root")
+    return command
+
+
+def has_display() -> bool:
+    """Whether a browser can be opened on this machine."""
+    if sys.platform in ("darwin", "win32"):
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _run_all(paths: Sequence[Path], *, store: bool) -> list[LessonResult]:
+    _need("nbclient")
+    import nbformat
+
+    notebooks = [nbformat.read(path, as_version=4) for path in paths]
+    cells = sum(cell.cell_type == "code" for notebook in notebooks for cell in notebook.cells)
+    results = []
+    with tqdm(total=cells, unit="cell") as bar:
+        for path, notebook in zip(paths, notebooks, strict=True):
+            bar.set_description(path.stem)
+            results.append(_run_one(path, notebook, bar.update))
+            if store and results[-1].error is None:
+                _store(path, notebook)
+    print(format_table(results))
+    return results
+
+
+def _run_one(path: Path, notebook: Any, advance: Callable[[int], object]) -> LessonResult:
+    from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
+
+    started, code_cells = time.perf_counter(), 0
+
+    def count(cell: Any, **_: Any) -> None:
+        nonlocal code_cells
+        code_cells += 1
+        advance(1)
+
+    client = NotebookClient(
+        notebook,
+        kernel_name=NATIVE_KERNEL_NAME,
+        timeout=CELL_TIMEOUT_SECONDS,
+        record_timing=False,
+        coalesce_streams=True,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_executed=count,
+    )
+    error = None
+    try:
+        client.execute()
+    except CellExecutionError as failure:
+        error = f"code cell {code_cells}: {failure.ename}: {_last_line(failure.evalue)}"
+    except (CellControlSignal, DeadKernelError) as failure:
+        error = f"code cell {code_cells + 1}: {type(failure).__name__}: {_first_line(str(failure))}"
+    return LessonResult(path.stem, time.perf_counter() - started, error)
+
+
+def _store(path: Path, notebook: Any) -> None:
+    import nbformat
+
+    clean(notebook)
+    keep_timings(notebook, nbformat.read(path, as_version=4))
+    refuse_absolute_paths(path.stem, notebook)
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+
+
+def format_table(results: Sequence[LessonResult]) -> str:
+    """The lessons with their seconds and failures, one line each, and the total."""
+    width = max([len(result.name) for result in results] + [len("total")])
+    rows = [f"{'lesson':<{width}}  seconds"]
+    for result in results:
+        rows.append(f"{result.name:<{width}}  {result.seconds:7.1f}  {result.error or ''}".rstrip())
+    rows.append(f"{'total':<{width}}  {sum(result.seconds for result in results):7.1f}")
+    return "\n".join(rows)
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _need(module: str) -> None:
+    if find_spec(module) is None:
+        raise OSError(f"the lessons need {module}, which is not installed here: pip install 'course-lm[lab]'")

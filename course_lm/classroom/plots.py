@@ -1,0 +1,304 @@
+"""The course's figures: one style, one way to show a figure with its alternative text, the loop's picture.
+
+Colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay apart under the common kinds
+of colour blindness. Curves are named by a label at their end instead of a legend.
+"""
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from course_lm.classroom.atlas import Atlas, diagnose, load_atlas
+from course_lm.monitoring import History, Record
+
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
+BAND, BLUE_BAND, RED_BAND, CHOSEN = "#D0D0D0", "#A6CDE5", "#F0BFA3", "#FFF6DC"
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+
+
+def style() -> None:
+    """Give every figure made from now on the course's look."""
+    mpl.rcParams.update(
+        {
+            "axes.axisbelow": True,
+            "axes.edgecolor": GREY,
+            "axes.grid": True,
+            "axes.labelsize": 13,
+            "axes.prop_cycle": cycler(color=PALETTE),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "axes.titlelocation": "left",
+            "axes.titlesize": 14,
+            "figure.dpi": 110,
+            "figure.facecolor": "white",
+            "figure.figsize": (8.0, 4.2),
+            "font.size": 12,
+            "grid.color": "#E4E4E4",
+            "legend.frameon": False,
+            "lines.linewidth": 2.0,
+            "savefig.facecolor": "white",
+            "text.color": INK,
+        }
+    )
+
+
+def show(figure: Figure, alt: str) -> None:
+    """Display `figure` as the cell's output, with `alt` as its alternative text, and close it.
+
+    `alt` says what the picture shows to someone who cannot see it. Raises ValueError where it is empty, and
+    ImportError outside an environment with IPython.
+    """
+    if not alt.strip():
+        raise ValueError("a figure needs an alternative text that says what it shows, got an empty one")
+    from IPython.display import display
+
+    data = {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": alt}
+    display(data, metadata={"image/png": {"alt": alt}}, raw=True)
+
+
+def png(figure: Figure) -> bytes:
+    """`figure` as a PNG file; the figure is closed."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", bbox_inches="tight")
+    plt.close(figure)
+    return picture.getvalue()
+
+
+def loss_curve(
+    steps: Sequence[int],
+    losses: Sequence[float],
+    *,
+    validation: tuple[Sequence[int], Sequence[float]] | None = None,
+    floor: float | None = None,
+    band: tuple[Sequence[int], Sequence[float], Sequence[float]] | None = None,
+    title: str = "",
+) -> Figure:
+    """The training loss (nats per token) after each of `steps` optimizer steps.
+
+    `validation` adds points of the same kind, (steps, losses). `floor` is the loss of the distribution that
+    made the text: no model goes lower, other than by chance. `band` is (steps, lowest, highest) of reference
+    runs. Raises ValueError for unequal lengths.
+    """
+    _check_same_length(steps, losses, "training")
+    figure, axes = plt.subplots()
+    if band is not None:
+        axes.fill_between(*band, color=BAND, linewidth=0)
+    axes.plot(steps, losses, color=BLUE, linewidth=1.6)
+    ends = [(float(losses[-1]), "training", BLUE)]
+    if validation is not None:
+        _check_same_length(*validation, "validation")
+        axes.plot(*validation, color=RED, marker="o", markersize=6, linewidth=1.6)
+        ends.append((float(validation[1][-1]), "validation", RED))
+    if floor is not None:
+        axes.axhline(floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.6)
+        ends.append((floor, f"floor {floor:.2f}", INK))
+        axes.set_ylim(bottom=min(floor, *losses) - 0.06 * (max(losses) - floor))
+    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
+    axes.margins(x=0.01)
+    label_ends(axes, ends)
+    return figure
+
+
+def compare_with_atlas(history: History | Iterable[Record]) -> tuple[Figure, str]:
+    """A run's losses over those of the curve atlas, and in words which of them it looks like (see `atlas.diagnose`).
+
+    One panel for each kind of run, with bands over its seeds. The given run is drawn into each, and the kinds that it
+    may be of are shaded. Raises ValueError where there is no training loss to compare.
+    """
+    atlas, history = load_atlas(), history if isinstance(history, History) else History(history)
+    diagnosis = diagnose(history)
+    figure, panels = plt.subplots(2, 4, figsize=(11, 5.6), sharex=True, sharey=True, layout="constrained")
+    for axes, name in zip(panels.flat, atlas.runs):
+        _atlas_panel(axes, atlas, name)
+        for records, key, look in ((history.train, "loss", "-"), (history.validation, "val_loss", ".")):
+            points = [record["step"] for record in records], [record[key] for record in records]
+            axes.plot(*points, look, color=INK, linewidth=1.2, markersize=6, label=f"your {key}")
+        if name in diagnosis.possible:
+            axes.set_facecolor(CHOSEN)
+            axes.set_title(name, fontsize=13, weight="bold")
+    figure.supxlabel("optimizer steps")
+    figure.supylabel("loss (nats per token)")
+    panels[0, -1].tick_params(labelbottom=True)
+    panels.flat[-1].axis("off")
+    panels.flat[-1].legend(*panels.flat[0].get_legend_handles_labels(), loc="center", fontsize=12)
+    return figure, diagnosis.message
+
+
+def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:
+    top = 7.5  # just above what a model that knows nothing pays
+    for curve, colour in (("loss", BLUE_BAND), ("val_loss", RED_BAND)):
+        steps, lowest, highest = atlas.band(name, curve)
+        axes.fill_between(
+            steps, lowest, highest, color=colour, linewidth=2, label=f"{curve}, {len(atlas.runs[name])} seeds"
+        )
+        if lowest[-1] > top:
+            axes.text(steps[-1], top - 0.4, f"{curve}: {lowest[-1]:.0f}", color=RED, ha="right", va="top")
+    axes.axhline(atlas.floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.2, label="floor")
+    axes.set(ylim=(0, top), xlim=(0, steps[-1] + 4))
+    axes.set_title(name, fontsize=13)
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 0.07) -> None:
+    """Write labels right of the axes at the heights where curves end; `ends` holds (height, text, colour).
+
+    Labels that would overlap are moved apart to `gap`, a fraction of the axes' height.
+    """
+    if not ends:
+        return
+    axes.autoscale_view()  # transData is stale until the limits are settled
+    on_screen = axes.transData.transform([(0.0, height) for height, _, _ in ends])
+    in_axes = axes.transAxes.inverted().transform(on_screen)[:, 1]
+    for (_, text, colour), height in zip(ends, spread(list(in_axes), gap), strict=True):
+        axes.text(1.015, height, text, transform=axes.transAxes, color=colour, va="center", weight="bold")
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """`heights` moved up just as far as needed so that no two are closer than `gap`; their order is kept."""
+    moved = list(heights)
+    order = sorted(range(len(moved)), key=moved.__getitem__)
+    for below, above in pairwise(order):
+        moved[above] = max(moved[above], moved[below] + gap)
+    return moved
+
+
+def _check_same_length(steps: Sequence[int], losses: Sequence[float], name: str) -> None:
+    if len(steps) != len(losses) or len(steps) == 0:
+        got = f"{len(steps)} steps and {len(losses)} losses"
+        raise ValueError(f"the {name} curve needs one loss per step, got {got}")
+
+
+# Each part of the loop: its place in the picture (column, row), and what it does.
+_PARTS = {
+    "next window": (0, 0, "the micro-batches\nof one step"),
+    "forward": (1, 0, "tokens to logits"),
+    "loss": (2, 0, "nats per\ntarget token"),
+    "backward": (3, 0, "a gradient for\neach weight"),
+    "schedule": (0, 1, "this step's\nlearning rate"),
+    "step": (1, 1, "the optimizer\nmoves the weights"),
+    "clip": (2, 1, "bound the norm of\nthe gradient"),
+    "unscale": (3, 1, "undo the scaling\nthat fp16 needs"),
+    "log": (0, 2, "write down\nwhat happened"),
+    "validate": (1, 2, "the loss on\nunseen text"),
+    "checkpoint": (2, 2, "save all that\na resume needs"),
+    "stop": (3, 2, "at the end, or when\nnothing improves"),
+}
+LOOP_PARTS = tuple(_PARTS)
+LOOP_LESSONS = {
+    "next window": "02_batching.ipynb",
+    "forward": "07_mixed_precision.ipynb",
+    "loss": "03_loss.ipynb",
+    "backward": "08_accumulation.ipynb",
+    "schedule": "05_schedules.ipynb",
+    "step": "04_optimizers.ipynb",
+    "clip": "09_clipping.ipynb",
+    "unscale": "07_mixed_precision.ipynb",
+    "log": "10_monitoring.ipynb",
+    "validate": "10_monitoring.ipynb",
+    "checkpoint": "11_checkpoints.ipynb",
+    "stop": "12_trainer.ipynb",
+}
+_FILLS, _EDGES = ("#E3F0F8", "#FDF1DA", "#E0F3EC"), (BLUE, "#B87A00", GREEN)
+_WIDTH, _HEIGHT, _COLUMN, _ROW = 2.3, 1.3, 3.0, 2.35
+_ARROWS = (
+    ("next window", "forward"),
+    ("forward", "loss"),
+    ("loss", "backward"),
+    ("backward", "unscale"),
+    ("unscale", "clip"),
+    ("clip", "step"),
+    ("schedule", "step"),
+    ("log", "validate"),
+    ("validate", "checkpoint"),
+    ("checkpoint", "stop"),
+)
+
+
+def loop_picture(links: Mapping[str, str]) -> Figure:
+    """The training loop as a picture: one box for each of `LOOP_PARTS`, in the order in which they run.
+
+    `links` maps a part to the lesson that replaces it, by its file name ("09_clipping.ipynb"): its number and
+    name stand in the box. Saved as SVG, the box links to the file. Raises ValueError for an unknown part.
+    """
+    for part in links:
+        if part not in _PARTS:
+            raise ValueError(f"the picture has no part {part!r}; it has {', '.join(LOOP_PARTS)}")
+    figure, axes = plt.subplots(figsize=(11.2, 6.8))
+    axes.set(xlim=(-0.45, 12.25), ylim=(-6.35, 1.35), aspect="equal")
+    axes.axis("off")
+    _frame(axes, 1, 0, 3, "for each micro-batch of the window")
+    _frame(axes, 0, 1, 3, "once per step")
+    _frame(axes, 0, 2, 3, "after each step, in this order")
+    for part in LOOP_PARTS:
+        _box(axes, part, links.get(part))
+    for start, end in _ARROWS:
+        _arrow(axes, *_between(start, end))
+    left, bottom = _corner("step")
+    _arrow(axes, (left + _WIDTH / 2, bottom), (left + _WIDTH / 2, 0.22 - 2 * _ROW))
+    _return_arrow(axes)
+    return figure
+
+
+def _corner(part: str) -> tuple[float, float]:
+    column, row, _ = _PARTS[part]
+    return column * _COLUMN, -row * _ROW - _HEIGHT
+
+
+def _box(axes: Axes, part: str, link: str | None) -> None:
+    (x, y), (_, row, purpose) = _corner(part), _PARTS[part]
+    box = FancyBboxPatch((x, y), _WIDTH, _HEIGHT, "round,pad=0,rounding_size=0.14", linewidth=1.5)
+    box.set(facecolor=_FILLS[row], edgecolor=_EDGES[row], url=link)
+    axes.add_patch(box)
+    middle = x + _WIDTH / 2
+    axes.text(middle, y + 1.06, part, ha="center", va="center", size=14, weight="bold")
+    axes.text(middle, y + 0.63, purpose, ha="center", va="center", size=10, linespacing=1.1)
+    if link:
+        label = axes.text(middle, y + 0.19, _lesson_label(link), ha="center", va="center", size=10)
+        label.set(color=BLUE, weight="bold", url=link)
+
+
+def _lesson_label(link: str) -> str:
+    number, _, name = link.removesuffix(".ipynb").partition("_")
+    return f"{number} {name.replace('_', ' ')}"
+
+
+def _frame(axes: Axes, first: int, row: int, last: int, label: str) -> None:
+    x, y, pad = first * _COLUMN - 0.22, -row * _ROW - _HEIGHT - 0.22, 0.44
+    width = (last - first) * _COLUMN + _WIDTH + pad
+    shape = "round,pad=0,rounding_size=0.2"
+    style = {"facecolor": "none", "edgecolor": _EDGES[row], "linestyle": (0, (4, 3)), "linewidth": 1.2}
+    axes.add_patch(FancyBboxPatch((x, y), width, _HEIGHT + pad, shape, **style))
+    axes.text(x + 0.1, y + _HEIGHT + pad + 0.09, label, color=_EDGES[row], size=11, style="italic")
+
+
+def _between(start: str, end: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    (x0, y0), (x1, y1) = _corner(start), _corner(end)
+    if x0 == x1:
+        return (x0 + _WIDTH / 2, y0), (x1 + _WIDTH / 2, y1 + _HEIGHT)
+    forwards = x1 > x0
+    middle = y0 + _HEIGHT / 2
+    return (x0 + _WIDTH * forwards, middle), (x1 + _WIDTH * (not forwards), middle)
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    arrow = FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, shrinkA=2, shrinkB=2)
+    arrow.set(color=INK, linewidth=1.6)
+    axes.add_patch(arrow)
+
+
+def _return_arrow(axes: Axes) -> None:
+    (stop_x, stop_y), (window_x, window_y) = _corner("stop"), _corner("next window")
+    right, top, entry = stop_x + _WIDTH + 0.6, 0.95, window_x + _WIDTH / 2
+    xs = [stop_x + _WIDTH, right, right, entry]
+    ys = [stop_y + _HEIGHT / 2, stop_y + _HEIGHT / 2, top, top]
+    axes.plot(xs, ys, color=INK, lw=1.6, solid_joinstyle="round")
+    _arrow(axes, (entry, top), (entry, window_y + _HEIGHT))
+    axes.text((entry + right) / 2, top + 0.08, "not stopped: the next step", ha="center", size=11)

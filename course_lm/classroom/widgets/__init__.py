@@ -1,0 +1,45 @@
+"""Explorers for the lessons: turn a knob, see the picture and the numbers follow."""
+
+from course_lm.classroom.widgets.accumulation import accumulation_explorer, draw_accumulation, row_gradients
+from course_lm.classroom.widgets.batches import batching_explorer, draw_batch, paint_batch
+from course_lm.classroom.widgets.checkpoints import checkpoint_explorer, draw_checkpoint_interval
+from course_lm.classroom.widgets.clipping import clipping_explorer, draw_clipping
+from course_lm.classroom.widgets.curriculum import draw_pacing, pacing_explorer, sentence_difficulty
+from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
+from course_lm.classroom.widgets.monitoring import draw_early_stopping, monitoring_explorer
+from course_lm.classroom.widgets.next_token import draw_next_token, temperature_explorer
+from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
+from course_lm.classroom.widgets.schedule import draw_schedules, schedule_explorer
+from course_lm.classroom.widgets.trainer import draw_training_memory, memory_explorer, rows_that_fit, training_memory
+
+__all__ = [
+    "accumulation_explorer",
+    "batching_explorer",
+    "checkpoint_explorer",
+    "clipping_explorer",
+    "draw_accumulation",
+    "draw_batch",
+    "draw_checkpoint_interval",
+    "draw_clipping",
+    "draw_early_stopping",
+    "draw_lr_reading",
+    "draw_next_token",
+    "draw_number_formats",
+    "draw_pacing",
+    "draw_schedules",
+    "draw_training_memory",
+    "explorer",
+    "lr_finder_explorer",
+    "memory_explorer",
+    "monitoring_explorer",
+    "number_format_explorer",
+    "pacing_explorer",
+    "paint_batch",
+    "row_gradients",
+    "rows_that_fit",
+    "schedule_explorer",
+    "sentence_difficulty",
+    "temperature_explorer",
+    "training_memory",
+]

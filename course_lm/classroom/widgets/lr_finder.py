@@ -1,0 +1,78 @@
+"""Read one range test in many ways: smooth it more or less, skip points, pretend that it was shorter."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ipywidgets
+from matplotlib.figure import Figure
+
+from course_lm.classroom import plots
+from course_lm.classroom.widgets.explorer import explorer
+from course_lm.lr_finder import LRFinderResult
+
+
+def draw_lr_reading(
+    result: LRFinderResult,
+    *,
+    smoothing: float | None = None,
+    skip_start: int | None = None,
+    skip_end: int | None = None,
+    points: tuple[int, int] | None = None,
+) -> tuple[Figure, str]:
+    """A range test as it reads with these settings, by default the result's own.
+
+    Args:
+        smoothing, skip_start, skip_end: see `lr_finder.suggest`.
+        points: the first and the last point, counted from 1, as if the sweep had been that short; by default all.
+            The others are drawn as rings. Dotted lines stand at the first and the last point that is not skipped.
+
+    Returns:
+        The figure; and the reading in words, with the suggestion and the range in numbers.
+    """
+    first, last = points or (1, len(result.lrs))
+    given = {"smoothing": smoothing, "skip_start": skip_start, "skip_end": skip_end}
+    part = replace(
+        result,
+        lrs=result.lrs[first - 1 : last],
+        losses=result.losses[first - 1 : last],
+        stopped=result.stopped if last == len(result.lrs) else None,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    figure = part.plot()
+    read = part.lrs[part.skip_start : max(len(part.lrs) - part.skip_end, part.skip_start)]
+    for lr in {*read[:1], *read[-1:]}:
+        figure.axes[0].axvline(lr, color=plots.GREY, linestyle=":", linewidth=1.2)
+    _add_left_out(figure, result, [*range(first - 1), *range(last, len(result.lrs))])
+    suggestion = f"{part.suggestion:.2e}" if part.suggestion else "none"
+    low_high = "{:.2e} to {:.2e}".format(*part.range) if part.range else "none"
+    words = f"points {first} to {last} of {len(result.lrs)}, smoothing {part.smoothing:.2f}, "
+    words += f"without {part.skip_start} at the start and {part.skip_end} at the end"
+    return figure, f"{words}\nsuggestion {suggestion}, range {low_high}\n{part.message}"
+
+
+def _add_left_out(figure: Figure, result: LRFinderResult, places: Sequence[int]) -> None:
+    """Rings for the points that are not read, on an axis that shows the whole sweep whatever is read of it."""
+    axes = figure.axes[0]
+    lrs, losses = ([values[at] for at in places] for values in (result.lrs, result.losses))
+    axes.scatter(lrs, losses, s=12, facecolors="none", edgecolors=plots.GREY, alpha=0.6)
+    if result.lrs:
+        axes.set_xlim(result.lrs[0] / 1.5, result.lrs[-1] * 1.5)
+
+
+def lr_finder_explorer(result: LRFinderResult) -> ipywidgets.VBox:
+    """Change how a range test is read, and see what becomes of its suggestion; every control works by keyboard."""
+    wide = {"style": {"description_width": "8em"}, "layout": ipywidgets.Layout(width="34em")}
+    count = max(1, len(result.lrs))
+    controls = {
+        "smoothing": ipywidgets.FloatSlider(
+            value=result.smoothing, min=0.0, max=0.98, step=0.02, description="smoothing", **wide
+        ),
+        "skip_start": ipywidgets.IntSlider(
+            value=result.skip_start, min=0, max=max(40, result.skip_start), description="skip at start", **wide
+        ),
+        "skip_end": ipywidgets.IntSlider(
+            value=result.skip_end, min=0, max=max(40, result.skip_end), description="skip at end", **wide
+        ),
+        "points": ipywidgets.IntRangeSlider(value=(1, count), min=1, max=count, description="points", **wide),
+    }
+    return explorer(lambda **values: draw_lr_reading(result, **values), controls)

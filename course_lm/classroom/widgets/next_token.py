@@ -1,0 +1,44 @@
+"""The distribution of the next token, and the temperature that it is drawn at."""
+
+import ipywidgets
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from course_lm.classroom import plots
+from course_lm.classroom.widgets.explorer import explorer
+
+_MOST_TOKENS = 12
+
+
+def draw_next_token(logits: Tensor, tokens: list[str], temperature: float) -> tuple[Figure, str]:
+    """Bars of the most probable next tokens at one temperature, and their numbers.
+
+    Args:
+        logits: (V,).
+        tokens: the V tokens as text.
+        temperature: divides the logits, above 0.
+    """
+    probabilities = (logits.float() / temperature).softmax(dim=-1)  # (V,)
+    top = probabilities.topk(min(_MOST_TOKENS, len(tokens)))
+    names = [repr(tokens[index])[1:-1] for index in top.indices.tolist()]
+    entropy = float(-(probabilities * probabilities.clamp(min=1e-30).log()).sum())
+    figure, axes = plt.subplots()
+    axes.barh(names, top.values.tolist(), color=plots.BLUE)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel="probability of the next token", title=f"temperature {temperature:.2f}")
+    text = f"temperature {temperature:.2f}: entropy {entropy:.2f} nats, first choice {names[0]!r} {top.values[0]:.1%}"
+    return figure, text
+
+
+def temperature_explorer(logits: Tensor, tokens: list[str]) -> ipywidgets.VBox:
+    """Turn the sampling temperature and see the distribution that the next token is drawn from.
+
+    Args:
+        logits: (V,), the model's scores for the next token.
+        tokens: the V tokens as text.
+    """
+    slider = ipywidgets.FloatSlider(
+        value=1.0, min=0.1, max=2.0, step=0.1, description="temperature", style={"description_width": "initial"}
+    )
+    return explorer(lambda temperature: draw_next_token(logits, tokens, temperature), {"temperature": slider})

@@ -1,0 +1,49 @@
+"""The command `find-lr`: a range test as configured, its picture and a table."""
+
+from pathlib import Path
+
+from course_lm.cli.text_run import describe, prepare, table
+from course_lm.config import TrainingConfig
+from course_lm.lr_finder import LRFinderResult, find_lr
+from course_lm.trainer import Trainer
+
+
+def find_lr_on_text(config: TrainingConfig, png: Path, *, start_lr: float, end_lr: float, num_iter: int) -> int:
+    """Run a learning-rate range test as configured, draw it into the file `png` and print how it reads; return 0."""
+    if not png.parent.is_dir() or png.is_dir():
+        raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    print(describe(run, trainer))
+    result = find_lr(
+        trainer.model,
+        run.train_loader,
+        trainer.optimizer,
+        start_lr=start_lr,
+        end_lr=end_lr,
+        num_iter=num_iter,
+        accumulation_steps=config.training.gradient_accumulation_steps,
+        max_grad_norm=config.training.max_grad_norm,
+        precision=trainer.precision,
+        progress=True,
+    )
+    print(lr_report(result, config.optimizer.type, num_iter))
+    result.plot().savefig(png, format="png", dpi=110, bbox_inches="tight")
+    print(f"the curve is drawn in {png}")
+    return 0
+
+
+def lr_report(result: LRFinderResult, optimizer: str, num_iter: int) -> str:
+    """A table of the range test, what it says, and the option that makes a run use the suggestion."""
+    nothing = "-"
+    low_high = "{:.1e} to {:.1e}".format(*result.range) if result.range else nothing
+    losses = f"{result.losses[0]:.3f}, {min(result.losses):.3f}" if result.losses else nothing
+    rows = [
+        ("optimizer", optimizer),
+        ("suggested learning rate", f"{result.suggestion:.1e}" if result.suggestion else nothing),
+        ("range in which the loss falls", low_high),
+        ("steps taken", f"{len(result.lrs)} of {num_iter}"),
+        ("loss at first, and lowest", losses),
+    ]
+    ending = f"\nto train with it: --optimizer.learning_rate {result.suggestion:.1e}" if result.suggestion else ""
+    return f"{table(rows)}\n\n{result.message}{ending}"

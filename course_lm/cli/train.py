@@ -1,0 +1,105 @@
+"""The command `train`: a model trained on a text as configured, its files, and a report."""
+
+import json
+import lzma
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+
+from course_lm.checkpoints import atomic_file, export_weights
+from course_lm.cli.text_run import TextRun, describe, prepare, settle_curriculum, table
+from course_lm.config import TrainingConfig
+from course_lm.model import generate
+from course_lm.tokenizer import decode, eos_id
+from course_lm.trainer import Trainer
+from course_lm.trainer.run import run_folder, sole_writer
+
+SAMPLES = 3
+
+
+SAMPLE_TOKENS = 80
+
+
+SAMPLE_TEMPERATURE = 0.8
+
+
+def train_on_text(config: TrainingConfig) -> int:
+    """Train as configured and print a report; return 0, or 128 + the number of the signal that stopped the run.
+
+    The exported weights are the best validated ones, and the report is about them.
+    """
+    started = time.perf_counter()
+    config = settle_curriculum(config)
+    folder = run_folder(config)
+    with sole_writer(folder):
+        run = prepare(config)
+        trainer = Trainer(run.model, config)
+        print(describe(run, trainer))
+        trainer.train(run.train_loader, run.val_loader)
+        trainer.restore_best()
+        if folder is not None:
+            with atomic_file(folder / "tokenizer.json") as file:
+                file.write(run.tokenizer.to_str(pretty=True).encode())
+            export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
+    if trainer.interrupted is not None:
+        return 128 + trainer.interrupted
+    print(report(run, trainer, time.perf_counter() - started))
+    print(f"\n{sample(run, config.training.seed)}")
+    return 0
+
+
+def _model_card(config: TrainingConfig) -> dict[str, str]:
+    """What another program must know to build the model, as safetensors metadata holds it."""
+    sizes = {**asdict(config.model), "vocab_size": config.data.vocab_size, "max_length": config.data.max_length}
+    return {"model": json.dumps(sizes), "corpus": config.data.corpus}
+
+
+def report(run: TextRun, trainer: Trainer, seconds: float) -> str:
+    """A table of the finished run's best weights, with `xz -9e` on the same held-out text beside it."""
+    measured = trainer.history.best or trainer.history.validation[-1]
+    speeds = sorted(record["tokens_per_second"] for record in trainer.history.train)
+    alone, primed = xz_bits_per_byte(run.train.documents, run.validation.documents)
+    rows = [
+        ("optimizer steps", f"{trainer.step:,}"),
+        ("lowest validation loss after step", f"{measured['step']:,}"),
+        ("validation loss, nats per token", f"{measured['val_loss']:.4f}"),
+        ("accuracy", f"{measured['accuracy']:.1%}"),
+        ("tokens per second, median", f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "-"),
+        ("seconds", f"{seconds:.0f}"),
+        ("bits per byte", f"{measured['bits_per_byte']:.3f}"),
+        ("bits per byte, xz -9e alone", f"{alone:.3f}"),
+        ("bits per byte, xz -9e after the training text", f"{primed:.3f}"),
+    ]
+    return table(rows)
+
+
+def xz_bits_per_byte(train: Sequence[str], validation: Sequence[str]) -> tuple[float, float]:
+    """Bits that `xz -9e` needs for each byte of the validation text: alone, and after it has read the training text."""
+    known, held_out = ("\n\n".join(documents).encode() for documents in (train, validation))
+    alone = _xz_size(held_out)
+    primed = _xz_size(known + b"\n\n" + held_out) - _xz_size(known)
+    return 8 * alone / len(held_out), 8 * primed / len(held_out)
+
+
+def _xz_size(text: bytes) -> int:
+    return len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+
+
+def sample(run: TextRun, seed: int) -> str:
+    """`SAMPLES` documents drawn from the model, each from its first token on, divided by blank lines."""
+    generator = torch.Generator().manual_seed(seed)
+    eos = eos_id(run.tokenizer)
+    documents = [
+        generate(
+            run.model,
+            [eos],
+            max_new_tokens=SAMPLE_TOKENS,
+            temperature=SAMPLE_TEMPERATURE,
+            eos_id=eos,
+            generator=generator,
+        )
+        for _ in range(SAMPLES)
+    ]
+    return "\n\n".join(decode(run.tokenizer, ids) for ids in documents)

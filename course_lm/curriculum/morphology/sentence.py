@@ -1,0 +1,145 @@
+"""What the verbs and postpositions of one Hindi sentence add up to: the counts behind `morphology`."""
+
+from functools import lru_cache
+from itertools import pairwise
+
+from course_lm.curriculum.morphology import tables
+from course_lm.curriculum.morphology.tables import FINITE, HABITUAL, INFINITIVE, MOOD, PERFECTIVE, STEM, forms_of
+from course_lm.curriculum.morphology.verbs import CLAUSE, PROGRESSIVE, verb_readings
+
+NO, CASE, MARK = range(3)  # what a postposition does: there is none; it marks a case; it marks a clause
+
+_PUNCTUATION = {**dict.fromkeys("([{", "("), **dict.fromkeys(")]}", ")"), **dict.fromkeys(",;:–—", ","), ".": "."}
+
+_JA, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "हो"))
+_LIGHT = frozenset(forms_of(tables.LIGHT_STEMS)) - {"जाया"}
+_FLAPPING = frozenset(forms_of(["फैला", "कतर", "काट", "समेट", "फड़फड़ा", "खोल"]))
+_LIKE = frozenset({"जैसे", "जैसा", "जैसी"})
+_MAY_BE_POSTPOSITION = (
+    tables.POSTPOSITIONS
+    | tables.AFTER_GENITIVE
+    | tables.AFTER_FEMININE
+    | set(tables.MIDDLE)
+    | tables.AFTER_SE
+    | tables.AFTER_NOUN
+    | tables.AFTER_TIME
+    | _LIKE
+)
+
+
+def count_sentence(tokens: list[str]) -> tuple[int, int, int, int, int]:
+    """Case markers, fused cases, verbs, inflections and compounds of one sentence."""
+    keys = _keys(tokens)
+    verbs = verb_readings(keys)
+    return (
+        postpositions(keys, verbs).count(CASE),
+        sum(key in tables.FUSED for key in keys),
+        sum(map(bool, verbs)),
+        _inflections(keys, verbs),
+        _compounds(keys, verbs),
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _key(token: str) -> str:
+    return tables.fold(token) if any(map(str.isalnum, token)) else _PUNCTUATION.get(token, "")
+
+
+def _keys(tokens: list[str]) -> list[str]:
+    """Keys of the words, with the punctuation between them that rules look at; quotation marks and hyphens vanish."""
+    keys = [key for key in map(_key, tokens) if key]
+    while keys and keys[-1] in "(),.":
+        keys.pop()
+    start = next((index for index, key in enumerate(keys) if key not in "(),."), 0)
+    return keys[start:]
+
+
+def postpositions(keys: list[str], verbs: list[int]) -> list[int]:
+    """For each key NO, CASE or MARK; `verbs` is what `verb_readings` said of the same keys."""
+    marks = [NO] * len(keys)
+    for index, key in enumerate(keys):
+        if verbs[index] or key not in _MAY_BE_POSTPOSITION:
+            continue
+        host = index - 1
+        while host > 0 and keys[host] in tables.BETWEEN:
+            host -= 1
+        if _is_postposition(keys, verbs, index, host):
+            after_verb = host >= 0 and (marks[host] == MARK or verbs[host] & ~(FINITE | MOOD))
+            marks[index] = MARK if after_verb or _follows_brackets(keys, host) else CASE
+    return marks
+
+
+def _follows_brackets(keys: list[str], host: int) -> bool:
+    """The treebank's relation is `dislocated` where brackets part a postposition from its noun: बोर्ड (बीआरपीएसई) के."""
+    return host > 0 and keys[host] == ")" and "(" in keys[max(1, host - CLAUSE) : host]
+
+
+def _is_postposition(keys: list[str], verbs: list[int], index: int, host: int) -> bool:
+    key, after = keys[index], keys[index + 1] if index + 1 < len(keys) else ""
+    noun = keys[host] if host >= 0 else ""
+    if key == "पर":
+        clause_ends = host < 0 or noun in ",." or (verbs[host] and not verbs[host] & INFINITIVE)
+        is_wing = noun in tables.HOSTS and (noun != "अपने" or after in _FLAPPING)
+        return not clause_ends and not is_wing
+    if key == "से" and (noun in tables.NO_CASE_BEFORE_SE or noun == "कम" == after):
+        return False
+    if key in tables.POSTPOSITIONS:
+        return True
+    if host < 0 or noun in "(,.":
+        return False
+    if key in tables.MIDDLE and tables.MIDDLE[key] == after:
+        return noun in tables.HOSTS or noun in tables.FEMININE_HOSTS or (key == "बारे" and noun in tables.BARE_PRONOUNS)
+    if noun in tables.HOSTS:
+        return (
+            key in tables.AFTER_GENITIVE and not (key in {"समय", "वक्त"} and after in tables.POSTPOSITIONS)
+        ) or key in _LIKE
+    if noun in tables.FEMININE_HOSTS:
+        return key in tables.AFTER_FEMININE
+    return (
+        (key in _LIKE and noun not in tables.NOT_BEFORE_LIKE and after not in {"कि", "ही"})
+        or key in tables.AFTER_NOUN
+        or (key in tables.AFTER_TIME and noun in tables.TIMES)
+        or (key in tables.AFTER_SE and (noun == "से" or (noun in tables.FUSED and noun.endswith("से"))))
+        or (key == "लिए" and noun in tables.BARE_PRONOUNS)
+    )
+
+
+def _complexes(keys: list[str], verbs: list[int]) -> list[list[int]]:
+    """Indices of verbs that belong together (कर दिया गया है), particles passed over; a finite verb ends a complex."""
+    complexes: list[list[int]] = [[]]
+    for index, (key, readings) in enumerate(zip(keys, verbs)):
+        if readings:
+            complexes[-1].append(index)
+        ends = key in tables.PAST or key in tables.PRESENT if readings else key not in tables.PARTICLES
+        if ends and complexes[-1]:
+            complexes.append([])
+    return complexes
+
+
+def _inflections(keys: list[str], verbs: list[int]) -> int:
+    return sum(len(_features([keys[i] for i in group], [verbs[i] for i in group])) for group in _complexes(keys, verbs))
+
+
+def _features(keys: list[str], verbs: list[int]) -> set[str]:
+    """What one verb complex says beyond the habitual present: perfective, progressive, past, mood, passive."""
+    features = set()
+    before = 0
+    for key, after, readings in zip(keys, [*keys[1:], ""], verbs):
+        if key in tables.PAST:
+            features.add("past")
+        elif key in PROGRESSIVE and before & (STEM | HABITUAL):
+            features.add("progressive")
+        elif readings & PERFECTIVE and after in _JA:
+            if key not in tables.GONE:
+                features.add("passive")
+        elif readings & PERFECTIVE and not (key in _HO and before & HABITUAL):
+            features.add("perfective")
+        elif readings & MOOD:
+            features.add("mood")
+        before = readings
+    return features
+
+
+def _compounds(keys: list[str], verbs: list[int]) -> int:
+    pairs = (pair for group in _complexes(keys, verbs) for pair in pairwise(group))
+    return sum(verbs[first] == STEM and keys[second] in _LIGHT for first, second in pairs)

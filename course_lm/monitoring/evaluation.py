@@ -1,0 +1,85 @@
+"""Validation: the plain next-token loss over a whole loader, every target token weighing the same."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lm.batch_checks import check_batch
+from course_lm.batching.reading import read_from_start
+from course_lm.forward import Batch, device_of, forward_logits, move_batch
+from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
+from course_lm.model import evaluation_mode
+from course_lm.precision import Precision
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, loader: Iterable[Batch], precision: Precision | None = None) -> dict[str, float]:
+    """Loss and accuracy of next-token prediction, the same for every batch size.
+
+    A loader is read from its start, the same batches at every call, and is afterwards where it was: the loader that is
+    being trained on may be measured in the middle of an epoch. Every global random generator and each module's mode are
+    what they were.
+
+    Returns:
+        "val_loss" in nats per target token, "perplexity", "bits_per_byte" (nan where batches carry no "num_bytes"),
+        "accuracy" in [0, 1], and "tokens", the number of targets.
+
+    Raises:
+        ValueError: the loader holds no target token, as one that was read before and cannot be read again.
+    """
+    device = device_of(model)
+    precision = precision or Precision("fp32", device)
+    nats = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+    tokens = correct = torch.zeros((), dtype=torch.int64, device=device)
+    num_bytes = 0.0
+    with evaluation_mode(model), read_from_start(loader) as batches:
+        for batch in batches:
+            check_batch(model, batch)
+            batch = move_batch(batch, device)
+            with precision.autocast():
+                logits = forward_logits(model, batch)
+                nats = nats + next_token_loss(logits, batch["labels"], reduction="sum")
+            tokens = tokens + count_targets(batch["labels"])
+            correct = correct + count_correct(logits, batch["labels"])
+            num_bytes += float(batch.get("num_bytes", math.nan))
+    if not tokens:
+        raise ValueError("the validation loader holds no target token: is it empty, or an iterator that is used up?")
+    return _metrics(float(nats), int(tokens), int(correct), num_bytes)
+
+
+def check_validation_loader(loader: Any) -> None:
+    """Refuse, before training, a loader that cannot be read at every validation; None is no loader.
+
+    Raises:
+        ValueError: it is empty, an iterator, or a single batch.
+    """
+    if isinstance(loader, Mapping):
+        raise ValueError("the validation loader must be an iterable of batches, got a single batch: put it in a list")
+    if isinstance(loader, Iterator):
+        raise ValueError(
+            f"the validation loader is an iterator ({type(loader).__name__}), which the first validation would use up: "
+            "give a list of its batches, or a loader that can be read again"
+        )
+    if isinstance(loader, Sized) and _is_empty(loader):
+        raise ValueError("the validation loader is empty: give it batches, or none at all")
+
+
+def _is_empty(loader: Sized) -> bool:
+    try:
+        return len(loader) == 0
+    except TypeError:  # a DataLoader over an iterable dataset has a __len__ that raises
+        return False
+
+
+def _metrics(nats: float, tokens: int, correct: int, num_bytes: float) -> dict[str, float]:
+    loss = nats / tokens
+    return {
+        "val_loss": loss,
+        "perplexity": perplexity(loss),
+        "bits_per_byte": nats / math.log(2) / num_bytes if num_bytes else math.nan,
+        "accuracy": correct / tokens,
+        "tokens": tokens,
+    }

@@ -1,0 +1,464 @@
+"""The loop: next window, one step, then log, validate, checkpoint and stop, always in that order.
+
+`Trainer` keeps the books around `train_step`. Observers are told what happened and cannot change what happens next.
+Everything that the next step depends on is in `state_dict()`, so a run that stops after any step and goes on later
+leaves the same weights as one that never stopped.
+"""
+
+import math
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from course_lm.accumulation import windows
+from course_lm.checkpoints import (
+    FORMAT_VERSION,
+    CheckpointError,
+    as_plain,
+    library_versions,
+    load_checkpoint,
+    load_weights,
+    prune_checkpoints,
+    rng_state,
+    save_checkpoint,
+    set_rng_state,
+)
+from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
+from course_lm.checkpoints.rng import check_rng_state
+from course_lm.checkpoints.state_form import check_run_state
+from course_lm.checkpoints.weights import check_weights
+from course_lm.clipping import clip_gradients
+from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
+from course_lm.forward import Batch
+from course_lm.loss import adapt_loss, next_token_loss
+from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
+from course_lm.monitoring.evaluation import check_validation_loader
+from course_lm.optim import build_optimizer, check_optimizer
+from course_lm.precision import Precision
+from course_lm.rates import fix_lr_scales
+from course_lm.schedules import build_schedule, check_schedule
+from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
+from course_lm.trainer.allocator import tune_allocator
+from course_lm.trainer.data_position import DataPosition
+from course_lm.trainer.log import RunLog
+from course_lm.trainer.resume import (
+    check_length,
+    check_rates,
+    check_same_run,
+    describe_parts,
+    newest_state,
+    put_aside,
+    restore_log,
+    warn_of_parts,
+    warn_of_versions,
+)
+from course_lm.trainer.run import (
+    count_steps,
+    default_observers,
+    explain_out_of_memory,
+    length_of,
+    on_interrupt,
+    run_folder,
+    sole_writer,
+)
+
+
+class Trainer:
+    """Trains a model as its configuration says.
+
+    Args:
+        model: any causal language model that `train_step` takes; it is moved to the configured device.
+        config: see `TrainingConfig`. `training.output_dir` None writes no files.
+        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; validation always uses the plain loss.
+        optimizer: by default built from `config.optimizer`.
+        schedule: learning rate from the number of completed steps; by default built from `config.lr_scheduler`.
+        clip: called as `clip(parameters, max_norm)`, changes the gradients in place.
+        observers: told of every record, before the progress bar and the loggers that the configuration names.
+
+    Attributes:
+        step: completed optimizer steps. history: all records so far.
+        best_weights: without a folder, a copy of the weights with the lowest validation loss; with one they are in
+            `checkpoint_best.pt`.
+        interrupted: the number of the signal that ended the run, or None.
+
+    Raises:
+        ValueError: the configured device is not on this machine.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        loss_fn: Callable[..., Tensor] = next_token_loss,
+        optimizer: Optimizer | None = None,
+        schedule: Callable[[int], float] | None = None,
+        clip: Callable[..., object] = clip_gradients,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.device = resolve_device(config.training.device)
+        self.precision = Precision(config.training.precision, self.device)
+        # "auto" may mean another precision on another machine: what is saved says what ran
+        self.settings = replace(config.training, precision=self.precision.name)
+        self.config = replace(config, training=self.settings)
+        if self.device.type == "cpu":
+            tune_allocator()
+        self.model = model.to(self.device)
+        self.runner: nn.Module = torch.compile(model) if self.settings.compile else model  # type: ignore[assignment]
+        self.optimizer = optimizer or build_optimizer(model, config.optimizer)
+        check_optimizer(self.optimizer, model)
+        fix_lr_scales(self.optimizer)
+        if schedule is not None:
+            check_schedule(schedule)
+        self.loss_fn, self.schedule, self.clip = adapt_loss(loss_fn), schedule, clip
+        self.folder = run_folder(config)
+        self.log = RunLog([*observers, *default_observers(config)], self.device, self.loss_fn is next_token_loss)
+        patience = self.settings.early_stopping_patience or sys.maxsize  # counted even so: a run may be given one later
+        self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
+        self.position = DataPosition(self.settings.seed)
+        self.step, self.validated_at, self.best_loss = 0, -1, math.inf
+        self.best_weights: dict[str, Tensor] | None = None
+        self.interrupted: int | None = None
+        self.schedule_settings: dict[str, Any] | None = None  # of one that the configuration names
+        self.total_steps: int | None = None
+        self.last_rate = math.nan  # of the last completed step
+        self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
+        self._unchecked: dict[str, Any] | None = None  # a loaded state whose learning rates are still to be compared
+        self._planned_steps: int | None = None  # total_steps of a loaded state
+        self._loaded_from: Path | None = None
+        self._in_folder = False
+
+    def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
+        """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
+
+        What it sets for the whole process (deterministic kernels, signal handlers) is set back when it ends.
+
+        Raises:
+            NonFiniteGradientError: a gradient was not finite, see `training.on_nonfinite`; or
+                `trainer.log.MAX_SKIPPED_IN_A_ROW` steps in a row were skipped.
+            MemoryError: there is not enough of it; says what to lower, and in which order.
+            ValueError: the folder holds a run with other settings, or the number of steps cannot be told.
+            BlockingIOError: another process is training in the folder.
+        """
+        self.interrupted = None
+        with sole_writer(self.folder), deterministic_kernels(self.settings.deterministic):
+            self._prepare(train_loader)
+            self._start_or_resume(train_loader)
+            self.log.start(self.step, self.total_steps)
+            try:
+                with on_interrupt(self.stop), explain_out_of_memory(self.config):
+                    while not self.finished:
+                        self.train_epoch(train_loader, val_loader)
+                    self._finish(val_loader)
+            finally:
+                self._log_partial()
+                self.log.observers.close()
+                if self._generators is None:
+                    self._generators = rng_state()
+        if self.interrupted is not None:
+            print(self._farewell(self.interrupted))
+        return self.history
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Let `train` finish the step, save and return, as the signal of this number does; from any thread."""
+        self.interrupted = number
+
+    def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
+        """Train on what is left of the current epoch, and validate where it ends."""
+        settings = self.settings
+        check_validation_loader(val_loader)
+        self._prepare(train_loader)
+        whole, before = self.batch == 0, (self.step, self.log.skipped_in_a_row)
+        for window in windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
+            completed = self._take_step(window)
+            self.position.take(window)
+            if completed:
+                if self.step % settings.logging_steps == 0:
+                    self._log()
+                if settings.eval_steps and self.step % settings.eval_steps == 0:
+                    self._validate(val_loader)
+                if self.step % settings.save_steps == 0 and self.batch != length_of(train_loader):
+                    self._save(f"step_{self.step}")
+            if self.finished:
+                self.position.pause()
+                return
+        if whole and before == (self.step, self.log.skipped_in_a_row):
+            raise ValueError("the training loader held no target token in a whole epoch")
+        self._end_epoch(val_loader)
+
+    def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
+        """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`."""
+        return evaluate(self.runner, loader, self.precision)
+
+    def restore_best(self) -> None:
+        """Give the model the weights with the lowest validation loss; without a finite one it keeps the last ones.
+
+        Warns where they are kept in a file and it cannot be read.
+        """
+        if self.best_loss == math.inf:
+            return
+        best = self.best_weights
+        if best is None and self.folder is not None:
+            try:
+                best = load_checkpoint(self.folder / "checkpoint_best.pt")["model"]
+            except (OSError, CheckpointError) as error:
+                warnings.warn(f"the model keeps its last weights, the best ones cannot be read: {error}", stacklevel=2)
+        if best is not None:
+            load_weights(self.model, best)
+
+    @property
+    def history(self) -> History:
+        """All records so far."""
+        return self.log.history
+
+    @property
+    def epoch(self) -> int:
+        """Complete passes over the training data."""
+        return self.position.epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches taken from the current epoch."""
+        return self.position.batch
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end, was stopped early, or was interrupted."""
+        if self.interrupted is not None or self.stopper.should_stop:
+            return True
+        if self.settings.max_steps is not None:
+            return self.step >= self.settings.max_steps
+        return self.epoch >= self.settings.num_epochs
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the whole state of the run to one file; OSError where that cannot be done."""
+        save_checkpoint(path, self._live_state())
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Go on from a saved state; CheckpointError for a damaged file, ValueError for another run's."""
+        self.load_state_dict(load_checkpoint(path))
+        self._loaded_from = Path(path).parent
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything that the rest of the run depends on, as tensors and plain data."""
+        return deepcopy(as_plain(self._live_state()))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            ValueError: it belongs to a run with other settings, weights or parameters, or is not the state of a run;
+                then the trainer is as it was.
+        """
+        state = as_plain(state)
+        parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        check_run_state(state, self._live_state(), parameters)
+        check_same_run(self.config, state["config"])
+        check_length(self.settings, state["step"], state["epoch"])
+        check_weights(self.model, state["model"])
+        check_state(state["optimizer"], self.optimizer, self.model)
+        check_rng_state(state["rng"])
+        if self.schedule is not None and self.total_steps is not None:
+            check_rates(state, self.schedule, self.total_steps, self.settings)
+        else:
+            self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps", "config")}
+        warn_of_parts(describe_parts(self.model, self.loss_fn, self.clip), state["parts"])
+        warn_of_versions(state["versions"])
+        # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
+        load_weights(self.model, state["model"])
+        load_state(state["optimizer"], self.optimizer, self.model)
+        self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
+        self.last_rate, self._planned_steps = state["last_rate"], state["total_steps"]
+        if self.schedule is None:  # else they are those of the schedule at hand
+            self.schedule_settings, self.total_steps = state["schedule"], state["total_steps"]
+        self.best_weights = deepcopy(state["best_weights"])
+        self.precision.load_state_dict(state["scaler"])
+        self.stopper.load_state_dict(state["early_stopping"])
+        self.log.load_state_dict(state)
+        self.position.load_state_dict(state["position"])
+        self._generators = state["rng"]
+        set_rng_state(state["rng"])
+
+    def _live_state(self) -> dict[str, Any]:
+        """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "step": self.step,
+            "validated_at": self.validated_at,
+            "best_loss": self.best_loss,
+            "best_weights": self.best_weights,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            **self.log.state_dict(),
+            "position": self.position.state_dict(),
+            "model": self.model.state_dict(),
+            "optimizer": state_by_name(self.optimizer, self.model),
+            "schedule": self.schedule_settings,
+            "total_steps": self.total_steps,
+            "last_rate": self.last_rate,
+            "scaler": self.precision.state_dict(),
+            "early_stopping": self.stopper.state_dict(),
+            "rng": rng_state() if self._generators is None else self._generators,
+            "config": asdict(self.config),
+            "parts": describe_parts(self.model, self.loss_fn, self.clip),
+            "versions": library_versions(),
+        }
+
+    def _start_or_resume(self, train_loader: Iterable[Batch]) -> None:
+        """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
+
+        Nothing is written before everything that can be refused was looked at.
+        """
+        folder, first_time = self.folder, not self._in_folder
+        if folder is not None and first_time and self.settings.resume == "never":
+            put_aside(folder)
+        newest = newest_state(folder) if folder is not None and first_time else None
+        if self.step == 0 and first_time:
+            seed_everything(self.settings.seed, self.settings.deterministic)
+            if newest is not None:
+                self.load_checkpoint(newest)
+        elif newest is not None and folder != self._loaded_from:
+            raise ValueError(
+                f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
+            )
+        self.position.go_to(train_loader)
+        as_plain(self._live_state())  # what cannot be saved is found before the first step
+        if newest is not None:
+            restore_log(newest.with_name("metrics.jsonl"), self.history.records)
+            print(f"resumed {newest} after step {self.step}")
+            if self._planned_steps != self.total_steps:
+                print(f"the run goes on to step {self.total_steps}; it was to end after {self._planned_steps}")
+        if self._generators is not None:
+            set_rng_state(self._generators)  # whatever was drawn since the run was left
+        if self.finished:
+            print(f"the run has come to its end after step {self.step}: nothing is left to train")
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.config.to_yaml(folder / "config.yaml")
+        self._in_folder = True
+
+    def _prepare(self, train_loader: Iterable[Batch]) -> None:
+        self.total_steps = count_steps(train_loader, self.settings)
+        if self.schedule is None:
+            over = {"peak_lr": self.config.optimizer.learning_rate, "total_steps": self.total_steps}
+            self.schedule = build_schedule(self.config.lr_scheduler, **over)
+            self.schedule_settings = {**asdict(self.config.lr_scheduler), **over}
+        if self._unchecked is not None:
+            check_rates(self._unchecked, self.schedule, self.total_steps, self.settings)
+            self._unchecked = None
+        if not self.model.training:
+            self.model.train()
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _take_step(self, window: list[Batch]) -> bool:
+        """One optimizer step; whether it was completed rather than skipped."""
+        assert self.schedule is not None
+        settings, rate = self.settings, self.schedule(self.step)
+        before, self._generators = rng_state(), None
+        try:
+            result = train_step(
+                self.runner,
+                window,
+                self.optimizer,
+                lr=rate,
+                loss_fn=self.loss_fn,
+                max_grad_norm=settings.max_grad_norm,
+                clip=self.clip,
+                precision=self.precision,
+                on_nonfinite=settings.on_nonfinite,
+            )
+        except BaseException as error:
+            self._generators = before  # the step is taken again when training goes on
+            if isinstance(error, NonFiniteGradientError):
+                raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
+            raise
+        # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
+        on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
+        skipped = on_host and bool(result.skipped)
+        if not skipped:
+            self.step, self.last_rate = self.step + 1, float(rate)
+        self.log.add(result, skipped, self.step)
+        return not skipped
+
+    def _log(self) -> None:
+        """Make one record of the steps since the last one."""
+        if self.settings.on_nonfinite == "raise":
+            for result in self.log.pending:
+                raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
+        self._record("train", **self.log.take_pending(self.optimizer.param_groups[0]["lr"]))
+
+    def _log_partial(self) -> None:
+        """Record what a stopped run has not; one that goes on records these steps again, with those that follow."""
+        if self.log.pending:
+            with suppress(Exception):  # where the device itself has failed, its own error says more
+                self._record("train", **self.log.pending_metrics(self.optimizer.param_groups[0]["lr"]), partial=True)
+
+    def _record(self, event: str, **metrics: Any) -> None:
+        self.log.record(event, self.step, self.epoch, **metrics)
+
+    def _validate(self, val_loader: Iterable[Batch] | None) -> None:
+        """Measure the validation loss, keep the best weights, and count for early stopping."""
+        if val_loader is None or self.validated_at == self.step:
+            return
+        with self.log.throughput.paused():
+            metrics = self.evaluate(val_loader)
+        self.validated_at = self.step
+        self.position.report_performance(metrics["val_loss"])
+        # "tokens" counts the validation text; in a record it would read as the tokens trained on
+        self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
+        self.stopper.update(metrics["val_loss"])
+        if metrics["val_loss"] < self.best_loss:
+            self.best_loss = metrics["val_loss"]
+            self._keep_best()
+
+    def _keep_best(self) -> None:
+        if self.folder is None:
+            self.best_weights = copy_weights(self.model)
+        self._save("best")
+
+    def _save(self, name: str) -> None:
+        if self.folder is None:
+            return
+        with self.log.throughput.paused():
+            self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
+            if self.settings.save_total_limit is not None:
+                prune_checkpoints(self.folder, self.settings.save_total_limit)
+
+    def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
+        described = self.position.describe_epoch()
+        if described is not None:
+            self._record("epoch", **described)
+        self.position.end_epoch()
+        if not self.settings.eval_steps:
+            self._validate(val_loader)
+        self._save(f"epoch_{self.epoch}")
+
+    def _finish(self, val_loader: Iterable[Batch] | None) -> None:
+        """Close the books of a run that is over, or save one that was interrupted."""
+        if self.interrupted is None:
+            if self.log.pending:
+                self._log()
+            self._validate(val_loader)
+        self._save("last")
+        if self.interrupted is None and self.settings.restore_best:
+            self.restore_best()
+
+    def _farewell(self, number: int) -> str:
+        if self.folder is None:
+            saved = "nothing was saved"
+        elif self.settings.resume == "never":
+            saved = f"run it again with training.resume auto to go on from {self.folder}"
+        else:
+            saved = f"run it again to go on from {self.folder}"
+        return f"stopped by {signal.Signals(number).name} after step {self.step}: {saved}"

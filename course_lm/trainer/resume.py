@@ -1,0 +1,196 @@
+"""Whether a run may go on from a checkpoint: the same run, or one that is declared to be the same but for its length.
+
+A run is decided by its configuration. Going on with another one would give weights that no configuration describes, so
+every key either has the value that it was saved with, or stands in one of the three lists below, or the checkpoint is
+refused in one line.
+"""
+
+import itertools
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from course_lm.checkpoints import atomic_file, latest_checkpoint, library_versions
+from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.monitoring import Record
+from course_lm.monitoring.observers import json_line
+from course_lm.schedules import ScheduleConfig, build_schedule
+from course_lm.validation import one_line, shown
+
+# No step depends on these.
+MAY_CHANGE = {
+    "experiment_name",
+    "training.early_stopping_patience",
+    "training.logging_steps",
+    "training.output_dir",
+    "training.restore_best",
+    "training.resume",
+    "training.save_steps",
+    "training.save_total_limit",
+    "tensorboard.enabled",
+    "wandb.enabled",
+    "wandb.mode",
+    "wandb.name",
+    "wandb.project",
+}
+# These change how numbers are rounded and nothing else: the run goes on, with a warning.
+ROUNDING = {"model.gradient_checkpointing", "training.compile", "training.deterministic", "training.device"}
+# These may change as long as the steps that were taken keep their learning rates: see `check_length`.
+LENGTH = {"training.max_steps", "training.num_epochs"}
+
+MOST_COMPARED = 100_000  # rates of steps that were taken
+WHAT_TO_DO = "change it back, choose another experiment_name, or set training.resume to never"
+
+
+def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
+    """Compare a run's settings with those in a checkpoint; `saved` is the tree that `dataclasses.asdict` makes.
+
+    Warns of a change in `ROUNDING`.
+
+    Raises:
+        ValueError: names the first key that decides the run and differs, with both values.
+    """
+    now, then = _flat(asdict(mine)), _flat(saved)
+    changed = [key for key in now if now[key] != then.get(key) and key not in MAY_CHANGE | LENGTH]
+    differ = {
+        key: f"the checkpoint was saved with {key} {shown(then.get(key))}, this run has {shown(now[key])}"
+        for key in changed
+    }
+    for key, difference in differ.items():
+        if key not in ROUNDING:
+            raise ValueError(f"{difference}: {WHAT_TO_DO}")
+    for difference in differ.values():
+        warnings.warn(f"{difference}: it may not go on bit for bit", stacklevel=2)
+
+
+def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
+    """Refuse an end that lies before what the run has done; ValueError names both."""
+    if settings.max_steps is not None and settings.max_steps < step:
+        raise ValueError(f"training.max_steps is {settings.max_steps}, the run has taken {step} steps: {WHAT_TO_DO}")
+    if settings.max_steps is None and settings.num_epochs < epoch:
+        raise ValueError(f"training.num_epochs is {settings.num_epochs}, the run has done {epoch}: {WHAT_TO_DO}")
+
+
+def check_rates(
+    saved: Mapping[str, Any], schedule: Callable[[int], float], total_steps: int, settings: LoopConfig
+) -> None:
+    """The steps that were taken must have the rates that this run's schedule gives them.
+
+    So a run can be made longer where its schedule does not look at its end (a constant rate, "inverse_sqrt", "step"
+    with milestones, each with `warmup_steps`), or has not begun to (the decay of "warmup_stable_decay").
+
+    Args:
+        saved: "step", "schedule" (its settings, or None for a function of the user's own), "last_rate" (of the last
+            completed step), "total_steps" and "config" of the checkpoint.
+        total_steps: of the run now. settings: of the run now.
+
+    Raises:
+        ValueError: names the first step whose rate would be another one.
+    """
+    step = saved["step"]
+    rates = {step - 1: saved["last_rate"]} if step else {}
+    if saved["schedule"] is not None:
+        then = _saved_schedule(saved["schedule"])
+        rates |= {k: then(k) for k in range(0, step, max(1, step // MOST_COMPARED))}
+    for k, rate in rates.items():
+        if not math.isclose(rate, schedule(k), rel_tol=1e-9):
+            raise ValueError(
+                f"step {k + 1} was taken with learning rate {rate:g}, and would now have {schedule(k):g}: "
+                f"{_what_changed(saved, total_steps, settings)}; {WHAT_TO_DO}"
+            )
+
+
+def _what_changed(saved: Mapping[str, Any], total_steps: int, settings: LoopConfig) -> str:
+    if saved["total_steps"] == total_steps:
+        return "the schedule is another one"
+    length = f"the run has {total_steps} steps now and had {saved['total_steps']}"
+    for key in ("max_steps", "num_epochs"):
+        then, now = saved["config"]["training"].get(key), getattr(settings, key)
+        if then != now:
+            spans = "under a schedule that does not depend on the run's length it could change"
+            return f"training.{key} was {shown(then)} and is {shown(now)}, {length} ({spans})"
+    return f"the training data has another length, {length}"
+
+
+def _saved_schedule(settings: Mapping[str, Any]) -> Callable[[int], float]:
+    over = {"peak_lr", "total_steps"}
+    try:
+        config = ScheduleConfig(**{key: value for key, value in settings.items() if key not in over})
+        return build_schedule(config, peak_lr=settings["peak_lr"], total_steps=settings["total_steps"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the checkpoint holds no schedule that can be built again: {one_line(error)}") from None
+
+
+def newest_state(folder: Path) -> Path | None:
+    """The newest intact checkpoint in the run's folder, or None.
+
+    ValueError where there are checkpoints and none can be read: a new run would write over them.
+    """
+    newest = latest_checkpoint(folder)
+    if newest is None and any(folder.glob("checkpoint_*.pt")):
+        raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
+    return newest
+
+
+def put_aside(folder: Path) -> None:
+    """Rename a run's folder, if it is there, to the first of `<name>.1`, `.2`, … that is free."""
+    if folder.exists():
+        number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.{number}"))
+
+
+def describe_parts(model: nn.Module, loss_fn: object, clip: object) -> dict[str, str]:
+    """What a run is made of beside its configuration, as text: the model's modules, the loss and the clip function."""
+    modules = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
+    return {"model": modules, "loss_fn": _describe_function(loss_fn), "clip": _describe_function(clip)}
+
+
+def warn_of_parts(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    """Warn where a run goes on with a model that is built otherwise, or with another function."""
+    for name, now in mine.items():
+        pairs = itertools.zip_longest(saved[name].splitlines(), now.splitlines(), fillvalue="nothing")
+        different = next(((old.strip(), new.strip()) for old, new in pairs if old != new), None)
+        if different is not None:
+            old, new = different
+            warnings.warn(f"the {name} is not the one of the checkpoint, which had {old} for {new}", stacklevel=2)
+
+
+def _describe_function(function: object) -> str:
+    if isinstance(function, partial):
+        settings = ", ".join(f"{key}={shown(value)}" for key, value in sorted(function.keywords.items()))
+        return f"{_describe_function(function.func)}({settings})"
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def warn_of_versions(saved: Mapping[str, str]) -> None:
+    """Warn where a library has another version than when the checkpoint was saved: results may round differently."""
+    mine = library_versions()
+    changed = [f"{name} {saved.get(name)} (now {mine[name]})" for name in mine if saved.get(name) != mine[name]]
+    if changed:
+        warnings.warn(f"the checkpoint was saved with {', '.join(changed)}: it may not go on bit for bit", stacklevel=2)
+
+
+def restore_log(path: Path, records: Iterable[Record]) -> None:
+    """Make a log hold the records of a checkpoint and no others.
+
+    A run that died had written more than its checkpoint knows, and less where the disk was full or the power failed.
+    """
+    wanted = b"".join(json_line(record) for record in records)
+    if wanted != (path.read_bytes() if path.exists() else b""):
+        with atomic_file(path) as file:
+            file.write(wanted)
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration by their dotted keys, `section.key`."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+    return flat

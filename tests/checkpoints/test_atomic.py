@@ -1,0 +1,149 @@
+"""Claims about files that appear whole or not at all."""
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from course_lm.checkpoints import atomic, atomic_file
+from course_lm.checkpoints.atomic import remove_leftovers
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def write(path: Path, content: bytes) -> None:
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def test_the_file_holds_what_the_body_wrote(tmp_path: Path) -> None:
+    write(tmp_path / "a", b"one")
+    write(tmp_path / "a", b"two")
+    assert (tmp_path / "a").read_bytes() == b"two"
+    assert names_in(tmp_path) == {"a"}
+
+
+def test_until_the_body_ends_the_old_file_is_there(tmp_path: Path) -> None:
+    write(tmp_path / "a", b"one")
+    with atomic_file(tmp_path / "a") as file:
+        file.write(b"two")
+        file.flush()
+        assert (tmp_path / "a").read_bytes() == b"one"
+        file.seek(0)
+        assert file.read() == b"two"
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
+def test_a_body_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+    write(tmp_path / "a", b"one")
+    with pytest.raises(type(error)) as caught, atomic_file(tmp_path / "a") as file:
+        file.write(b"tw")
+        raise error
+    assert caught.value is error
+    assert (tmp_path / "a").read_bytes() == b"one"
+    assert names_in(tmp_path) == {"a"}
+
+
+def test_an_error_of_the_disk_names_the_file_and_keeps_its_number(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match=r"cannot write .*/a: Quota exceeded \(what was") as caught,
+        atomic_file(tmp_path / "a"),
+    ):
+        raise OSError(errno.EDQUOT, "Quota exceeded")
+    assert caught.value.errno == errno.EDQUOT
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_is_file_not_found(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*none/a: No such file"):
+        write(tmp_path / "none" / "a", b"")
+
+
+def test_the_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    write(tmp_path / "a", b"")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_the_file_is_synced_before_the_rename_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        events.append("sync folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "sync file")
+        fsync(descriptor)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        events.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    write(tmp_path / "a", b"")
+    assert events == ["sync file", "rename", "sync folder"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_disk_that_cannot_sync_folders_is_good_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fail_to_sync_folders(monkeypatch, number)
+    write(tmp_path / "a", b"one")
+    assert (tmp_path / "a").read_bytes() == b"one"
+
+
+def test_a_folder_that_fails_to_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_to_sync_folders(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="cannot write"):
+        write(tmp_path / "a", b"one")
+
+
+def fail_to_sync_folders(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fsync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+
+
+def test_what_killed_processes_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    old, older, young, foreign, visible = (
+        tmp_path / name
+        for name in (
+            ".checkpoint_last.pt.1-0123abcd.tmp",
+            ".checkpoint_step_5.pt.99-89ef4567.tmp",
+            ".checkpoint_last.pt.2-89ef4567.tmp",
+            ".somebody.tmp",
+            "checkpoint_last.pt",
+        )
+    )
+    for path in (old, older, young, foreign, visible):
+        path.write_bytes(b"half a file")
+    long_ago = time.time() - 2 * atomic.LEFTOVER_SECONDS
+    for path in (old, older, foreign, visible):
+        os.utime(path, (long_ago, long_ago))
+    remove_leftovers(tmp_path)
+    assert names_in(tmp_path) == {young.name, foreign.name, visible.name}
+
+
+def test_a_temporary_file_is_recognised_as_a_leftover(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "checkpoint_step_7.pt"):
+        (temporary,) = tmp_path.iterdir()
+        os.utime(temporary, (0, 0))
+        remove_leftovers(tmp_path)
+        assert not temporary.exists()
+        temporary.touch()
+
+
+def test_leftovers_in_a_missing_folder_are_none(tmp_path: Path) -> None:
+    remove_leftovers(tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,194 @@
+"""Claims about what a run's checkpoint holds, and about what a run refuses to go on from."""
+
+import json
+import math
+import os
+import signal
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from course_lm import checkpoints, config
+from course_lm.batching import loader as batching
+from course_lm.batching import make_loader
+from course_lm.checkpoints import load_weights
+from course_lm.cli import main
+from course_lm.config import TrainingConfig
+from course_lm.model import GPT, ModelConfig
+from course_lm.tokenizer import train_tokenizer
+from course_lm.trainer import Trainer
+from tests.training_run import DOCUMENTS, LENGTH, NAME, TOKENIZER, VOCABULARY, configure, counting, loaders, start
+
+
+def interrupt_at(micro_batch: int) -> Any:
+    return counting(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == micro_batch else None)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped in its second epoch, after 7 of 10 steps."""
+    folder = tmp_path_factory.mktemp("stopped")
+    trainer = start(configure(folder), *loaders("bucketed"), interrupt_at(18))
+    assert (trainer.step, trainer.epoch, trainer.batch) == (7, 1, 6)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def state(stopped: Path) -> dict[str, Any]:
+    """What torch alone reads from the newest checkpoint."""
+    return torch.load(stopped / NAME / "checkpoint_last.pt", weights_only=True)
+
+
+# What it holds
+
+
+def test_a_checkpoint_says_where_the_run_is(state):
+    assert {key: state[key] for key in ("format_version", "epoch", "step", "batch")} == {
+        "format_version": checkpoints.FORMAT_VERSION,
+        "epoch": 1,
+        "step": 7,
+        "batch": 6,
+    }
+    assert state["position"]["loader"] == {"epoch": 1, "batch": 6}
+
+
+def test_a_checkpoint_says_how_good_the_run_is(state):
+    train, validation = ([r for r in state["history"] if r["event"] == event][-1] for event in ("train", "validation"))
+    assert state["train_loss"] == train["loss"]
+    assert (state["val_loss"], state["perplexity"]) == (validation["val_loss"], validation["perplexity"])
+    assert state["best_loss"] == state["early_stopping"]["best"] == state["val_loss"]
+
+
+def test_a_checkpoint_holds_all_that_the_run_is_made_of(state, stopped):
+    assert state["config"] == asdict(TrainingConfig.from_yaml(stopped / NAME / "config.yaml"))
+    assert state["schedule"] == {**state["config"]["lr_scheduler"], "peak_lr": 3e-3, "total_steps": 10}
+    assert set(state["rng"]) == {"python", "numpy", "torch", "cuda", "mps"}
+    assert set(state["versions"]) == {"python", "course_lm", "torch", "numpy", "tokenizers"}
+    assert state["optimizer"]["groups"][0]["lr"] < 3e-3
+    assert state["scaler"] == {}
+
+
+def test_before_the_first_record_there_are_no_results():
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8), VOCABULARY, LENGTH)
+    state = Trainer(model, configure("unused")).state_dict()
+    assert all(math.isnan(state[key]) for key in ("train_loss", "val_loss", "perplexity"))
+
+
+# What is refused
+
+
+def test_the_weights_of_another_model_are_refused_by_name_and_change_nothing():
+    torch.manual_seed(0)
+    small, large = (GPT(ModelConfig(n_layer=n, n_head=2, d_model=8), VOCABULARY, LENGTH) for n in (1, 2))
+    before = {name: tensor.clone() for name, tensor in large.state_dict().items()}
+    with pytest.raises(ValueError, match=r"of another model: the checkpoint has no blocks\.1\.\S+ and 11 more$"):
+        load_weights(large, small.state_dict())
+    torch.testing.assert_close(dict(large.state_dict()), before, rtol=0, atol=0)
+
+
+def test_another_vocabulary_is_refused_with_both_shapes(stopped):
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY + 1, LENGTH)
+    with pytest.raises(
+        ValueError, match=r"token_embedding\.weight is \(262, 8\) float32 .* \(263, 8\) float32"
+    ) as caught:
+        Trainer(model, configure(stopped)).train(*loaders("bucketed"))
+    assert "\n" not in str(caught.value)
+
+
+def other_data(kind: str) -> Any:
+    texts = DOCUMENTS
+    tokenizer = TOKENIZER
+    if kind == "text":
+        texts = [*DOCUMENTS[:-1], "the cat sat on another mat"]
+    if kind == "vocabulary":
+        tokenizer = train_tokenizer(["zebra quagga okapi"] * 9, VOCABULARY)
+    settings = {"mode": "bucketed", "batch_size": 4, "max_length": LENGTH, "seed": 8 if kind == "order" else 7}
+    return make_loader(texts, tokenizer, **settings)
+
+
+@pytest.mark.parametrize("kind", ["text", "vocabulary", "order"])
+def test_other_data_of_the_same_form_is_refused_in_one_line(stopped, kind):
+    told = "saved over other data: the text, its vocabulary or its batches|the training data has another length"
+    with pytest.raises(ValueError, match=told) as caught:
+        start(configure(stopped), other_data(kind), loaders("bucketed")[1])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_data_has_the_same_fingerprint_and_costs_nothing_twice(monkeypatch):
+    one, other = loaders("packed")[0], loaders("packed")[0]
+    assert one.fingerprint == other.fingerprint
+    one.set_epoch(3)
+    assert one.fingerprint == other.fingerprint
+    monkeypatch.setattr(batching, "hashlib", None)
+    assert one.fingerprint == other.fingerprint
+
+
+@pytest.mark.parametrize("mode", ["fixed", "dynamic", "bucketed"])
+def test_every_way_to_batch_has_a_fingerprint_of_its_own(mode):
+    assert len({loaders(kind)[0].fingerprint for kind in ("packed", mode)}) == 2
+
+
+@pytest.mark.filterwarnings("ignore:passing over")
+def test_a_folder_in_which_every_checkpoint_is_damaged_is_not_written_over(stopped, tmp_path):
+    run = tmp_path / NAME
+    run.mkdir()
+    for path in (stopped / NAME).glob("*.pt"):
+        (run / path.name).write_bytes(path.read_bytes()[:-1])
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(ValueError, match=r"no checkpoint in \S+ can be read; training\.resume never"):
+        start(configure(tmp_path), *loaders("bucketed"))
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_other_versions_are_a_warning_that_names_them(stopped, state):
+    trainer = Trainer(
+        GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH), configure(stopped)
+    )
+    with pytest.warns(UserWarning, match=r"saved with torch 1\.0 \(now 2\.\S+\): it may not go on bit for bit"):
+        trainer.load_state_dict({**state, "versions": {**state["versions"], "torch": "1.0"}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "the loss_fn is not the one")  # the run was stopped by a loss of its own
+        trainer.load_state_dict(state)
+
+
+# Beside the checkpoints
+
+
+def test_half_a_configuration_never_takes_the_place_of_a_whole_one(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    configure(tmp_path, seed=3).to_yaml(path)
+    before = path.read_text()
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"cannot write .*config\.yaml: No space left on device"):
+        configure(tmp_path, seed=4).to_yaml(path)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert path.read_text() == before and config.read_yaml(path)["training"]["seed"] == 3
+
+
+def test_a_finished_command_leaves_weights_that_anyone_can_read(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(DOCUMENTS))
+    shape = ["--model.n_layer=1", "--model.n_head=2", "--model.d_model=8", "--data.max_length=16"]
+    run = ["--training.max_steps=2", f"--training.output_dir={tmp_path}", "--experiment_name=toy"]
+    assert main(["train", f"--data.corpus={text}", "--data.vocab_size=262", *shape, *run]) == 0
+    weights = load_file(tmp_path / "toy" / "model.safetensors")
+    saved = checkpoints.load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["model"]
+    torch.testing.assert_close(weights, dict(saved), rtol=0, atol=0)
+    with safe_open(tmp_path / "toy" / "model.safetensors", "pt") as file:
+        sizes = json.loads(file.metadata()["model"])
+    assert (sizes.pop("vocab_size"), sizes.pop("max_length")) == (262, 16)
+    GPT(ModelConfig(**sizes), 262, 16).load_state_dict(weights)

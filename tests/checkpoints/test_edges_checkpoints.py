@@ -1,0 +1,908 @@
+"""Claims about states that no trainer wrote: each is loaded right or refused in one line, and then nothing has changed.
+
+`mutants` makes them, from a seed: parts of a saved state deleted, renamed, exchanged and retyped, tensors in other
+shapes, types and layouts, numbers that no run can have, and bytes of the file itself changed under a right checksum.
+"""
+
+import copy
+import enum
+import hashlib
+import io
+import math
+import random
+import re
+import subprocess
+import sys
+import warnings
+import zipfile
+import zlib
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from course_lm.checkpoints import (
+    CheckpointError,
+    as_plain,
+    load_checkpoint,
+    load_weights,
+    rng_state,
+    save_checkpoint,
+    set_rng_state,
+)
+from course_lm.checkpoints import files as checkpoints
+from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
+from course_lm.trainer import Trainer
+from tests.small_run import small_batches, small_trainer
+from tests.training_run import assert_same
+
+SETTINGS: dict[str, Any] = {"early_stopping_patience": 5, "logging_steps": 2, "eval_steps": 2, "precision": "fp16"}
+
+
+@cache
+def saved_state() -> dict[str, Any]:
+    """Of a run that has a record, a validation, a step that no record covers, and a loss scale."""
+    trainer = small_trainer(3, **SETTINGS)
+    trainer.train_epoch(small_batches(5), small_batches(1))
+    state = trainer.state_dict()
+    assert state["history"] and state["pending"] and state["scaler"] and state["early_stopping"]
+    return state
+
+
+def fresh_trainer() -> Trainer:
+    return small_trainer(6, **SETTINGS)
+
+
+def write(path: Path, state: Any) -> None:
+    """Under a right checksum, whatever it is."""
+    path.unlink(missing_ok=True)
+    with open(path, "x+b") as file:
+        checkpoints._write(file, state, serial=1)
+
+
+def seal(content: bytes, format_version: int = checkpoints.FORMAT_VERSION) -> bytes:
+    """A zip file's bytes, with another checksum for its closing comment."""
+    trailer = checkpoints._TRAILER.search(content)
+    length = len(trailer[0]) if trailer else 0
+    prefix = f"course_lm checkpoint {format_version} serial 1 sha256 ".encode()
+    start = content[: len(content) - length]
+    if length:
+        start = start[:-2] + (len(prefix) + 64).to_bytes(2, "little")
+    start += prefix
+    return start + hashlib.sha256(start).hexdigest().encode()
+
+
+PICKLE_AT = 64  # torch starts each record at a multiple of 64 bytes
+
+
+# A mutator of states
+
+ODD_VALUES: list[Any] = [
+    *(-1, 0, 2**31, 2**40, 2**63, -(2**70), True, None, "x", "", 1.5, -1.0, math.nan, math.inf, 1e300),
+    *([], {}, (), [[]], {"a": {"b": [1]}}, [1] * 50, {0: 1}, "a\nb"),
+    *(torch.zeros(()), torch.zeros(3), torch.tensor(-1), torch.zeros(0)),
+]
+TENSOR_CHANGES: list[Callable[[Tensor], Any]] = [
+    lambda t: t.reshape(-1)[:1].expand(t.shape if t.ndim else 1),
+    lambda t: t[..., :-1] if t.ndim and t.shape[-1] else t[None],
+    lambda t: t.t() if t.ndim == 2 else t[None],
+    lambda t: t.double() if t.dtype != torch.float64 else t.int(),
+    lambda t: t.to(torch.bfloat16),
+    lambda t: t.to(torch.complex64),
+    lambda t: t.to(torch.bool),
+    lambda t: torch.full_like(t, math.nan) if t.is_floating_point() else torch.full_like(t, -1),
+    lambda t: torch.full_like(t, -1.0) if t.is_floating_point() else torch.full_like(t, 127),
+    lambda t: torch.full_like(t, math.inf) if t.is_floating_point() else t * 0,
+    lambda t: t.to_sparse() if t.is_floating_point() else t.float(),
+    lambda t: t.to("meta"),
+    lambda t: nn.Parameter(t, requires_grad=t.is_floating_point()),
+    lambda t: torch.zeros(t.numel() * 2 + 2, dtype=t.dtype)[1::2][: t.numel()].reshape(t.shape),
+    lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    lambda t: torch.zeros(1, dtype=t.dtype).expand(2**40),
+    lambda t: t.tolist(),
+    lambda t: torch.flip(t, [0]) if t.ndim else t + 1,
+]
+
+
+def places(value: Any, above: tuple[Any, Any] = (None, None)) -> list[tuple[Any, Any]]:
+    """Every (container, key) in a state."""
+    found = [above] if above[0] is not None else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        found += places(item, (value, key))
+    return found
+
+
+def mutate(state: dict[str, Any], draw: random.Random) -> Any:
+    """Change one to three things in a copy."""
+    state = copy.deepcopy(state)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        every = places(state)
+        tensors = [place for place in every if isinstance(place[0][place[1]], Tensor)]
+        container, key = draw.choice(tensors if draw.random() < 0.4 else every)
+        value = container[key]
+        kind = draw.randrange(6)
+        if isinstance(value, Tensor) and kind < 4:
+            container[key] = draw.choice(TENSOR_CHANGES)(value)
+        elif kind == 0:
+            del container[key]
+        elif kind == 1 and isinstance(container, dict):
+            container[draw.choice(("other", "", 3, "step"))] = container.pop(key)
+        elif kind == 2:
+            other, its_key = draw.choice(every)
+            value, its = container[key], other.get(its_key) if isinstance(other, dict) else None
+            container[key] = its if its is not container else 1
+        elif kind == 3 and isinstance(value, list):
+            del value[draw.randrange(len(value) + 1) :]
+        elif kind == 4 and type(value) in (int, float):
+            container[key] = draw.choice((-value, value + 1, value * 10**9, type(value)(0), float(value), str(value)))
+        else:
+            container[key] = copy.deepcopy(draw.choice(ODD_VALUES))
+    return state
+
+
+def mutate_bytes(content: bytes, draw: random.Random) -> bytes:
+    """Change the pickle, or the zip file's list of its records; all checksums are made to fit again."""
+    length = zipfile.ZipFile(io.BytesIO(content)).getinfo("archive/data.pkl").file_size
+    pickled, end = PICKLE_AT, len(content) - 140
+    area = (pickled, pickled + length) if draw.random() < 0.8 else (end - 2500, end)
+    changed = bytearray(content)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        place = draw.randrange(*area)
+        kind = draw.randrange(4)
+        if kind == 0:
+            changed[place] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            changed[place] = draw.randrange(256)
+        elif kind == 2:
+            changed[place] = draw.choice(b"})]RbcQ(.tuVKMJGX\x85\x86\x87\x88\x89Nhqjr")
+        else:
+            size, source = draw.randrange(1, 40), draw.randrange(*area)
+            part = content[source : min(source + size, area[1])][: area[1] - place]
+            changed[place : place + len(part)] = part
+    return with_pickle(bytes(changed), bytes(changed[pickled : pickled + length]))
+
+
+def with_pickle(content: bytes, pickled: bytes) -> bytes:
+    """A checkpoint with another pickle of the same length, and checksums that fit."""
+    changed = bytearray(content)
+    changed[PICKLE_AT : PICKLE_AT + len(pickled)] = pickled
+    listed = changed.find(b"PK\x01\x02")  # the first record in the zip file's list is the pickle
+    if listed >= 0:
+        changed[listed + 16 : listed + 20] = zlib.crc32(pickled).to_bytes(4, "little")
+    return seal(bytes(changed))
+
+
+def attempt(trainer: Trainer, before: dict[str, Any], path: Path) -> str:
+    """Load the file: "taken" when it was, and one more step was right or refused in one line; else the refusal."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.load_checkpoint(path)
+    except ValueError as error:
+        assert "\n" not in str(error) and 10 < len(str(error)) < 700, str(error)
+        assert_same(trainer.state_dict(), before)
+        return str(error)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.train_epoch(small_batches(8), small_batches(1))
+    except (ValueError, ArithmeticError) as error:
+        assert "\n" not in str(error), str(error)
+    trainer.state_dict()
+    return "taken"
+
+
+def run_cases(seeds: range, folder: Path) -> int:
+    """How many of these mutants were taken."""
+    path, taken = folder / "mutant.pt", 0
+    write(path, saved_state())
+    content = path.read_bytes()
+    trainer = fresh_trainer()
+    before = trainer.state_dict()
+    for seed in seeds:
+        draw = random.Random(seed)
+        print(f"case {seed}", flush=True)
+        if seed % 4 == 3:
+            path.write_bytes(mutate_bytes(content, draw))
+        else:
+            try:
+                write(path, mutate(saved_state(), draw))
+            except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # torch cannot write it either
+                continue
+        if attempt(trainer, before, path) == "taken":
+            taken += 1
+            trainer = fresh_trainer()
+            before = trainer.state_dict()
+    return taken
+
+
+@pytest.mark.long
+def test_any_mutant_is_loaded_right_or_refused_in_one_line_and_changes_nothing(tmp_path):
+    assert run_cases(range(60), tmp_path) < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 2000, 250))
+def test_no_mutant_ends_the_process_or_takes_memory(tmp_path, first):
+    command = [sys.executable, "-m", "tests.checkpoints.test_edges_checkpoints", str(first), "250", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    last = done.stdout.splitlines()[-2:]
+    assert done.returncode == 0, f"exit code {done.returncode} after {last}: {done.stderr[-2000:]}"
+    grown = re.search(r"grew (\d+) MiB", done.stdout)
+    assert grown is not None and int(grown[1]) < 200, last
+
+
+# Whole states
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    return fresh_trainer()
+
+
+def changed(state: dict[str, Any], *way: Any, to: Any) -> dict[str, Any]:
+    """A copy of `state` in which one value is another; None as the new one's function removes it."""
+    state = copy.deepcopy(state)
+    inner = state
+    for step in way[:-1]:
+        inner = inner[step]
+    inner[way[-1]] = to(inner[way[-1]]) if callable(to) else to
+    return state
+
+
+def without(state: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != name}
+
+
+def loaded_parts(state: dict[str, Any]) -> dict[str, Any]:
+    """All but the settings, which a trainer has of its own."""
+    return without(without(state, "schedule"), "config")
+
+
+def assert_refused(trainer: Trainer, state: Any, match: str) -> None:
+    """In one line, and the trainer is as it was."""
+    before = trainer.state_dict()
+    with pytest.raises(ValueError, match=match) as caught:
+        trainer.load_state_dict(state)
+    assert "\n" not in str(caught.value)
+    assert_same(trainer.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [
+        ({}, r"lacks 'format_version', 'step', 'validated_at' and others: it was written by an older version"),
+        ([], r"state of a run must be a dict, got \[\]"),
+        (None, "state of a run must be a dict, got None"),
+        ({"weight": torch.ones(2)}, "lacks 'format_version'"),
+    ],
+)
+def test_what_is_no_state_is_refused(trainer, state, match):
+    assert_refused(trainer, state, match)
+
+
+@pytest.mark.parametrize("name", list(saved_state()))
+def test_a_state_without_one_of_its_parts_is_refused_by_its_name(trainer, name):
+    assert_refused(trainer, without(saved_state(), name), f"the state lacks '{name}': it was written by an older")
+
+
+def test_a_state_with_a_part_too_many_is_refused(trainer):
+    assert_refused(trainer, {**saved_state(), "extra": 1}, "has 'extra', which this version")
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "match"),
+    [
+        (("step",), -1, "step must be an integer of at least 0, got -1"),
+        (("step",), True, "step must be an integer"),
+        (("epoch",), 4, "epoch must be 0, as in its position, got 4"),
+        (("position", "batch"), 1, "batch must be 1, as in its position"),
+        (("validated_at",), 99, "validated_at must be at most its step, 3"),
+        (("best_loss",), math.nan, "best_loss must not be nan"),
+        (("scaler", "scale"), 0.0, "scaler has scale 0.0, not a positive number"),
+        (("scaler", "scale"), math.inf, "scaler has scale inf"),
+        (("scaler", "backoff_factor"), 2.0, "backoff_factor < 1 < growth_factor"),
+        (("scaler", "growth_interval"), 2**40, r"more than 2\*\*31 steps"),
+        (("early_stopping", "bad_values"), -3, "early_stopping bad_values must be an integer of at least 0"),
+        (("history", 0, "loss"), "low", r"history\[0\] loss must be a number, got 'low'"),
+        (("pending", 0, 0), torch.ones(2), r"pending\[0\] has \(2,\) float32 for its loss"),
+        (("pending", 0, 4), torch.tensor(500), "blames parameter 500"),
+        (("position", "loader"), {"x": torch.zeros(1).expand(2**40)}, "claims 4398046511104 bytes"),
+        (("versions", "torch"), 2, "versions must hold strings"),
+        (("config", "data"), None, "config has no section data"),
+        (("skipped_in_a_row",), 7, "skipped_in_a_row must be at most its skipped"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_refused_by_its_name(trainer, way, value, match):
+    assert_refused(trainer, changed(saved_state(), *way, to=value), match)
+
+
+def test_a_state_of_another_run_of_this_form_is_loaded_whole(trainer):
+    trainer = fresh_trainer()
+    trainer.load_state_dict(saved_state())
+    assert_same(loaded_parts(trainer.state_dict()), loaded_parts(saved_state()))
+
+
+def test_a_state_stays_as_it_is_while_training_goes_on_and_the_trainer_while_it_changes():
+    trainer = fresh_trainer()
+    trainer.load_state_dict(saved_state())
+    state = trainer.state_dict()
+    kept = copy.deepcopy(state)
+    trainer.train_epoch(small_batches(8))
+    assert_same(state, kept)
+    after = trainer.state_dict()
+    for tensor in (*state["model"].values(), *state["rng"].values()):
+        if isinstance(tensor, Tensor):
+            tensor.zero_()
+    state["history"].clear()
+    assert_same(trainer.state_dict(), after)
+
+
+def test_a_loaded_state_is_shared_with_no_one():
+    state = copy.deepcopy(saved_state())
+    trainer = fresh_trainer()
+    trainer.load_state_dict(state)
+    for tensor in (*state["model"].values(), *state["best_weights"].values()):
+        tensor.zero_()
+    for values in state["optimizer"]["state"].values():
+        values["exp_avg"].zero_()
+    state["history"][0]["loss"] = 0.0
+    assert_same(loaded_parts(trainer.state_dict()), loaded_parts(saved_state()))
+
+
+def test_saving_a_file_copies_no_weights(tmp_path, monkeypatch):
+    trainer = fresh_trainer()
+    seen: list[int] = []
+    monkeypatch.setattr(checkpoints, "_write", lambda file, state, serial: seen.append(pointer(state["model"])))
+    trainer.save_checkpoint(tmp_path / "a.pt")
+    assert seen == [pointer(trainer.model.state_dict())] != [pointer(trainer.state_dict()["model"])]
+
+
+def pointer(weights: dict[str, Tensor]) -> int:
+    return weights["norm.weight"].data_ptr()
+
+
+def test_a_loader_that_does_not_take_its_position_is_one_line():
+    class Loader:
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            state["another key"]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def __iter__(self) -> Any:
+            return iter(())
+
+    trainer = fresh_trainer()
+    trainer.position.load_state_dict({**trainer.position.state_dict(), "batch": 1, "loader": {"key": 1}})
+    with pytest.raises(ValueError, match="does not take the position that was saved: KeyError: 'another key'"):
+        next(iter(trainer.position.rest_of_epoch(Loader())))
+
+
+# Weights
+
+
+class Stubborn(nn.Linear):
+    """Takes its weights, and then fails."""
+
+    def get_extra_state(self) -> Any:
+        return {"count": getattr(self, "count", 0)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state["count"]
+        if self.count == 13:
+            raise RuntimeError("thirteen\nis too many")
+
+
+def test_weights_that_the_model_fails_to_take_half_way_leave_it_as_it_was():
+    model, other = (nn.Sequential(Stubborn(2, 2), nn.Linear(2, 2)) for _ in range(2))
+    weights = {**other.state_dict(), "0._extra_state": {"count": 13}}
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="weights: RuntimeError: thirteen is too many"):
+        load_weights(model, weights)
+    assert_same(dict(model.state_dict()), dict(before))
+
+
+@pytest.mark.parametrize("change", [lambda t: t.to("meta"), lambda t: t.to_sparse()])
+def test_weights_that_are_not_dense_are_refused(change):
+    weights = nn.Linear(2, 2).state_dict()
+    weights["weight"] = change(weights["weight"])
+    with pytest.raises(ValueError, match=r"weight is \(2, 2\) float32 that is not dense in the checkpoint"):
+        load_weights(nn.Linear(2, 2), weights)
+
+
+def test_weights_of_any_strides_are_taken():
+    weights = {"weight": torch.ones(1, 2).expand(2, 2), "bias": torch.arange(4.0)[::2]}
+    model = nn.Linear(2, 2)
+    load_weights(model, weights)
+    assert all(torch.equal(part, weights[name]) for name, part in model.state_dict().items())
+    assert model.weight.stride() == (2, 1)
+
+
+def test_two_weights_that_are_one_in_this_model_must_be_equal():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    weights = copy.deepcopy(model.state_dict())
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are one tensor in this model"):
+        load_weights(model, weights)
+
+
+# Optimizers
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda groups: torch.optim.Adam(groups, amsgrad=True),
+    "adamw": lambda groups: torch.optim.AdamW(groups),
+    "adamw fused": lambda groups: torch.optim.AdamW(groups, fused=True),
+    "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
+    "sgd without momentum": lambda groups: torch.optim.SGD(groups),
+    "sgd fused": lambda groups: torch.optim.SGD(groups, momentum=0.9, fused=True),
+    "adafactor": lambda groups: torch.optim.Adafactor(groups),
+    "rmsprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.5, centered=True),
+    "adagrad": lambda groups: torch.optim.Adagrad(groups),
+    "nadam": lambda groups: torch.optim.NAdam(groups),
+    "radam": lambda groups: torch.optim.RAdam(groups),
+    "adamax": lambda groups: torch.optim.Adamax(groups),
+    "adadelta": lambda groups: torch.optim.Adadelta(groups),
+    "asgd": lambda groups: torch.optim.ASGD(groups),
+    "rprop": lambda groups: torch.optim.Rprop(groups),
+    "muon": lambda groups: torch.optim.Muon(groups),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, vectors: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4, bias=vectors), nn.Linear(4, 3, bias=vectors)
+        self.third = nn.Linear(3, 4, bias=False)
+
+
+def trained(name: str, steps: int = 2, seed: int = 0) -> tuple[Net, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    net = Net(vectors=name != "muon")
+    parameters = list(net.parameters())
+    optimizer = OPTIMIZERS[name]([{"params": parameters[:2]}, {"params": parameters[2:]}])
+    step(net, optimizer, steps)
+    return net, optimizer
+
+
+def step(net: Net, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    draw = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        for parameter in net.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_goes_on_bit_for_bit(tmp_path, name):
+    net, optimizer = trained(name)
+    save_checkpoint(tmp_path / "a.pt", {"net": net.state_dict(), "optimizer": state_by_name(optimizer, net)})
+    state = load_checkpoint(tmp_path / "a.pt")
+    again, its = trained(name, steps=0, seed=1)
+    load_weights(again, state["net"])
+    check_state(state["optimizer"], its, again)
+    load_state(state["optimizer"], its, again)
+    assert_same(its.state_dict(), optimizer.state_dict())
+    for one, other in ((net, optimizer), (again, its)):
+        step(one, other, 2)
+    assert_same(dict(again.state_dict()), dict(net.state_dict()))
+    assert_same(its.state_dict(), optimizer.state_dict())
+
+
+BAD_TENSORS: dict[str, Callable[[Tensor], Any]] = {
+    "shape": lambda t: torch.zeros(*t.shape, 2, dtype=t.dtype),
+    "fewer": lambda t: torch.zeros(0, dtype=t.dtype),
+    "dtype": lambda t: t.double(),
+    "half": lambda t: t.half(),
+    "complex": lambda t: t.to(torch.complex64),
+    "meta": lambda t: t.to("meta"),
+    "sparse": lambda t: t.to_sparse(),
+    "NaN": lambda t: torch.full_like(t, math.nan),
+    "number": lambda t: 1.0,
+    "none": lambda t: None,
+    "list": lambda t: t.tolist(),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "sgd without momentum"])
+def test_no_optimizer_takes_a_tensor_that_it_would_not_make(name):
+    net, optimizer = trained(name)
+    saved = state_by_name(optimizer, net)
+    for parameter in list(saved["state"])[:2]:  # a matrix and a vector
+        values = saved["state"][parameter]
+        for key, value in values.items():
+            for kind, change in BAD_TENSORS.items():
+                bad = {**saved, "state": {**saved["state"], parameter: {**values, key: change(value)}}}
+                assert_state_refused(bad, optimizer, net, re.escape(f"state of {parameter} has "), f"{key} {kind}")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_optimizer_takes_a_state_of_another_form(name):
+    net, optimizer = trained(name)
+    saved = state_by_name(optimizer, net)
+    parameter, values = next(iter(saved["state"].items()))
+    others = {key: value for key, value in saved["state"].items() if key != parameter}
+    cases = {
+        "lacks the parameter": {**saved, "state": others},
+        "does not train": {**saved, "state": {**saved["state"], "ghost": {}}},
+        "was saved with the optimizer 'Other'": {**saved, "type": "Other"},
+        "has 1 optimizer groups": {**saved, "groups": saved["groups"][:1]},
+        "for 'new' in the checkpoint, nothing": {
+            **saved,
+            "state": {**others, parameter: {**values, "new": torch.zeros(())}},
+        },
+        "must be a dict with 'type'": [1],
+        "group 0 holds . of the parameters": {**saved, "groups": saved["groups"][::-1]},
+        "'lr_scale' 0.5, this run has absent": {
+            **saved,
+            "groups": [{**saved["groups"][0], "lr_scale": 0.5}, *saved["groups"][1:]],
+        },
+        "group 0 has lr nan": {**saved, "groups": [{**saved["groups"][0], "lr": math.nan}, *saved["groups"][1:]]},
+    }
+    for match, bad in cases.items():
+        assert_state_refused(bad, optimizer, net, match, match)
+
+
+def assert_state_refused(bad: Any, optimizer: torch.optim.Optimizer, net: Net, match: str, case: str) -> None:
+    try:
+        check_state(bad, optimizer, net)
+    except ValueError as error:
+        assert re.search(match, str(error)) and "\n" not in str(error), f"{case}: {error}"
+    else:
+        raise AssertionError(f"taken: {case}")
+
+
+def test_moments_follow_the_names_of_their_parameters_not_their_order():
+    net, optimizer = trained("adamw")
+    other = Net()
+    parameters = list(other.parameters())
+    its = torch.optim.AdamW([{"params": parameters[1::-1]}, {"params": parameters[:1:-1]}])
+    saved = state_by_name(optimizer, net)
+    check_state(saved, its, other)
+    load_state(saved, its, other)
+    for name, parameter in other.named_parameters():
+        assert_same(its.state[parameter], saved["state"][name])
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight_decay", 0.5), ("betas", (0.9, 0.9)), ("maximize", True)])
+def test_another_hyper_parameter_is_refused_with_both_values(key, value):
+    net, optimizer = trained("adamw")
+    saved = copy.deepcopy(state_by_name(optimizer, net))
+    saved["groups"][1][key] = value
+    mine = re.escape(repr(optimizer.param_groups[1][key]))
+    pattern = f"group 1 was saved with '{key}' {re.escape(repr(value))}, this run has {mine}$"
+    assert_state_refused(saved, optimizer, net, pattern, key)
+
+
+def test_another_implementation_and_another_rate_are_taken():
+    net, optimizer = trained("adamw fused")
+    other, its = trained("adamw", steps=0)
+    optimizer.param_groups[0]["lr"] = 0.25
+    saved = state_by_name(optimizer, net)
+    check_state(saved, its, other)
+    load_state(saved, its, other)
+    assert its.param_groups[0]["lr"] == 0.25 and its.param_groups[0]["fused"] is None
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda t: t.reshape(-1)[:1].expand(t.shape),
+        lambda t: t.t().contiguous().t() if t.ndim == 2 else torch.stack([t, t], dim=-1)[..., 0],
+        lambda t: nn.Parameter(t),
+    ],
+)
+def test_moments_of_any_layout_get_memory_of_their_own(layout):
+    net, optimizer = trained("adamw fused")
+    saved = state_by_name(optimizer, net)
+    saved["state"] = {
+        name: {key: layout(value) if value.ndim else value for key, value in values.items()}
+        for name, values in saved["state"].items()
+    }
+    other, its = trained("adamw fused", steps=0)
+    check_state(saved, its, other)
+    load_state(saved, its, other)
+    for name, parameter in other.named_parameters():
+        for key, value in its.state[parameter].items():
+            assert torch.equal(value, saved["state"][name][key]) and not value.requires_grad
+            assert value.stride() == (parameter.stride() if value.ndim else ())
+    step(other, its, 1)
+
+
+def test_a_parameter_that_only_the_optimizer_knows_has_a_name_too():
+    net = Net()
+    own = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([{"params": list(net.parameters())}, {"params": [own]}], momentum=0.9)
+    own.grad = torch.ones(2)
+    optimizer.step()
+    saved = copy.deepcopy(state_by_name(optimizer, net))
+    assert saved["groups"][1]["params"] == ["group 1, parameter 0"]
+    check_state(saved, optimizer, net)
+    load_state(saved, optimizer, net)
+    assert torch.equal(optimizer.state[own]["momentum_buffer"], torch.ones(2))
+
+
+class Factored(torch.optim.Optimizer):
+    """Not torch's: keeps a row of each matrix, and would do harm in a trial step."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                assert not parameter.is_meta, "a foreign step was tried"
+                self.state[parameter] = {"row": parameter.detach().sum(-1), "count": 1}
+
+
+def test_an_optimizer_of_others_is_never_tried_and_takes_what_goes_with_its_parameters():
+    net = Net()
+    optimizer = Factored(net.parameters(), {"lr": 0.1})
+    optimizer.step()
+    saved = state_by_name(optimizer, net)
+    check_state(saved, optimizer, net)
+    load_state(copy.deepcopy(saved), optimizer, net)
+    assert_same(state_by_name(optimizer, net), saved)
+    bad = {**saved, "state": {**saved["state"], "first.weight": {"row": torch.zeros(5)}}}
+    assert_state_refused(bad, optimizer, net, r"\(5,\) float32 for 'row', which does not go with \(4, 3\)", "row")
+
+
+# Random states
+
+
+def twisted(left: int, following: int) -> Tensor:
+    state = bytearray(torch.get_rng_state().numpy().tobytes())
+    state[8:12], state[16:24] = left.to_bytes(4, sys.byteorder), following.to_bytes(8, sys.byteorder)
+    return torch.frombuffer(state, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "match"),
+    [
+        (("numpy", "position"), 625, r"NumPy has the position 625, not one in \[0, 624\]"),
+        (("numpy", "position"), -1, "NumPy has the position -1"),
+        (("numpy", "has_gauss"), 2, "has_gauss 2"),
+        (("numpy", "words"), lambda words: words * 0, "no word but 0"),
+        (("numpy", "words"), lambda words: words - 2**33, "word outside"),
+        (("python", "version"), 2, "Python has version 2, not 3"),
+        (("python", "words"), lambda words: words[:-1], "must have 625 words"),
+        (("python", "words"), lambda words: torch.cat([words[:-1], torch.tensor([625])]), "Python is not one"),
+        (("python", "gauss"), math.nan, "Gaussian nan"),
+        (("python", "gauss"), {"a": torch.ones(90)}, "Gaussian a dict,"),
+        (("python", "version"), torch.ones(2), "version a Tensor,"),
+        (("torch",), lambda state: state[:-1], "torch is not one"),
+        (("torch",), lambda state: state.float(), "tensor of bytes"),
+        (("torch",), lambda state: torch.zeros(1, dtype=torch.uint8).expand(2**40), "tensor of bytes"),
+        (("torch",), lambda state: twisted(624, 624), "torch has 624 words left from word 624 on"),
+        (("cuda",), 3, "CUDA must be a list"),
+        (("cuda",), [torch.ones(3)], "CUDA device 0 must be a tensor of bytes"),
+    ],
+)
+def test_a_random_state_that_is_none_is_refused_before_any_generator_is_set(way, value, match):
+    before = rng_state()
+    bad = changed(before, *way, to=value)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    untouched = rng_state()
+    with pytest.raises(ValueError, match=match):
+        set_rng_state(bad)
+    assert_same(rng_state(), untouched)
+
+
+# Plain data
+
+
+class Level(enum.IntEnum):
+    LOW = 3
+
+
+class Colour(str, enum.Enum):  # noqa: UP042  # the older way, which NumPy's users meet
+    RED = "red"
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.float64(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+        (np.array(2.5), 2.5),
+        (Level.LOW, 3),
+        (Colour.RED, "red"),
+        (Pair(1, np.float64(2)), (1, 2.0)),
+        (OrderedDict(a=np.int8(1)), {"a": 1}),
+        ({np.int64(7): [np.float16(1)]}, {7: [1.0]}),
+        (torch.Size([2, 3]), (2, 3)),
+    ],
+)
+def test_numbers_and_containers_of_other_libraries_become_plain(tmp_path, value, plain):
+    def types(value: Any) -> Any:
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        return type(value), [types(item) for item in inside]
+
+    assert as_plain(value) == plain and types(as_plain(value)) == types(plain)
+    save_checkpoint(tmp_path / "a.pt", {"x": value})
+    assert load_checkpoint(tmp_path / "a.pt") == {"x": plain}
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ({"a": [1, {2}]}, r"^state\['a'\]\[1\] is a builtins\.set; a checkpoint holds"),
+        ({"a": np.zeros(2)}, r"^state\['a'\] is a numpy\.ndarray"),
+        ({"a": 1j}, "is a builtins.complex"),
+        ({"a": b"x"}, "is a builtins.bytes"),
+        ({"a": np.datetime64("2020")}, "is a numpy.datetime64"),
+        ({(1, 2): 3}, "has a tuple as a key"),
+        ({"a": {b"k": 3}}, r"^state\['a'\]'s key b'k' is a builtins\.bytes"),
+        ({"a": torch.eye(2).to_sparse()}, "is a sparse, quantised, nested"),
+        ({"a": torch.ones(2, device="meta")}, "is a sparse, quantised, nested"),
+        ({"a": nested(101)}, "lies more than 100 dicts and lists deep"),
+        ({"a": 2**3000}, "is an integer of 3001 bits"),
+    ],
+)
+def test_what_has_no_plain_form_is_refused_by_its_place(value, match):
+    with pytest.raises(ValueError, match=match) as caught:
+        as_plain(value)
+    assert "\n" not in str(caught.value)
+
+
+def test_as_plain_copies_no_tensor_and_shares_no_list():
+    state = {"w": torch.ones(2), "p": nn.Parameter(torch.ones(2)), "l": [1]}
+    plain = as_plain(state)
+    assert plain["w"] is state["w"] and plain["p"].data_ptr() == state["p"].data_ptr()
+    assert not plain["p"].requires_grad and plain["l"] is not state["l"]
+
+
+# Files that torch would read
+
+
+def pickled_as(tmp_path: Path, data: bytes) -> Path:
+    """A checkpoint with a tensor of four numbers and another pickle."""
+    written = io.BytesIO()
+    torch.save({"a": torch.ones(4)}, written)
+    path, rebuilt = tmp_path / "a.pt", io.BytesIO()
+    with zipfile.ZipFile(written) as source, zipfile.ZipFile(rebuilt, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, data if name.endswith("data.pkl") else source.read(name))
+    path.write_bytes(seal_anew(rebuilt.getvalue()))
+    return path
+
+
+def seal_anew(content: bytes) -> bytes:
+    prefix = f"course_lm checkpoint {checkpoints.FORMAT_VERSION} serial 1 sha256 ".encode()
+    start = content[:-2] + (len(prefix) + 64).to_bytes(2, "little") + prefix
+    return start + hashlib.sha256(start).hexdigest().encode()
+
+
+STORAGE = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK%ctQ"
+TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n(" + STORAGE + b"K%cK%c\x85K%c\x85\x89ccollections\nOrderedDict\n)RtR"
+
+
+# [], then a list that holds it twice, then one that holds that twice, ...: the last has 2 ** 60 parts
+DOUBLED = b"(]q\x00" + b"".join(b"](h%ch%ceq%c" % (n, n, n + 1) for n in range(60)) + b"t"
+
+
+def with_value(code: bytes) -> bytes:
+    return b"\x80\x02}X\x01\x00\x00\x00a" + code + b"s."
+
+
+def test_the_pickle_that_the_next_tests_change_is_a_right_one(tmp_path):
+    path = pickled_as(tmp_path, with_value(TENSOR % (4, 0, 4, 1)))
+    assert torch.equal(load_checkpoint(path)["a"], torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (with_value(TENSOR % (200, 0, 200, 1)), "record 'data/0' has 16 bytes, not those of its tensor"),
+        (with_value(TENSOR % (4, 0, 5, 1)), "reaches past the end of its record"),
+        (with_value(TENSOR % (4, 3, 2, 1)), "reaches past the end of its record"),
+        (with_value(TENSOR % (4, 0, 3, 2)), "reaches past the end of its record"),
+        (with_value(b"cos\nsystem\nX\x04\x00\x00\x00true\x85R"), "could run code: its pickle names os.system"),
+        (
+            with_value(b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R"),
+            "could run code: its pickle names builtins.bytearr",
+        ),
+        (
+            with_value(b"ctorch.storage\nUntypedStorage\nJ\xff\xff\xff\x7f\x85R"),
+            "its pickle calls what makes no tensor",
+        ),
+        (with_value(b"ccollections\nOrderedDict\n]\x85R"), "its pickle calls what makes no tensor"),
+        (with_value(b"ctorch\nFloatStorage\n"), "its pickle keeps a bare type"),
+        (with_value(b")" + b"\x85" * 20_000), "lies more than 100"),
+        (with_value(b"]" * 20_000 + b"a" * 19_999), "lies more than 100"),
+        (b"\x80\x02})" + b"\x85" * 20_000 + b"K\x01s.", "has a key that is no plain value"),
+        (
+            with_value(DOUBLED),
+            "far larger than its file",
+        ),
+        (with_value(b"]q\x00h\x00a"), "lies more than 100|far larger"),
+        (with_value(b"\x8c\x01a"), "could run code: its pickle has the instruction SHORT_BINUNICODE"),
+        (b"\x80\x02}", "nothing that can be loaded"),
+        (b"\x80\x02.", "nothing that can be loaded"),
+        (b"\x80\x02ttt.", "its pickle is not well-formed"),
+    ],
+)
+def test_a_pickle_that_torch_save_would_not_write_is_refused_in_one_line(tmp_path, data, match):
+    with pytest.raises(CheckpointError, match=match) as caught:
+        load_checkpoint(pickled_as(tmp_path, data))
+    assert "\n" not in str(caught.value)
+
+
+def rezipped(tmp_path: Path, change: Callable[[zipfile.ZipFile, dict[str, bytes]], None]) -> Path:
+    written, rebuilt = io.BytesIO(), io.BytesIO()
+    torch.save({"a": torch.zeros(100_000)}, written)
+    with zipfile.ZipFile(written) as source, zipfile.ZipFile(rebuilt, "w") as target:
+        change(target, {name: source.read(name) for name in source.namelist()})
+    path = tmp_path / "a.pt"
+    path.write_bytes(seal_anew(rebuilt.getvalue()))
+    return path
+
+
+def compress(target: zipfile.ZipFile, records: dict[str, bytes]) -> None:
+    for name, content in records.items():
+        target.writestr(name, content, compress_type=zipfile.ZIP_DEFLATED)
+
+
+def repeat(target: zipfile.ZipFile, records: dict[str, bytes]) -> None:
+    for name, content in [*records.items(), ("archive/DATA.pkl", records["archive/data.pkl"])]:
+        target.writestr(name, content)
+
+
+def scatter(target: zipfile.ZipFile, records: dict[str, bytes]) -> None:
+    for name, content in [*records.items(), ("other/data.pkl", records["archive/data.pkl"])]:
+        target.writestr(name, content)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (compress, "is compressed; torch compresses none"),
+        (repeat, "is there twice"),
+        (scatter, "its records lie in two folders"),
+        (lambda target, records: target.writestr("archive/version", b"3"), "has no record 'data.pkl'"),
+    ],
+)
+def test_a_zip_file_that_torch_would_not_write_is_refused(tmp_path, change, match):
+    with pytest.raises(CheckpointError, match=match):
+        load_checkpoint(rezipped(tmp_path, change))
+
+
+def test_records_that_lie_over_each_other_are_refused(tmp_path):
+    """A file of a few kilobytes could so hold any number of tensors, each of the same bytes."""
+    save_checkpoint(tmp_path / "a.pt", {"a": torch.zeros(1000), "b": torch.zeros(1000)})
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    first, second = (content.rfind(f"archive/data/{key}".encode()) - 46 for key in (0, 1))
+    content[second + 42 : second + 46] = content[first + 42 : first + 46]
+    (tmp_path / "a.pt").write_bytes(seal(bytes(content)))
+    with pytest.raises(CheckpointError, match="overlaps another"):
+        load_checkpoint(tmp_path / "a.pt")
+
+
+if __name__ == "__main__":
+    import resource
+
+    first, count, where = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    saved_state()
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print("taken", run_cases(range(first, first + count), where))
+    print("grew", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) // 1024, "MiB")

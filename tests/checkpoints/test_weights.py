@@ -1,0 +1,249 @@
+"""Claims about weights alone: any program can read them, tied ones are tied again, and a difference is named."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from course_lm.checkpoints import describe_difference, export_weights
+from course_lm.model import GPT, ModelConfig
+from tests.full_disk import small_disk
+
+VOCABULARY, LENGTH = 31, 8
+
+
+def gpt(n_layer: int = 2, d_model: int = 8, vocabulary: int = VOCABULARY, seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
+    return GPT(ModelConfig(n_layer=n_layer, n_head=2, d_model=d_model), vocabulary, LENGTH)
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """Hugging Face's GPT-2, whose head and embedding are one tensor under two names."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=1
+    )
+    return GPT2LMHeadModel(config)
+
+
+def assert_equal(mine: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert list(mine) == list(other)
+    torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+# A file for others
+
+
+def test_the_weights_are_read_back_by_the_library_alone(tmp_path):
+    weights = gpt().state_dict()
+    export_weights(tmp_path / "model.safetensors", weights)
+    read = load_file(tmp_path / "model.safetensors")
+    assert_equal({name: read[name] for name in weights}, dict(weights))
+    assert read.keys() == weights.keys()
+
+
+def test_a_fresh_model_with_the_exported_weights_gives_the_same_logits(tmp_path):
+    export_weights(tmp_path / "model.safetensors", gpt(seed=1).state_dict())
+    fresh = gpt(seed=2)
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    ids = torch.arange(LENGTH)[None]
+    assert torch.equal(fresh.eval()(ids), gpt(seed=1).eval()(ids))
+
+
+def test_the_file_is_read_without_this_package_and_without_torch(tmp_path):
+    export_weights(tmp_path / "model.safetensors", {"weight": torch.arange(6.0).reshape(2, 3)}, {"step": "7"})
+    code = (
+        "import sys\nfrom safetensors.numpy import load_file\n"
+        f"print(load_file({str(tmp_path / 'model.safetensors')!r})['weight'].tolist(), 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]] False", result.stderr
+
+
+def test_the_file_is_a_length_a_json_header_and_raw_numbers(tmp_path):
+    export_weights(tmp_path / "model.safetensors", {"weight": torch.tensor([1.0, 2.0])}, {"step": "7"})
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    assert header == {
+        "__metadata__": {"format": "pt", "step": "7"},
+        "weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+    }
+    assert struct.unpack("<2f", content[8 + length :]) == (1.0, 2.0)
+
+
+tensors = st.builds(
+    lambda shape, dtype: torch.randn(shape).to(dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(
+        [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+    ),
+)
+
+
+@settings(max_examples=60)
+@given(weights=st.dictionaries(st.text("abc.", min_size=1, max_size=4), tensors, max_size=5))
+def test_any_tensors_survive_a_round_trip(tmp_path_factory, weights):
+    path = tmp_path_factory.mktemp("any") / "model.safetensors"
+    export_weights(path, weights)
+    read = load_file(path)
+    assert_equal({name: read[name] for name in weights}, weights)
+    assert read.keys() == weights.keys()
+
+
+def test_views_of_one_tensor_are_stored_apart(tmp_path):
+    whole = torch.arange(12.0).reshape(3, 4)
+    weights = {"whole": whole, "row": whole[1], "column": whole[:, 2], "turned": whole.T}
+    export_weights(tmp_path / "model.safetensors", weights)
+    read = load_file(tmp_path / "model.safetensors")
+    assert_equal({name: read[name] for name in weights}, weights)
+
+
+def test_exporting_leaves_the_model_as_it_was(tmp_path):
+    model = gpt2()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    export_weights(tmp_path / "model.safetensors", model.state_dict())
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert_equal(dict(model.state_dict()), before)
+
+
+# Tied weights
+
+
+def test_a_tied_weight_is_stored_once_and_the_metadata_says_where(tmp_path):
+    export_weights(tmp_path / "model.safetensors", gpt2().state_dict())
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert set(gpt2().state_dict()) - set(file.keys()) == {"lm_head.weight"}
+        assert file.metadata() == {"format": "pt", "lm_head.weight": "transformer.wte.weight"}
+
+
+def test_the_librarys_load_model_ties_the_weights_again(tmp_path):
+    model, fresh = gpt2(), gpt2()
+    nn.init.zeros_(fresh.lm_head.weight)
+    export_weights(tmp_path / "model.safetensors", model.state_dict())
+    load_model(fresh, tmp_path / "model.safetensors", strict=True)
+    assert fresh.lm_head.weight is fresh.transformer.wte.weight
+    assert_equal(dict(fresh.state_dict()), dict(model.state_dict()))
+
+
+def test_transformers_loads_an_exported_model_of_its_own(tmp_path):
+    model = gpt2()
+    model.config.save_pretrained(tmp_path)
+    export_weights(tmp_path / "model.safetensors", model.state_dict())
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert_equal(dict(loaded.state_dict()), dict(model.state_dict()))
+
+
+# Refusals
+
+
+def test_metadata_that_is_not_text_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="metadata must hold strings, got 7 for 'step'"):
+        export_weights(tmp_path / "model.safetensors", {}, {"step": 7})  # type: ignore[dict-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_are_no_tensor_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="weights must hold tensors, got float for 'scale'"):
+        export_weights(tmp_path / "model.safetensors", {"scale": 1.0})  # type: ignore[dict-item]
+
+
+def test_a_failed_export_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    export_weights(path, {"weight": torch.ones(3)})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"cannot write .*model\.safetensors: No space left on device"):
+        export_weights(path, {"weight": torch.zeros(3)})
+    assert_equal(load_file(path), {"weight": torch.ones(3)})
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path):
+    with small_disk(tmp_path / "disk", megabytes=1) as folder:
+        path = folder / "model.safetensors"
+        export_weights(path, {"weight": torch.ones(100_000)})
+        with pytest.raises(OSError, match=r"cannot write .*model\.safetensors: No space left on device"):
+            export_weights(path, {"weight": torch.zeros(200_000)})
+        assert_equal(load_file(path), {"weight": torch.ones(100_000)})
+        assert [entry.name for entry in folder.iterdir()] == [path.name]
+
+
+def test_a_missing_folder_is_one_clear_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*none/model\.safetensors"):
+        export_weights(tmp_path / "none" / "model.safetensors", {})
+
+
+# What differs
+
+
+def difference(saved: nn.Module, mine: nn.Module) -> str | None:
+    return describe_difference(saved.state_dict(), mine.state_dict())
+
+
+def test_equal_architectures_do_not_differ():
+    assert difference(gpt(seed=1), gpt(seed=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("saved", "mine", "message"),
+    [
+        (
+            {"vocabulary": 40},
+            {},
+            "token_embedding.weight is (40, 8) float32 in the checkpoint and (31, 8) float32 in this model",
+        ),
+        (
+            {"d_model": 4},
+            {},
+            "token_embedding.weight is (31, 4) float32 in the checkpoint and (31, 8) float32 in this model",
+        ),
+        ({"n_layer": 1}, {}, "the checkpoint has no blocks.1.attention_norm.weight and 11 more"),
+        ({}, {"n_layer": 1}, "this model has no blocks.1.attention_norm.weight and 11 more"),
+    ],
+)
+def test_what_differs_is_named_in_one_line(saved: dict[str, int], mine: dict[str, int], message: str):
+    assert difference(gpt(**saved), gpt(**mine)) == message
+
+
+def test_another_number_type_is_a_difference():
+    said = difference(gpt(), gpt().to(torch.float64))
+    assert said == "token_embedding.weight is (31, 8) float32 in the checkpoint and (31, 8) float64 in this model"
+
+
+def test_a_model_of_another_kind_is_told_by_both_sides():
+    said = difference(gpt2(), gpt())
+    assert said is not None and "\n" not in said
+    assert "the checkpoint has no token_embedding.weight and 27 more" in said
+    assert "this model has no transformer.wte.weight and" in said
+
+
+class Counting(nn.Module):
+    """A module whose state holds something other than tensors."""
+
+    def get_extra_state(self) -> Any:
+        return {"count": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_state_that_is_no_tensor_is_compared_by_its_type():
+    assert difference(Counting(), Counting()) is None
+    assert describe_difference({"x": 1.0}, {"x": torch.ones(2)}) == (
+        "x is a float in the checkpoint and (2,) float32 in this model"
+    )

@@ -1,0 +1,458 @@
+"""Claims about the command line: what it prints, and the code it ends with."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from course_lm.checkpoints import load_checkpoint
+from course_lm.cli import main
+
+SMALL = [
+    "--experiment_name=toy",
+    "--data.vocab_size=270",
+    "--data.max_length=16",
+    "--data.val_fraction=0.3",
+    "--model.n_layer=1",
+    "--model.n_head=2",
+    "--model.d_model=16",
+    "--training.batch_size=4",
+    "--training.precision=fp32",
+    "--training.device=cpu",
+]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A text of sixty short paragraphs."""
+    draw = random.Random(0)
+    words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(" ".join(draw.choices(words, k=9)) for _ in range(60)), encoding="utf-8")
+    return path
+
+
+def train(text: Path, *arguments: str, output: str = "runs") -> list[str]:
+    """The arguments of a small run on `text`."""
+    return ["train", *SMALL, f"--data.corpus={text}", f"--training.output_dir={text.parent / output}", *arguments]
+
+
+MACHINE = {"tokens_per_second", "peak_memory_bytes"}
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in MACHINE} for line in lines]
+
+
+def assert_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *parts: str) -> None:
+    """Exit code 2, and one line on standard error that holds every part."""
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith("course-lm: error: "), line
+    for part in parts:
+        assert part in line, line
+
+
+# A run from the command line
+
+
+def test_training_ends_with_a_table_and_a_sample(text, capsys):
+    assert main(train(text, "--training.max_steps=3")) == 0
+    printed = capsys.readouterr().out
+    rows = ["optimizer steps", "validation loss", "accuracy", "tokens per second", "seconds", "bits per byte"]
+    for row in [*rows, "xz -9e alone", "xz -9e after the training text"]:
+        assert row in printed, printed
+    table, sample = printed.split("\n\n", 1)
+    assert "xz -9e after" in table and sample.strip()
+
+
+def test_training_shows_its_progress(text, capsys):
+    main(train(text, "--training.max_steps=2", "--training.logging_steps=1"))
+    progress = capsys.readouterr().err
+    for part in ("2/2 steps", "loss ", "lr ", "norm ", " tok/s"):
+        assert part in progress
+
+
+def test_a_run_leaves_its_checkpoints_settings_metrics_and_tokenizer(text):
+    main(train(text, "--training.max_steps=2"))
+    names = {path.name for path in (text.parent / "runs" / "toy").iterdir()}
+    assert names >= {"checkpoint_last.pt", "checkpoint_best.pt", "config.yaml", "metrics.jsonl", "tokenizer.json"}
+
+
+def test_the_saved_configuration_repeats_the_run(text):
+    main(train(text, "--training.max_steps=4", "--training.logging_steps=1"))
+    first = text.parent / "runs" / "toy"
+    assert main(["train", f"--config={first / 'config.yaml'}", f"--training.output_dir={text.parent / 'again'}"]) == 0
+    assert metrics(text.parent / "again" / "toy") == metrics(first)
+
+
+def test_a_run_with_a_curriculum_says_what_it_admits_and_is_repeated(text, capsys):
+    settings = ("schedule=root", "num_epochs=2", "warmup_epochs=0", "settings={length: {max_length: 40}}")
+    arguments = [f"--curriculum.{setting}" for setting in ("enabled=true", "threshold_on=quantile", *settings)]
+    main(train(text, "--training.num_epochs=3", *arguments))
+    assert "curriculum: combined difficulty, root schedule; the first epoch admits" in capsys.readouterr().out
+    first = text.parent / "runs" / "toy"
+    epochs = [record for record in metrics(first) if record["event"] == "epoch"]
+    assert [round(record["threshold"], 3) for record in epochs] == [0.2, 0.721, 1.0]
+    assert epochs[0]["examples"] < epochs[-1]["examples"]
+    assert main(["train", f"--config={first / 'config.yaml'}", f"--training.output_dir={text.parent / 'again'}"]) == 0
+    assert metrics(text.parent / "again" / "toy") == metrics(first)
+
+
+def test_a_configuration_file_is_read_and_overridden(text):
+    settings = text.parent / "settings.yaml"
+    settings.write_text("training: {max_steps: 3, seed: 5}\n")
+    assert main(train(text, "--config", str(settings), "--training.max_steps=2")) == 0
+    folder = text.parent / "runs" / "toy"
+    assert metrics(folder)[-1]["step"] == 2
+    assert "seed: 5" in (folder / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("restore_best", ["true", "false"])
+def test_the_exported_weights_are_the_best_validated_ones_and_the_table_is_theirs(text, capsys, restore_best):
+    """A run that gets worse: a rate far too high after the warm-up."""
+    rate = ("--optimizer.learning_rate=3.0", "--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0")
+    steps = ("--training.max_steps=6", "--training.eval_steps=1", f"--training.restore_best={restore_best}")
+    assert main(train(text, *rate, *steps)) == 0
+    folder = text.parent / "runs" / "toy"
+    losses = {record["step"]: record["val_loss"] for record in metrics(folder) if record["event"] == "validation"}
+    best = min(losses, key=losses.__getitem__)
+    assert best != 6, "the run must get worse for this test to tell anything"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"lowest validation loss after step {best} validation loss, nats per token {losses[best]:.4f}" in printed
+    exported = safetensors.torch.load_file(folder / "model.safetensors")
+    kept = load_checkpoint(folder / "checkpoint_best.pt")["model"]
+    torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
+
+
+def test_a_second_call_finds_the_run_finished(text, capsys):
+    main(train(text, "--training.max_steps=2"))
+    capsys.readouterr()
+    assert main(train(text, "--training.max_steps=2")) == 0
+    assert "resumed" in capsys.readouterr().out
+
+
+def interrupt(arguments: list[str], number: int, metrics_file: Path) -> tuple[int, str, str]:
+    """Start the command, send it a signal after its second record, and return code, output and errors."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", "import sys; from course_lm.cli import main; sys.exit(main())", *arguments]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (metrics_file.exists() and metrics_file.read_text().count("\n") >= 2):
+            assert time.monotonic() < deadline and process.poll() is None, "the run did not get to its second step"
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+@pytest.mark.long
+def test_a_second_terminal_is_refused_in_one_line_and_the_first_run_is_whole(text):
+    arguments = train(text, "--training.max_steps=100000", "--training.logging_steps=1", "--training.save_steps=1")
+    folder = text.parent / "runs" / "toy"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "import sys; from course_lm.cli import main; sys.exit(main())", *arguments]
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "checkpoint_step_2.pt").exists():
+            assert time.monotonic() < deadline and first.poll() is None, "the first run did not get to its second step"
+            time.sleep(0.02)
+        for resume in ("auto", "never"):
+            again = [*command, f"--training.resume={resume}"]
+            second = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=60)
+            (line,) = second.stderr.splitlines()
+            assert (second.returncode, second.stdout) == (2, "")
+            assert line.startswith(f"course-lm: error: another process is training in {folder}")
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        first.kill()
+    steps = [record["step"] for record in metrics(folder) if not record.get("partial")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.long
+def test_an_interrupted_run_goes_on_at_the_second_call(text, capsys, number, code):
+    rate = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0"]  # a run that may be made shorter
+    long = [
+        "--training.max_steps=100000",
+        "--training.logging_steps=1",
+        "--training.gradient_accumulation_steps=1",
+        *rate,
+    ]
+    folder = text.parent / "runs" / "toy"
+    got, out, err = interrupt(train(text, *long), number, folder / "metrics.jsonl")
+    assert got == code, err
+    assert f"stopped by {signal.Signals(number).name} after step" in out
+    assert "Traceback" not in err
+    reached = metrics(folder)[-1]["step"]
+    assert main(train(text, f"--training.max_steps={reached + 2}", *long[1:])) == 0
+    assert "resumed" in capsys.readouterr().out
+    steps = [record["step"] for record in metrics(folder) if record["event"] == "train"]
+    assert steps == list(range(1, reached + 3))
+
+
+def test_ctrl_c_before_the_first_step_ends_in_one_line(text, capsys, monkeypatch):
+    def press(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("course_lm.cli.text_run.load_corpus", press)
+    try:
+        code = main(train(text))
+    except KeyboardInterrupt:
+        pytest.fail("the command ended in a traceback")
+    assert code == 130
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# A range test from the command line
+
+
+def find_lr(text: Path, *arguments: str) -> list[str]:
+    """The arguments of a small range test on `text`; its picture goes beside the text."""
+    sweep = ["--start_lr=1e-4", "--end_lr=1", "--num_iter=20", f"--png={text.parent / 'picture.png'}"]
+    return ["find-lr", *train(text)[1:], *sweep, *arguments]
+
+
+def test_a_range_test_ends_with_a_table_a_picture_and_the_option_to_copy(text, capsys):
+    assert main(find_lr(text, "--training.gradient_accumulation_steps=2")) == 0
+    printed = capsys.readouterr()
+    rows = [
+        "suggested learning rate",
+        "range in which the loss falls",
+        "steps taken",
+        "20 of 20",
+        "adamw",
+        "fp32 on cpu",
+    ]
+    for row in [*rows, "the loss falls steepest at", str(text.parent / "picture.png")]:
+        assert row in printed.out, printed.out
+    (option,) = re.findall(r"to train with it: (--optimizer.learning_rate \S+)$", printed.out, re.MULTILINE)
+    assert (text.parent / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "20/20" in printed.err
+    assert main(train(text, "--training.max_steps=1", *option.split())) == 0
+
+
+def test_a_range_test_leaves_nothing_but_its_picture(text):
+    assert main(find_lr(text)) == 0
+    assert {path.name for path in text.parent.iterdir()} == {"text.txt", "picture.png"}
+
+
+def test_the_picture_goes_to_the_current_folder_by_default(text, monkeypatch, tmp_path_factory):
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
+    assert main([argument for argument in find_lr(text) if not argument.startswith("--png")]) == 0
+    assert [path.name for path in here.iterdir()] == ["lr_finder.png"]
+
+
+def test_a_range_test_reads_the_same_configuration_file_as_a_run(text, capsys):
+    settings = text.parent / "settings.yaml"
+    settings.write_text("optimizer: {type: sgd}\n")
+    assert main(find_lr(text, "--config", str(settings))) == 0
+    assert re.search(r"optimizer +sgd", capsys.readouterr().out)
+
+
+def test_a_range_test_without_a_usable_slope_says_so_and_suggests_nothing(text, capsys):
+    assert main(find_lr(text, "--end_lr=1.1e-4")) == 0
+    printed = capsys.readouterr().out
+    assert "no usable slope: the loss falls by" in printed
+    assert re.search(r"suggested learning rate +-\n", printed) and "--optimizer.learning_rate" not in printed
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--start_lr=0", ["start_lr", "positive", "got 0"]),
+        ("--end_lr=1e-5", ["end_lr", "above start_lr (0.0001)", "got 1e-05"]),
+        ("--num_iter=1", ["num_iter", "at least 2", "got 1"]),
+        ("--num_iter=few", ["num_iter", "int", "few"]),
+        ("--start_lr", ["start_lr"]),
+        ("--training.batch_size=0", ["training.batch_size", "at least 1", "got 0"]),
+        ("--optimizer.type=lion", ["optimizer.type", "adamw", "lion"]),
+        ("--training.learning_rate=1", ["training.learning_rate"]),
+        ("--config=nowhere.yaml", ["nowhere.yaml", "python-docs"]),
+        ("--data.corpus=storys", ["'storys'", "stories", "python-docs"]),
+        ("--png=nowhere/picture.png", ["nowhere", "picture.png"]),
+        ("stray", ["stray"]),
+    ],
+)
+def test_a_bad_argument_of_a_range_test_is_refused(capsys, text, argument, parts):
+    assert_refused(capsys, find_lr(text, argument), *parts)
+    assert not (text.parent / "picture.png").exists()
+
+
+def test_a_picture_that_cannot_be_written_is_refused(capsys, text):
+    (text.parent / "picture.png").mkdir()
+    assert_refused(capsys, find_lr(text), "picture.png", "it is a folder")
+
+
+@pytest.mark.long
+def test_ctrl_c_in_a_range_test_ends_in_one_line(text, capsys, monkeypatch):
+    def press(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("course_lm.lr_finder.range_test.clip_gradients", press)
+    assert main(find_lr(text)) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "course-lm: interrupted"
+    assert not (text.parent / "picture.png").exists()
+
+
+# Bad input
+
+
+def test_an_unknown_corpus_is_refused(capsys):
+    assert_refused(capsys, ["train", "--data.corpus=storys"], "'storys'", "stories", "python-docs")
+
+
+def test_a_missing_text_is_refused(capsys, tmp_path):
+    assert_refused(capsys, ["train", f"--data.corpus={tmp_path / 'no.txt'}"], str(tmp_path / "no.txt"))
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\n"])
+def test_an_empty_file_is_refused(capsys, tmp_path, content):
+    path = tmp_path / "empty.txt"
+    path.write_text(content)
+    assert_refused(capsys, ["train", f"--data.corpus={path}"], str(path), "empty")
+
+
+def test_text_that_is_not_utf8_is_refused(capsys, tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"good text\n\ncaf\xe9\n")
+    assert_refused(capsys, ["train", f"--data.corpus={path}"], str(path), "0xe9", "offset 14")
+
+
+def test_a_text_too_short_to_split_is_refused(capsys, tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("one paragraph")
+    assert_refused(capsys, ["train", f"--data.corpus={path}"], "split", "val_fraction")
+
+
+def test_a_vocabulary_larger_than_the_text_supports_is_refused(capsys, text):
+    assert_refused(capsys, train(text, "--data.vocab_size=50000"), "vocab_size", "50000", "merges for")
+
+
+@pytest.mark.parametrize(
+    ("argument", "parts"),
+    [
+        ("--training.batch_size=0", ["training.batch_size", "at least 1", "got 0"]),
+        ("--data.max_length=1", ["data.max_length", "at least 2", "got 1"]),
+        ("--training.batch_size=many", ["training.batch_size", "int", "many"]),
+        ("--training.batch_size", ["training.batch_size"]),
+        ("--training.batchsize=4", ["training.batchsize"]),
+        ("--optimizer.learning_rat=1e-3", ["unrecognized", "optimizer.learning_rat"]),  # no abbreviations
+        ("--optimizer.type=lion", ["optimizer.type", "adamw", "lion"]),
+        ("--curriculum.strategy=hard", ["curriculum.strategy", "morphological", "hard"]),
+        ("--curriculum.settings={max_len: 3}", ["curriculum.combined", "unknown key max_len", "length_weight"]),
+        ("--curriculum.step_epochs=[3,1]", ["curriculum.step_epochs", "rising", "[3.0, 1.0]"]),
+        ("stray", ["stray"]),
+    ],
+)
+def test_a_bad_argument_is_refused(capsys, argument, parts):
+    assert_refused(capsys, ["train", argument], *parts)
+
+
+def test_a_missing_configuration_is_refused(capsys):
+    assert_refused(capsys, ["train", "--config=nowhere.yaml"], "nowhere.yaml", "python-docs")
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("training: {batch_size: [", ["settings.yaml", "not a YAML file"]),
+        ("training: {batch_sise: 3}", ["settings.yaml", "training.batch_sise", "did you mean training.batch_size?"]),
+        ("training: {batch_size: 0}", ["settings.yaml", "training.batch_size", "got 0"]),
+        ("training: {batch_size: null}", ["settings.yaml", "training.batch_size"]),
+        ("optimizer: {learning_rate: fast}", ["settings.yaml", "optimizer.learning_rate", "fast"]),
+        ("just words", ["settings.yaml"]),
+    ],
+)
+def test_a_bad_configuration_is_refused(capsys, tmp_path, content, parts):
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    assert_refused(capsys, ["train", "--config", str(path)], *parts)
+
+
+def test_a_folder_as_configuration_is_refused(capsys, tmp_path):
+    assert_refused(capsys, ["train", "--config", str(tmp_path)], str(tmp_path))
+
+
+def test_a_gpu_that_is_not_there_is_refused(capsys, text, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_refused(capsys, train(text, "--training.device=cuda"), "training.device", "'cuda'", "it has")
+
+
+def test_a_run_with_other_settings_in_the_same_folder_is_refused(capsys, text):
+    main(train(text, "--training.max_steps=1"))
+    capsys.readouterr()
+    assert main(train(text, "--training.max_steps=1", "--training.seed=7")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "training.seed 42, this run has 7" in line
+
+
+def test_a_folder_that_cannot_be_made_is_refused(capsys, text):
+    (text.parent / "blocked").write_text("a file")
+    assert main(train(text, "--training.max_steps=1", output="blocked")) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_whose_gradient_is_not_finite_fails_in_one_line(capsys, text):
+    arguments = ["--training.max_steps=9", "--optimizer.learning_rate=1e30", "--training.max_grad_norm=null"]
+    assert main(train(text, *arguments, "--lr_scheduler.type=constant")) == 1
+    assert "gradient is not finite" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["lessons", "--unknown"], ["lab", "stray"]])
+def test_a_command_line_that_makes_no_sense_ends_with_code_2(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "course-lm: error:" in capsys.readouterr().err
+
+
+# Help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--help"], ["lab", "lessons", "train", "find-lr"]),
+        (["lab", "--help"], ["usage: course-lm lab"]),
+        (["lessons", "--help"], ["NN", "--write"]),
+        (["train", "--help"], ["--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
+        (["find-lr", "--help"], ["usage: course-lm find-lr", "--config", "--start_lr", "--png", "--optimizer.type"]),
+        (["--version"], ["course-lm 0."]),
+    ],
+)
+def test_each_command_has_its_help(capsys, arguments, parts):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    for part in parts:
+        assert part in printed
+
+
+def test_the_command_is_installed():
+    command = Path(sys.executable).with_name("course-lm")
+    done = subprocess.run([command, "train", "--training.batch_size=0"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("course-lm: error: ") and done.stderr.count("\n") == 1

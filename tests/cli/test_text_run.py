@@ -1,0 +1,216 @@
+"""Claims about a run on text: both splits, the tokenizer and the loaders fit, and the report's figures are right."""
+
+import lzma
+import math
+import random
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+import torch
+
+from course_lm.cli.find_lr import find_lr_on_text, lr_report
+from course_lm.cli.text_run import TextRun, prepare
+from course_lm.cli.train import report, sample, xz_bits_per_byte
+from course_lm.config import DataConfig, LoopConfig, TrainingConfig
+from course_lm.loss import next_token_loss
+from course_lm.lr_finder import LRFinderResult, find_lr
+from course_lm.model import ModelConfig
+from course_lm.optim import OptimizerConfig
+from course_lm.step import train_step
+from course_lm.tokenizer import decode, encode_documents, train_tokenizer
+from course_lm.trainer import Trainer
+
+WORDS = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed", "été"]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TrainingConfig:
+    """A small model on eighty short paragraphs."""
+    draw = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(" ".join(draw.choices(WORDS, k=9)) for _ in range(80)), encoding="utf-8")
+    return TrainingConfig(
+        data=DataConfig(corpus=str(path), vocab_size=270, max_length=16, val_fraction=0.3),
+        model=ModelConfig(n_layer=1, n_head=2, d_model=16),
+        training=LoopConfig(
+            batch_size=4, max_steps=4, logging_steps=1, precision="fp32", device="cpu", output_dir=None
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(config: TrainingConfig) -> tuple[TextRun, Trainer]:
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    trainer.train(run.train_loader, run.val_loader)
+    return run, trainer
+
+
+def xz_size(text: bytes) -> int:
+    """Bytes of `text` as the xz program's -9e writes it."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+    return len(lzma.compress(text, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, filters=filters))
+
+
+def test_xz_alone_is_its_size_in_bits_for_each_byte():
+    held_out = ["été " * 50, "a dog"]
+    alone, _ = xz_bits_per_byte(["unrelated"], held_out)
+    text = "\n\n".join(held_out).encode()
+    assert len(text) == 307  # six bytes for each of 50 words, two between the documents, five for the last
+    assert alone == 8 * xz_size(text) / 307
+
+
+def test_xz_after_the_training_text_pays_only_for_what_is_new():
+    draw = random.Random(1)
+    known = [" ".join(draw.choices(WORDS, k=400))]
+    alone, primed = xz_bits_per_byte(known, known)
+    text = known[0].encode()
+    assert primed == 8 * (xz_size(text + b"\n\n" + text) - xz_size(text)) / len(text)
+    assert primed < 0.1 * alone
+
+
+@pytest.mark.skipif(shutil.which("xz") is None, reason="the program xz is not installed")
+def test_the_xz_figure_is_that_of_the_program(tmp_path):
+    draw = random.Random(2)
+    text = " ".join(draw.choices(WORDS, k=2000))
+    path = tmp_path / "text"
+    path.write_text(text, encoding="utf-8")
+    packed = subprocess.run(["xz", "-9e", "-T1", "--stdout", path], capture_output=True, check=True).stdout
+    assert xz_bits_per_byte(["other"], [text])[0] == 8 * len(packed) / len(text.encode())
+
+
+def test_no_document_is_in_both_splits_and_none_is_lost(trained):
+    run, _ = trained
+    train, validation = set(run.train.documents), set(run.validation.documents)
+    assert not train & validation
+    assert len(train) + len(validation) == 80
+
+
+def test_the_tokenizer_learns_from_the_training_documents_alone(trained):
+    run, _ = trained
+    expected = train_tokenizer(run.train.documents, 270)
+    assert run.tokenizer.to_str() == expected.to_str()
+    assert train_tokenizer(run.validation.documents, 270).to_str() != expected.to_str()
+
+
+def test_the_loaders_take_their_settings_from_the_configuration(trained, config):
+    run, _ = trained
+    batch = next(iter(run.train_loader))
+    assert "document_ids" in batch and batch["input_ids"].shape == (4, 16)
+    assert (run.train_loader.seed, run.train_loader.shuffle, run.val_loader.shuffle) == (42, True, False)
+    assert run.model.token_embedding.weight.shape == (270, 16)
+
+
+def test_the_same_configuration_prepares_the_same_run(config):
+    first, second = prepare(config), prepare(config)
+    assert first.tokenizer.get_vocab() == second.tokenizer.get_vocab()
+    torch.testing.assert_close(first.model.state_dict(), second.model.state_dict(), rtol=0, atol=0)
+    for a, b in zip(first.train_loader, second.train_loader, strict=True):
+        assert torch.equal(a["input_ids"], b["input_ids"])
+
+
+def rows_of(text: str) -> dict[str, str]:
+    return {line[:-10].strip(): line[-10:].strip() for line in text.splitlines()}
+
+
+def test_the_report_holds_the_last_validation_and_what_xz_needs(trained):
+    run, trainer = trained
+    last = trainer.history.best
+    assert last is not None
+    alone, primed = xz_bits_per_byte(run.train.documents, run.validation.documents)
+    rows = rows_of(report(run, trainer, 12.4))
+    speed = float(rows.pop("tokens per second, median").replace(",", ""))
+    assert speed > 0
+    assert rows == {
+        "optimizer steps": "4",
+        "lowest validation loss after step": f"{last['step']:,}",
+        "validation loss, nats per token": f"{last['val_loss']:.4f}",
+        "accuracy": f"{100 * last['accuracy']:.1f}%",
+        "seconds": "12",
+        "bits per byte": f"{last['bits_per_byte']:.3f}",
+        "bits per byte, xz -9e alone": f"{alone:.3f}",
+        "bits per byte, xz -9e after the training text": f"{primed:.3f}",
+    }
+
+
+@torch.no_grad()
+def test_the_bits_per_byte_are_those_of_the_held_out_text(trained):
+    run, trainer = trained
+    run.model.eval()
+    nats = 0.0
+    for ids in encode_documents(run.tokenizer, run.validation.documents):
+        for first in range(0, len(ids) - 1, 15):
+            row = torch.tensor([ids[first : first + 16]])
+            nats += float(next_token_loss(run.model(row), row, reduction="sum"))
+    size = sum(len(document.encode()) for document in run.validation.documents)
+    assert trainer.history.validation[-1]["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+
+
+def test_a_sample_is_the_same_for_the_same_seed(trained):
+    run, _ = trained
+    before = torch.get_rng_state()
+    assert sample(run, 1) == sample(run, 1) != sample(run, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_sample_is_plain_text(trained):
+    run, _ = trained
+    text = sample(run, 3)
+    assert "<eos>" not in text and "<pad>" not in text
+    assert decode(run.tokenizer, encode_documents(run.tokenizer, [text])[0]) == text
+
+
+# The range test
+
+
+def test_the_range_test_takes_the_steps_that_the_configured_run_would_take(config, monkeypatch, tmp_path):
+    found: list[LRFinderResult] = []
+
+    def keep(*arguments, **options):
+        found.append(find_lr(*arguments, **options))
+        return found[0]
+
+    monkeypatch.setattr("course_lm.cli.find_lr.find_lr", keep)
+    settings = replace(config.training, gradient_accumulation_steps=3, max_grad_norm=0.1)
+    config = replace(config, training=settings, optimizer=OptimizerConfig(type="sgd", learning_rate=0.5))
+    assert find_lr_on_text(config, tmp_path / "curve.png", start_lr=1e-2, end_lr=1.0, num_iter=3) == 0
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    batches, losses = list(run.train_loader), []
+    for step, lr in enumerate(found[0].lrs):
+        window = batches[3 * step : 3 * step + 3]
+        losses.append(float(train_step(run.model, window, trainer.optimizer, lr=lr, max_grad_norm=0.1).loss))
+    assert found[0].losses == pytest.approx(losses, rel=1e-5)
+
+
+RATES = [10 ** (step / 10 - 5) for step in range(40)]
+
+
+def test_the_table_of_a_range_test_holds_its_reading_and_the_option_to_copy():
+    result = LRFinderResult(RATES, [7 - 3 / (1 + 1e-3 / lr) for lr in RATES], "diverged")
+    assert result.suggestion is not None and result.range is not None
+    text = lr_report(result, "adamw", 50)
+    assert rows_of_two(text.split("\n\n")[0]) == {
+        "optimizer": "adamw",
+        "suggested learning rate": f"{result.suggestion:.1e}",
+        "range in which the loss falls": f"{result.range[0]:.1e} to {result.range[1]:.1e}",
+        "steps taken": "40 of 50",
+        "loss at first, and lowest": f"{result.losses[0]:.3f}, {result.losses[-1]:.3f}",
+    }
+    message, option = text.split("\n\n")[1].splitlines()
+    assert message == result.message
+    assert option == f"to train with it: --optimizer.learning_rate {result.suggestion:.1e}"
+
+
+def test_the_table_of_a_range_test_without_points_suggests_nothing():
+    text = lr_report(LRFinderResult([], [], "not finite"), "sgd", 50)
+    assert rows_of_two(text.split("\n\n")[0])["suggested learning rate"] == "-"
+    assert "no usable slope" in text and "--optimizer" not in text
+
+
+def rows_of_two(table: str) -> dict[str, str]:
+    names, values = zip(*(re.split(r" {2,}", line) for line in table.splitlines()))
+    return dict(zip(names, values))

@@ -1,0 +1,156 @@
+"""Claims about training with a curriculum: each strategy with each schedule trains, and goes on where it stopped."""
+
+import os
+import signal
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_lm.cli.text_run import settle_curriculum, with_curriculum
+from course_lm.corpus import Corpus
+from course_lm.curriculum import CurriculumConfig, CurriculumLoader
+from course_lm.schedules import build_schedule
+from course_lm.trainer import Trainer
+from tests.training_run import DOCUMENTS, assert_same, configure, counting, loaders, outcome, start
+
+STRATEGIES = ("length", "frequency", "morphological", "combined", "dynamic", "random")
+SCHEDULES = ("linear", "root", "exponential", "step", "performance", "none")
+
+
+def run(folder: Path, strategy: str, schedule: str, mode: str, stop_at: int = 0, **training) -> Trainer:
+    """Train, or go on training; at micro-batch `stop_at` of this process comes a signal."""
+
+    def act(count: int) -> None:
+        if count == stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    chosen: dict[str, Any] = {"strategy": strategy, "schedule": schedule, "threshold_on": "quantile"}
+    curriculum = CurriculumConfig(enabled=True, num_epochs=3, warmup_epochs=1, **chosen)
+    config = replace(configure(folder, num_epochs=3, eval_steps=2, **training), curriculum=curriculum)
+    train, validation = loaders(mode)
+    loader = with_curriculum(config, train, Corpus("animals", DOCUMENTS))
+    return start(config, loader, validation, counting(act))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["fixed", "packed"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_curriculum_trains_and_goes_on_bit_for_bit(strategy, schedule, mode, tmp_path):
+    straight = run(tmp_path / "straight", strategy, schedule, mode)
+    expected = outcome(tmp_path / "straight")
+    reports = [record for record in straight.history.records if record["event"] == "epoch"]
+    assert [record["epoch"] for record in reports] == [0, 1, 2]
+    assert all(record["examples"] >= 4 and record["tokens"] > 0 for record in reports)
+    micro_batches = sum(record["batches"] for record in reports)
+    for stop_at in {1, micro_batches // 2, micro_batches - 1}:
+        folder = tmp_path / str(stop_at)
+        assert run(folder, strategy, schedule, mode, stop_at).interrupted == signal.SIGINT
+        assert run(folder, strategy, schedule, mode).interrupted is None
+        assert_same(outcome(folder), expected, f"stopped at micro-batch {stop_at}")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_learning_rate_ends_where_training_ends(schedule, tmp_path):
+    trainer = run(tmp_path, "length", schedule, "packed", logging_steps=1)
+    settings = trainer.config
+    whole = build_schedule(settings.lr_scheduler, peak_lr=settings.optimizer.learning_rate, total_steps=trainer.step)
+    logged = [record["lr"] for record in trainer.history.train]
+    assert logged == [whole(step) for step in range(trainer.step)]
+    assert whole(trainer.step) < 1e-9
+
+
+@pytest.mark.parametrize("strategy", ["length", "dynamic"])
+def test_a_report_reaches_the_curriculum_after_every_validation(strategy, tmp_path):
+    trainer = run(tmp_path, strategy, "performance", "fixed")
+    losses = [record["val_loss"] for record in trainer.history.validation]
+    state = trainer.state_dict()["position"]["loader"]["manager"]
+    assert len(losses) >= 4
+    assert all(listener["losses"] == losses[-3:] for listener in state.values())
+    assert set(state) == ({"schedule", "strategy"} if strategy == "dynamic" else {"schedule"})
+
+
+def test_a_resume_with_another_curriculum_is_refused(tmp_path):
+    run(tmp_path, "length", "linear", "fixed", stop_at=4)
+    with pytest.raises(ValueError, match=r"curriculum.schedule 'linear', this run has 'root'"):
+        run(tmp_path, "length", "root", "fixed")
+
+
+def over_animals(folder: Path, curriculum: CurriculumConfig, **training: Any) -> CurriculumLoader:
+    """The curriculum of a run over two dozen sentences."""
+    config = replace(configure(folder, **training), curriculum=curriculum)
+    loader = with_curriculum(config, loaders("fixed")[0], Corpus("animals", DOCUMENTS))
+    assert isinstance(loader, CurriculumLoader)
+    return loader
+
+
+@pytest.mark.parametrize("training", [{"num_epochs": 2}, {"num_epochs": 5}, {"max_steps": 60}])
+@pytest.mark.parametrize("schedule", ["linear", "root", "geom", "step", "none"])
+def test_by_default_the_last_epoch_admits_everything_without_a_warning(schedule, training, tmp_path):
+    curriculum = CurriculumConfig(enabled=True, schedule=schedule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = over_animals(tmp_path, curriculum, **training)
+    admitted, final = loader.end_of_run(training.get("num_epochs", 1), training.get("max_steps"))
+    assert admitted == final == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "training", "advice"),
+    [
+        (
+            {"num_epochs": 10},
+            {"num_epochs": 4},
+            r"raise training.num_epochs \(4\) or lower curriculum.num_epochs \(10\)",
+        ),
+        ({"num_epochs": 10}, {"max_steps": 9}, r"raise training.max_steps \(9\) or lower curriculum.num_epochs \(10\)"),
+        (
+            {"num_steps": 500},
+            {"num_epochs": 4},
+            r"raise training.num_epochs \(4\) or lower curriculum.num_steps \(500\)",
+        ),
+        ({"schedule": "step", "step_epochs": [9.0]}, {"num_epochs": 4}, r"lower curriculum.step_epochs \(\[9.0\]\)"),
+        ({}, {"num_epochs": 1}, r"raise training.num_epochs \(1\)$"),
+    ],
+)
+def test_a_run_that_ends_before_its_curriculum_is_warned_of_with_numbers(given, training, advice, tmp_path):
+    curriculum = CurriculumConfig(**{"enabled": True, "threshold_on": "quantile", **given})
+    with pytest.warns(UserWarning, match=rf"admits \d+ of {len(DOCUMENTS)} documents \(\d+%\).*{advice}") as caught:
+        over_animals(tmp_path, curriculum, **training)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("listens", [{"schedule": "performance"}, {"strategy": "dynamic"}])
+def test_of_a_curriculum_that_listens_no_end_is_foretold(listens, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        over_animals(tmp_path, CurriculumConfig(enabled=True, num_epochs=10, **listens), num_epochs=2)
+
+
+def test_a_wish_to_leave_out_the_hardest_is_no_early_end(tmp_path):
+    curriculum = CurriculumConfig(enabled=True, end_threshold=0.5, threshold_on="quantile")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        over_animals(tmp_path, curriculum, num_epochs=4)
+
+
+def test_a_run_saves_the_times_that_its_curriculum_has(tmp_path):
+    config = replace(configure(tmp_path, num_epochs=6), curriculum=CurriculumConfig(enabled=True))
+    assert settle_curriculum(config).curriculum.num_epochs == 3
+    longer = replace(settle_curriculum(config), training=replace(config.training, num_epochs=60))
+    assert settle_curriculum(longer).curriculum.num_epochs == 3
+
+
+def test_a_position_under_a_slower_curriculum_is_refused(tmp_path):
+    state = over_animals(tmp_path, CurriculumConfig(enabled=True), num_epochs=4).state_dict()
+    with pytest.raises(ValueError, match=r"num_epochs 2 and warmup_epochs 0, this run has num_epochs 4 and warmup"):
+        over_animals(tmp_path, CurriculumConfig(enabled=True), num_epochs=8).load_state_dict(state)
+
+
+def test_an_epoch_counted_in_steps_begins_where_the_one_before_ended(tmp_path):
+    loader = over_animals(tmp_path, CurriculumConfig(enabled=True, num_steps=40), num_epochs=9)
+    expected = loader.manager.start_of_epoch(7, loader._steps_at)
+    assert loader._threshold_of(7) == loader.manager.threshold(expected)

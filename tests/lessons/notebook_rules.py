@@ -1,0 +1,236 @@
+"""The rules that every stored lesson keeps. Each takes a notebook and returns its violations, a line each."""
+
+import ast
+import re
+import statistics
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from course_lm.classroom.stored_outputs import find_absolute_path
+
+ANSI = "\x1b["
+DETAILS = re.compile(r"<details.*?</details>", re.DOTALL)
+CODE_FENCE = re.compile(r"```.*?```", re.DOTALL)
+MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
+PICTURE_WITHOUT_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*alt=)")
+WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook: Any) -> Iterator[tuple[int, Any]]:
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            yield number, output
+
+
+def executed_in_order(notebook: Any) -> list[str]:
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    if counts == list(range(1, len(counts) + 1)):
+        return []
+    return [f"execution counts are {counts}, not 1 to {len(counts)} in order"]
+
+
+def figures_have_alternative_text(notebook: Any) -> list[str]:
+    problems = []
+    for number, output in outputs(notebook):
+        for kind in output.get("data", {}):
+            alt = output.get("metadata", {}).get(kind, {}).get("alt", "")
+            if kind.startswith("image/") and not alt.strip():
+                problems.append(f"cell {number}: a figure without alternative text")
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown" and PICTURE_WITHOUT_ALT.search(cell.source):
+            problems.append(f"cell {number}: a picture without alternative text")
+    return problems
+
+
+def no_absolute_paths(notebook: Any) -> list[str]:
+    places: list[tuple[str, Any]] = [("the notebook's metadata", notebook.metadata)]
+    for number, cell in enumerate(notebook.cells):
+        places.append((f"cell {number}'s metadata", cell.metadata))
+        for output in cell.get("outputs", []):
+            places.append((f"cell {number}'s output", _without_pictures(output)))
+    found = [(place, find_absolute_path(text)) for place, value in places for text in _strings(value)]
+    return [f"{place} holds an absolute path: {path}" for place, path in found if path]
+
+
+def _without_pictures(output: Any) -> dict[str, Any]:
+    data = {kind: value for kind, value in output.get("data", {}).items() if not kind.startswith("image/p")}
+    return {**output, "data": data}
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for pair in value.items() for item in pair for text in _strings(item))
+    elif isinstance(value, list):
+        yield from (text for item in value for text in _strings(item))
+
+
+def no_stored_errors(notebook: Any) -> list[str]:
+    errors = [(number, output) for number, output in outputs(notebook) if output.output_type == "error"]
+    return [f"cell {number}: a stored error, {output.ename}" for number, output in errors]
+
+
+def no_ansi_codes(notebook: Any) -> list[str]:
+    found = [number for number, output in outputs(notebook) if any(ANSI in text for text in _strings(output))]
+    return [f"cell {number}: ANSI colour codes in the output" for number in found]
+
+
+def no_widget_state(notebook: Any) -> list[str]:
+    problems = ["the metadata hold widget state"] if "widgets" in notebook.metadata else []
+    for number, output in outputs(notebook):
+        if any("widget" in kind for kind in output.get("data", {})):
+            problems.append(f"cell {number}: a stored widget view")
+    return problems
+
+
+def plain_metadata(notebook: Any) -> list[str]:
+    language = dict(notebook.metadata.get("language_info", {}))
+    return [] if language == {"name": "python"} else [f"language_info is {language}, not only its name"]
+
+
+def stable_ids(notebook: Any) -> list[str]:
+    ids = [cell.get("id") for cell in notebook.cells]
+    return [] if all(ids) and len(set(ids)) == len(ids) else ["cell ids are missing or not unique"]
+
+
+def starts_with_setup(notebook: Any) -> list[str]:
+    for cell in code_cells(notebook)[:1]:
+        if "setup(" in cell.source and "nbval-ignore-output" in cell.metadata.get("tags", []):
+            return []
+    return ["the first code cell does not call lessons.setup(), tagged nbval-ignore-output"]
+
+
+def has_a_proof(notebook: Any) -> list[str]:
+    proofs = [cell for cell in code_cells(notebook) if "prove" in cell.metadata.get("tags", [])]
+    return [] if proofs else ["no code cell is tagged `prove`"]
+
+
+def number_of_cells(notebook: Any) -> list[str]:
+    return _between("cells", len(notebook.cells), 30, 60)
+
+
+def short_code_cells(notebook: Any) -> list[str]:
+    lengths = [len(cell.source.splitlines()) for cell in code_cells(notebook)]
+    median, longest = statistics.median(lengths), max(lengths)
+    problems = [f"the median code cell has {median} lines, more than 6"] if median > 6 else []
+    return problems + ([f"the longest code cell has {longest} lines, more than 25"] if longest > 25 else [])
+
+
+def number_of_words(notebook: Any) -> list[str]:
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    prose = MARKUP.sub(" ", CODE_FENCE.sub(" ", DETAILS.sub(" ", "\n".join(texts))))
+    return _between("words", len(WORD.findall(prose)), 900, 2000)
+
+
+def number_of_figures(notebook: Any) -> list[str]:
+    figures = sum("image/png" in output.get("data", {}) for _, output in outputs(notebook))
+    return _between("figures", figures, 4, 8)
+
+
+def number_of_exercises(notebook: Any) -> list[str]:
+    exercises = sum("exercise" in cell.metadata.get("tags", []) for cell in code_cells(notebook))
+    return _between("exercises", exercises, 3, 5)
+
+
+def predictions_are_folded(notebook: Any) -> list[str]:
+    """A prediction's cell is collapsed: its source holds the explanations."""
+    cells = [cell for cell in code_cells(notebook) if cell.source.startswith("checks.predict(")]
+    open_cells = [cell.id for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
+    return [f"{cell}: a prediction that is not collapsed" for cell in open_cells] + _between(
+        "predictions", len(cells), 2, 4
+    )
+
+
+def _between(what: str, count: int, low: int, high: int) -> list[str]:
+    return [] if low <= count <= high else [f"{count} {what}, not {low} to {high}"]
+
+
+def names_exist(notebook: Any) -> list[str]:
+    """Every name that the code takes from course_lm is there and public."""
+    tree = ast.parse("\n".join(_without_magics(cell.source) for cell in code_cells(notebook)))
+    used = {name for node in ast.walk(tree) for name in _imported(node)}
+    aliases = _aliases(tree)
+    for node in ast.walk(tree):
+        name = _dotted(node)
+        if name and name.partition(".")[0] in aliases:
+            head, _, rest = name.partition(".")
+            used.add(f"{aliases[head]}.{rest}")
+    return [f"{name} does not exist or is not public" for name in sorted(used) if not _exists(name)]
+
+
+def _without_magics(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "course_lm":
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names if alias.name.partition(".")[0] == "course_lm"]
+    return []
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """The names under which the lesson knows course_lm and its modules."""
+    aliases = {}
+    for node in ast.walk(tree):
+        for name, alias in zip(_imported(node), getattr(node, "names", []), strict=False):
+            if isinstance(node, ast.Import) and alias.asname is None:
+                aliases["course_lm"] = "course_lm"
+            elif _is_module(name):
+                aliases[alias.asname or alias.name] = name
+    return aliases
+
+
+def _dotted(node: ast.AST) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if parts and isinstance(node, ast.Name) else ""
+
+
+def _is_module(name: str) -> bool:
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _exists(name: str) -> bool:
+    thing, checked = import_module("course_lm"), "course_lm"
+    for part in name.split(".")[1:]:
+        checked = f"{checked}.{part}"
+        private = part.startswith("_") and part != "__version__"
+        if private or not (hasattr(thing, part) or _is_module(checked)):
+            return False
+        thing = getattr(thing, part)
+    return True
+
+
+RULES = (
+    executed_in_order,
+    figures_have_alternative_text,
+    no_absolute_paths,
+    no_stored_errors,
+    no_ansi_codes,
+    no_widget_state,
+    plain_metadata,
+    stable_ids,
+    starts_with_setup,
+    has_a_proof,
+    number_of_cells,
+    short_code_cells,
+    number_of_words,
+    number_of_figures,
+    number_of_exercises,
+    predictions_are_folded,
+    names_exist,
+)

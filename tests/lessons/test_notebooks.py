@@ -1,0 +1,314 @@
+"""Every stored lesson keeps the rules, each rule can fail, and each lesson turns red when the package is broken."""
+
+import copy
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from tests.lessons import notebook_rules as rules
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+# For each lesson: a file of the package, a piece of it, and the fault that takes its place.
+SABOTAGE = {
+    "00_the_whole_loop": (
+        "loss.py",
+        "F.pad(labels[:, 1:], (0, 1), value=ignore_index)",
+        "F.pad(labels[:, 2:], (0, 2), value=ignore_index)",
+    ),
+    "01_text_to_tokens": (
+        "tokenizer.py",
+        "sizes[index] = len(token)  # one character of the byte alphabet stands for one byte",
+        "sizes[index] = len(tokenizer.decode([index]))",
+    ),
+    "02_batching": (
+        "batching/loader.py",
+        "segments = attention_mask if document_ids is None else document_ids",
+        "segments = attention_mask",
+    ),
+    "03_loss": (
+        "loss.py",
+        "return losses / count_targets(labels, ignore_index)",
+        "return losses / labels[:, 1:].numel()",
+    ),
+    "04_optimizers": (
+        "optim.py",
+        '{"params": vectors, "weight_decay": 0.0}',
+        '{"params": vectors, "weight_decay": weight_decay}',
+    ),
+    "05_schedules": (
+        "schedules.py",
+        "math.cos(2 * math.pi * num_cycles * progress)",
+        "math.cos(math.pi * num_cycles * progress)",
+    ),
+    "06_lr_finder": (
+        "batching/reading.py",
+        "reader = copy(loader)",
+        "reader = loader",
+    ),
+    "07_mixed_precision": (
+        "precision.py",
+        "if self.scaler.get_scale() < self.minimum_scale:",
+        "if self.scaler.get_scale() > self.minimum_scale:",
+    ),
+    "08_accumulation": (
+        "accumulation.py",
+        'counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)',
+        'counts = ((batch["labels"] != ignore_index).sum() for batch in micro_batches)',
+    ),
+    "09_clipping": (
+        "clipping.py",
+        "torch.where(norm.isfinite(), norm, 0.0)",
+        "torch.where(norm.isfinite(), norm + 0.1, 0.0)",
+    ),
+    "10_monitoring": (
+        "monitoring/stopping.py",
+        "improved = value < self.best - self.min_delta",
+        "improved = not value >= self.best - self.min_delta",
+    ),
+    "11_checkpoints": ("trainer/loop.py", 'set_rng_state(state["rng"])', "rng_state()"),
+    "12_trainer": (
+        "trainer/loop.py",
+        "self.settings, self.schedule(self.step)",
+        "self.settings, self.schedule(self.step + 1)",
+    ),
+    "13_curriculum": (
+        "curriculum/pacing.py",
+        "(1 - progress) * start**2 + progress",
+        "(1 - progress) * start + progress",
+    ),
+}
+
+
+def run_nbval(lesson: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one lesson under nbval in a process of its own, with `environment` added to this one's."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", "-rf"]
+    command += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
+    command += ["--nbval-sanitize-with", str(ROOT / "tests" / "lessons" / "nbval_sanitize.cfg"), *options, str(lesson)]
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=570)
+
+
+def test_the_course_starts_with_lesson_00():
+    assert [lesson.stem for lesson in LESSONS][:1] == ["00_the_whole_loop"]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_a_stored_lesson_keeps_the_rule(lesson, rule):
+    assert rule(nbformat.read(lesson, as_version=4)) == []
+
+
+def figure(alt="A line that falls."):
+    return new_output(
+        "display_data", data={"image/png": "iVBORw0=", "text/plain": alt}, metadata={"image/png": {"alt": alt}}
+    )
+
+
+# The modules that a lesson teaches: every public name of theirs is used in it.
+TAUGHT = {
+    "01": ("corpus", "tokenizer"),
+    "02": ("batching.loader",),
+    "03": ("loss",),
+    "04": ("optim",),
+    "05": ("schedules",),
+    "06": ("lr_finder",),
+    "07": ("precision",),
+    "08": ("accumulation",),
+    "09": ("clipping",),
+    "10": ("monitoring", "classroom.atlas"),
+    "11": ("checkpoints.files", "checkpoints.atomic", "checkpoints.rng", "checkpoints.weights"),
+    "12": ("trainer.loop",),
+    "13": ("curriculum",),
+}
+
+
+# What stands behind the names that a lesson uses, and refuses what they cannot take.
+BEHIND = re.compile(r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|describe_form|is_dense|load_weights")
+
+
+@pytest.mark.parametrize(
+    ("lesson", "module"),
+    [(lesson, module) for lesson in LESSONS for module in TAUGHT.get(lesson.stem[:2], ())],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_a_lesson_uses_every_public_name_of_its_modules(lesson, module):
+    taught = importlib.import_module(f"course_lm.{module}")
+    names = getattr(taught, "__all__", None) or [
+        name for name, thing in vars(taught).items() if getattr(thing, "__module__", "") == taught.__name__
+    ]
+    source = "\n".join(cell.source for cell in rules.code_cells(nbformat.read(lesson, as_version=4)))
+    used = set(re.findall(r"\w+", source))
+    taught = [name for name in names if not name.startswith("_") and not BEHIND.fullmatch(name)]
+    assert [name for name in taught if name not in used] == []
+
+
+@pytest.fixture
+def good() -> Any:
+    """A lesson that keeps every rule: 20 cells of code, 20 of prose, 5 figures."""
+    setup = new_code_cell("from course_lm.classroom import lessons\nfrom course_lm import loss\nlessons.setup()")
+    setup.metadata["tags"] = ["nbval-ignore-output"]
+    code = [setup, *(new_code_cell(f"x = {number}\nprint(x)") for number in range(18))]
+    for cell in code[10:13]:
+        cell.metadata["tags"] = ["exercise"]
+    for cell in code[13:15]:
+        cell.source, cell.metadata["jupyter"] = 'checks.predict("Which?", {})', {"source_hidden": True}
+    code.append(new_code_cell("loss.next_token_loss", metadata={"tags": ["prove"]}))
+    for number, cell in enumerate(code, start=1):
+        cell.execution_count = number
+        cell.outputs = [new_output("stream", text=f"{number} tokens/s\n"), *([figure()] if number <= 5 else [])]
+    prose = [new_markdown_cell("one two three four five " * 10) for _ in range(20)]
+    cells = [cell for pair in zip(prose, code, strict=True) for cell in pair]
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"
+    return new_notebook(cells=cells, metadata={"language_info": {"name": "python"}})
+
+
+def set_path(notebook: Any) -> None:
+    notebook.cells[3].outputs[0].text = "saved to /home/ada/model.pt"
+
+
+def set_error(notebook: Any) -> None:
+    notebook.cells[3].outputs.append(new_output("error", ename="KeyError", evalue="'x'", traceback=[]))
+
+
+def set_widget(notebook: Any) -> None:
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "IntSlider()"}
+    notebook.cells[3].outputs.append(new_output("display_data", data=view))
+
+
+def exercise() -> dict[str, list[str]]:
+    return {"tags": ["exercise"]}
+
+
+def put(cell: int, name: str, value: Any) -> Callable[[Any], None]:
+    return lambda notebook: setattr(notebook.cells[cell], name, value)
+
+
+def add(*cells: Any) -> Callable[[Any], None]:
+    return lambda notebook: notebook.cells.extend(copy.deepcopy(cells))
+
+
+BREAKS = [
+    (rules.executed_in_order, "a null count", put(5, "execution_count", None)),
+    (rules.executed_in_order, "run twice", put(5, "execution_count", 41)),
+    (rules.figures_have_alternative_text, "no alt", put(1, "outputs", [new_output("display_data", {"image/png": ""})])),
+    (rules.figures_have_alternative_text, "an empty alt", put(1, "outputs", [figure(alt=" ")])),
+    (rules.figures_have_alternative_text, "a linked picture", put(0, "source", "![](loop.png)")),
+    (rules.no_absolute_paths, "in an output", set_path),
+    (rules.no_absolute_paths, "in the metadata", lambda nb: nb.metadata.update(papermill={"path": "/root/a.ipynb"})),
+    (rules.no_absolute_paths, "in a cell's metadata", put(3, "metadata", {"file": "C:\\Users\\ada\\a.py"})),
+    (rules.no_stored_errors, "a stored error", set_error),
+    (rules.no_ansi_codes, "a colour", put(3, "outputs", [new_output("stream", text="\x1b[31mred\x1b[0m")])),
+    (rules.no_widget_state, "a view", set_widget),
+    (rules.no_widget_state, "a state", lambda nb: nb.metadata.update(widgets={"state": {}})),
+    (rules.plain_metadata, "a version", lambda nb: nb.metadata.language_info.update(version="3.11.7")),
+    (rules.stable_ids, "an id twice", put(3, "id", "cell-5")),
+    (rules.starts_with_setup, "no setup", put(1, "source", "x = 1")),
+    (rules.starts_with_setup, "setup's output compared", put(1, "metadata", {})),
+    (rules.has_a_proof, "no proof", put(39, "metadata", {})),
+    (rules.number_of_cells, "too few", lambda nb: nb.update(cells=nb.cells[:29])),
+    (rules.number_of_cells, "too many", add(*[new_markdown_cell("more")] * 21)),
+    (rules.short_code_cells, "a long cell", put(5, "source", "x = 1\n" * 26)),
+    (rules.short_code_cells, "long cells", lambda nb: [put(n, "source", "x = 1\n" * 7)(nb) for n in range(1, 39, 2)]),
+    (rules.number_of_words, "too few", lambda nb: [put(n, "source", "few words")(nb) for n in range(0, 40, 2)]),
+    (rules.number_of_words, "too many", put(0, "source", "word " * 1100)),
+    (rules.number_of_figures, "too few", lambda nb: [put(n, "outputs", [])(nb) for n in (1, 3)]),
+    (rules.number_of_figures, "too many", put(1, "outputs", [figure()] * 5)),
+    (rules.number_of_exercises, "too few", put(21, "metadata", {})),
+    (rules.number_of_exercises, "too many", lambda nb: [put(n, "metadata", exercise())(nb) for n in (5, 7, 9)]),
+    (rules.predictions_are_folded, "too few", put(27, "source", "x = 1")),
+    (rules.predictions_are_folded, "an open one", put(27, "metadata", {})),
+    (rules.names_exist, "a wrong import", put(3, "source", "from course_lm.loss import no_such_loss")),
+    (rules.names_exist, "a wrong attribute", put(3, "source", "loss.no_such_loss(1)")),
+    (rules.names_exist, "a wrong module", put(3, "source", "import course_lm\ncourse_lm.no_such_module")),
+    (rules.names_exist, "a private name", put(3, "source", "from course_lm.loss import _check_inputs")),
+]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_a_good_notebook_passes(good, rule):
+    assert rule(good) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "damage"), BREAKS, ids=[f"{rule.__name__}-{name}" for rule, name, _ in BREAKS]
+)
+def test_a_broken_notebook_fails_the_rule(good, rule, name, damage):
+    damage(good)
+    assert rule(good) != []
+
+
+def test_every_rule_is_seen_to_fail():
+    assert {rule for rule, _, _ in BREAKS} == set(rules.RULES)
+
+
+def test_what_folds_away_is_not_counted_as_words(good):
+    good.cells[0].source += "<details><summary>Solution</summary>" + "word " * 3000 + "</details>"
+    assert rules.number_of_words(good) == []
+
+
+@pytest.mark.long
+def test_nbval_refuses_an_output_that_has_changed(tmp_path):
+    lesson = tmp_path / "00_small.ipynb"
+    cells = [new_code_cell("1 + 1", execution_count=1), new_code_cell("print('3')", execution_count=2)]
+    cells[0].outputs = [new_output("execute_result", data={"text/plain": "2"}, execution_count=1)]
+    cells[1].outputs = [new_output("stream", text="4\n")]
+    nbformat.write(new_notebook(cells=cells), lesson)
+    result = run_nbval(lesson)
+    assert result.returncode == 1
+    assert "1 failed, 1 passed" in result.stdout
+
+
+def test_each_lesson_has_a_fault_that_must_turn_it_red():
+    assert [lesson.stem for lesson in LESSONS] == list(SABOTAGE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SABOTAGE)
+def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
+    file, right, wrong = SABOTAGE[name]
+    for folder in ("course_lm", "data"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (tmp_path / "course_lm" / file).read_text()
+    assert source.count(right) == 1, f"{file} no longer holds the line that this test breaks"
+    (tmp_path / "course_lm" / file).write_text(source.replace(right, wrong))
+    lesson = ROOT / "notebooks" / f"{name}.ipynb"
+    result = run_nbval(lesson, "-x", PYTHONPATH=str(tmp_path))
+    red = [int(number) for number in re.findall(r"^FAILED .*::Cell (\d+)", result.stdout, re.MULTILINE)]
+    proofs = [
+        number
+        for number, cell in enumerate(rules.code_cells(nbformat.read(lesson, as_version=4)))
+        if "prove" in cell.metadata.get("tags", [])
+    ]
+    assert len(red) == 1 and red[0] in proofs, f"red: {red}, proofs: {proofs}\n{result.stdout[-3000:]}"
+
+
+@pytest.fixture(scope="module")
+def baseline_runs(request):
+    """The lessons on the baseline kernels, two at a time: with one thread each they do not slow each other."""
+    lessons = [item.callspec.params["lesson"] for item in request.session.items if "baseline_runs" in item.fixturenames]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {
+            lesson: pool.submit(run_nbval, lesson, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1")
+            for lesson in lessons
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_a_lesson_passes_with_the_baseline_cpu_kernels_and_one_thread(lesson, baseline_runs):
+    result = baseline_runs[lesson].result()
+    assert result.returncode == 0, result.stdout[-5000:]

@@ -1,0 +1,136 @@
+"""Figures: the shared style, alternative text, the loss curve and the picture of the loop."""
+
+import base64
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from course_lm.classroom import plots
+
+pytestmark = pytest.mark.usefixtures("course_figures")
+
+LINKS = {part: f"{number:02d}_lesson_of_{number}.ipynb" for number, part in enumerate(plots.LOOP_PARTS)}
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    calls = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **options: calls.append((data, options)))
+    return calls
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_shown_figure_carries_its_alternative_text(displayed):
+    plots.show(plt.figure(), "A falling line.")
+    ((data, options),) = displayed
+    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    assert data["text/plain"] == "A falling line."
+    assert options == {"metadata": {"image/png": {"alt": "A falling line."}}, "raw": True}
+
+
+def test_a_shown_figure_is_closed_so_that_the_notebook_shows_it_once(displayed):
+    figure = plt.figure()
+    plots.show(figure, "A falling line.")
+    assert not plt.fignum_exists(figure.number)
+
+
+def test_the_same_figure_gives_the_same_bytes(displayed):
+    for _ in range(2):
+        plots.show(plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], floor=1.0), "A falling line.")
+    assert displayed[0] == displayed[1]
+
+
+@pytest.mark.parametrize("alt", ["", "  \n"])
+def test_a_figure_without_alternative_text_is_refused(alt):
+    with pytest.raises(ValueError, match="alternative text"):
+        plots.show(plt.figure(), alt)
+
+
+def test_the_palette_has_no_colour_twice():
+    assert len(set(plots.PALETTE)) == len(plots.PALETTE) == 6
+
+
+def test_the_loss_curve_has_units_on_both_axes_and_labels_each_line():
+    figure = plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], validation=([1, 3], [3.1, 1.6]), floor=1.25)
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "optimizer steps"
+    assert axes.get_ylabel() == "loss (nats per token)"
+    assert texts(figure) == ["training", "validation", "floor 1.25"]
+    assert axes.get_legend() is None
+
+
+def test_the_loss_curve_draws_the_given_numbers():
+    figure = plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], validation=([1, 3], [3.1, 1.6]), floor=1.25)
+    training, validation, floor = figure.axes[0].lines
+    assert np.array_equal(training.get_ydata(), [3.0, 2.0, 1.5])
+    assert np.array_equal(validation.get_xydata(), [[1, 3.1], [3, 1.6]])
+    assert np.array_equal(floor.get_ydata(), [1.25, 1.25])
+
+
+def test_the_floor_lies_inside_the_picture():
+    bottom, top = plots.loss_curve([1, 2], [3.0, 2.9], floor=1.0).axes[0].get_ylim()
+    assert bottom < 1.0 and top > 3.0
+
+
+@pytest.mark.parametrize("steps, losses", [([1, 2], [1.0]), ([], [])])
+def test_a_curve_needs_one_loss_per_step(steps, losses):
+    with pytest.raises(ValueError, match="one loss per step, got"):
+        plots.loss_curve(steps, losses)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 0.2))
+def test_labels_never_overlap_keep_their_order_and_move_only_up(heights, gap):
+    moved = plots.spread(heights, gap)
+    assert all(new >= old for old, new in zip(heights, moved, strict=True))
+    assert all(above - below >= gap - 1e-9 for below, above in pairwise(sorted(moved)))
+    for i, first in enumerate(heights):
+        assert all(moved[i] < moved[j] for j, second in enumerate(heights) if first < second)
+
+
+def test_the_picture_names_every_part_and_its_lesson():
+    shown = texts(plots.loop_picture(LINKS))
+    for number, part in enumerate(plots.LOOP_PARTS):
+        assert part in shown
+        assert f"{number:02d} lesson of {number}" in shown
+
+
+def test_each_box_of_the_picture_links_to_its_lesson(tmp_path):
+    path = tmp_path / "loop.svg"
+    plots.loop_picture(LINKS).savefig(path)
+    drawing = path.read_text()
+    assert [link for link in LINKS.values() if f'xlink:href="{link}"' not in drawing] == []
+
+
+def test_no_text_of_the_picture_leaves_its_box():
+    figure = plots.loop_picture(dict.fromkeys(plots.LOOP_PARTS, "07_mixed_precision.ipynb"))
+    figure.canvas.draw()
+    patches = [patch for patch in figure.axes[0].patches if patch.get_url()]
+    boxes = [patch.get_window_extent() for patch in patches]
+    assert len(boxes) == len(plots.LOOP_PARTS)
+    inside = 0
+    for text in figure.axes[0].texts:
+        extent = text.get_window_extent()
+        for box in boxes:
+            if box.contains((extent.x0 + extent.x1) / 2, (extent.y0 + extent.y1) / 2):
+                assert box.x0 < extent.x0 and extent.x1 < box.x1, text.get_text()
+                assert box.y0 < extent.y0 and extent.y1 < box.y1, text.get_text()
+                inside += 1
+    assert inside == 3 * len(plots.LOOP_PARTS)
+
+
+def test_an_unknown_part_of_the_loop_is_refused():
+    with pytest.raises(ValueError, match="no part 'clipping'; it has next window, forward"):
+        plots.loop_picture({"clipping": "09_clipping.ipynb"})
+
+
+def test_no_curves_need_no_labels():
+    axes = plt.subplots()[1]
+    plots.label_ends(axes, [])
+    assert len(axes.texts) == 0

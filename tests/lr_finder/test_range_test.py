@@ -1,0 +1,587 @@
+"""The range test: the steps of `train_step`, the library's sweep, and no trace afterwards."""
+
+import copy
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from course_lm.batching import labels_of
+from course_lm.forward import forward_logits
+from course_lm.loss import count_targets, next_token_loss
+from course_lm.lr_finder import find_lr
+from course_lm.lr_finder.range_test import LRFinder, TrainDataLoaderIter, library
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.precision import Precision
+from course_lm.schedules import ScheduleLR
+from course_lm.step import train_step
+from tests.lr_finder.test_trial import everything
+
+VOCAB, WIDTH = 13, 12
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
+SWEEP: dict[str, Any] = {"start_lr": 1e-4, "end_lr": 0.1, "num_iter": 6}
+
+
+def make_model(dropout: float = 0.1, dtype: torch.dtype = torch.float64) -> GPT:
+    torch.manual_seed(0)
+    return GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=dropout), VOCAB, WIDTH).to(dtype)
+
+
+def make_gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=WIDTH, n_embd=8, n_layer=1, n_head=2)).double()
+
+
+def make_batches(count: int = 4) -> list[dict[str, Any]]:
+    """Two padded rows a batch; the number of targets differs much from batch to batch."""
+    generator, batches = torch.Generator().manual_seed(0), []
+    for index in range(count):
+        lengths = torch.tensor([3 + 7 * (index % 2), 2 + index % 3])
+        mask = (torch.arange(WIDTH) < lengths[:, None]).long()
+        ids = torch.randint(0, VOCAB, mask.shape, generator=generator)
+        batches.append({"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask), "num_bytes": 9})
+    return batches
+
+
+def make_packed(count: int = 4) -> list[dict[str, Any]]:
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2, -1, -1]])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 0]])
+    mask, batches = (documents >= 0).long(), []
+    for index in range(count):
+        ids = torch.randint(0, VOCAB, mask.shape, generator=torch.Generator().manual_seed(index))
+        masks = {"attention_mask": mask, "document_ids": documents, "position_ids": positions}
+        batches.append({"input_ids": ids, "labels": labels_of(ids, mask, documents), **masks})
+    return batches
+
+
+def build(model: nn.Module, kind: str = "adamw") -> Optimizer:
+    return build_optimizer(model, OptimizerConfig(type=kind, weight_decay=0.1))  # type: ignore[arg-type]
+
+
+def by_hand(
+    model: nn.Module,
+    batches: list[dict[str, Any]],
+    optimizer: Optimizer,
+    accumulation_steps: int = 1,
+    precision: Precision | None = None,
+    **options: Any,
+) -> tuple[list[float], list[float]]:
+    """The same sweep as a plain loop over `train_step`."""
+    lrs = np.geomspace(SWEEP["start_lr"], SWEEP["end_lr"], SWEEP["num_iter"]).tolist()
+    needed = len(lrs) * accumulation_steps
+    endless = (batches * (needed // len(batches) + 1))[:needed]
+    losses = []
+    for step, lr in enumerate(lrs):
+        window = endless[step * accumulation_steps : (step + 1) * accumulation_steps]
+        losses.append(float(train_step(model, window, optimizer, lr=lr, precision=precision, **options).loss))
+    return lrs, losses
+
+
+class Raw(TrainDataLoaderIter):
+    """What the library needs at least for dict batches: the plain way to use it, for comparison."""
+
+    def inputs_labels_from_batch(self, batch_data: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        return batch_data, batch_data["labels"]
+
+
+class RawModel(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        return forward_logits(self.model, batch)
+
+
+def raw_test(model: nn.Module, optimizer: Optimizer, batches: Any, **options: Any) -> LRFinder:
+    finder = LRFinder(RawModel(model), optimizer, options.pop("criterion", next_token_loss))
+    sweep: dict[str, Any] = SWEEP | {"smooth_f": 0} | options
+    finder.range_test(Raw(batches), **sweep)
+    return finder
+
+
+# The steps are those of `train_step`
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": None}, {"max_grad_norm": 0.01}], ids=str)
+def test_each_step_is_the_one_that_train_step_takes(kind, options):
+    model, batches = make_model(), make_batches()
+    result = find_lr(model, batches, build(model, kind), **SWEEP, **options)
+    lrs, losses = by_hand(model, batches, build(model, kind), **options)
+    assert result.lrs == pytest.approx(lrs, rel=1e-12)
+    assert result.losses == pytest.approx(losses, rel=1e-10)
+
+
+@pytest.mark.parametrize("make_data", [make_batches, make_packed])
+@pytest.mark.parametrize("make", [make_model, make_gpt2])
+def test_models_of_the_course_and_of_hugging_face_take_padded_and_packed_batches(make, make_data):
+    model, batches = make(), make_data()
+    result = find_lr(model, batches, build(model), **SWEEP)
+    assert result.losses == pytest.approx(by_hand(model, batches, build(model))[1], rel=1e-10)
+
+
+@pytest.mark.parametrize("accumulation_steps", [2, 3])
+def test_every_token_of_an_accumulated_step_weighs_the_same(accumulation_steps):
+    model, batches = make_model(dropout=0.0), make_batches()
+    result = find_lr(model, batches, build(model), **SWEEP, accumulation_steps=accumulation_steps)
+    losses = by_hand(model, batches, build(model), accumulation_steps)[1]
+    assert result.losses == pytest.approx(losses, rel=1e-10)
+
+
+def test_the_library_alone_takes_a_mean_of_means():
+    model, batches = make_model(dropout=0.0), make_batches()
+    expected = find_lr(model, batches, build(model), **SWEEP, accumulation_steps=2).losses
+    first, second = (
+        next_token_loss(model(batch["input_ids"], batch["attention_mask"]), batch["labels"]).item()
+        for batch in batches[:2]
+    )
+    raw = raw_test(model, build(model), batches, accumulation_steps=2).history["loss"]
+    assert raw[0] == pytest.approx((first + second) / 2)
+    assert abs(raw[0] - expected[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_half_precision_computes_as_train_step_does(name):
+    model, batches = make_model(dtype=torch.float32), make_batches()
+    result = find_lr(model, batches, build(model), **SWEEP, precision=Precision(name, "cpu"))
+    losses = by_hand(model, batches, build(model), precision=Precision(name, "cpu"))[1]
+    assert result.losses == pytest.approx(losses, rel=1e-5)
+    exact = find_lr(model := make_model(dtype=torch.float32), batches, build(model), **SWEEP)
+    assert result.losses != pytest.approx(exact.losses, rel=1e-6)
+
+
+def test_an_fp16_overflow_skips_the_step_in_silence_and_leaves_the_given_scale_alone():
+    model, precision = make_model(dropout=0.0, dtype=torch.float32), Precision("fp16", "cpu")
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    before = precision.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = find_lr(model, make_batches(1), SGD(model.parameters()), **SWEEP, precision=precision)
+    assert len(result.losses) == 6 and len(set(result.losses)) == 1
+    assert precision.state_dict() == before
+
+
+def test_a_loss_of_ones_own_is_used():
+    model, batches = make_model(dropout=0.0), make_batches()
+    smoothed = partial(next_token_loss, label_smoothing=0.3)
+    result = find_lr(model, batches, build(model), **SWEEP, loss_fn=smoothed)
+    assert result.losses == pytest.approx(by_hand(model, batches, build(model), loss_fn=smoothed)[1], rel=1e-10)
+    assert result.losses != find_lr(model, batches, build(model), **SWEEP).losses
+
+
+def test_a_sweep_starts_from_the_moments_that_the_optimizer_has():
+    model, batches = make_model(dropout=0.0), make_batches()
+    optimizer = build(model)
+    train_step(model, batches[:1], optimizer, lr=0.01)
+    result = find_lr(model, batches, optimizer, **SWEEP)
+    fresh = find_lr(model, batches, build(model), **SWEEP)
+    assert result.losses == pytest.approx(by_hand(model, batches, optimizer)[1], rel=1e-10)
+    assert result.losses[0] == fresh.losses[0] and result.losses != fresh.losses
+
+
+# The learning rates
+
+
+def rates_used(optimizer: Optimizer, run: Callable[[], object]) -> np.ndarray:
+    """The rate of each group (columns) in each step (rows)."""
+    seen: list[list[float]] = []
+    handle = optimizer.register_step_pre_hook(
+        lambda optimizer, *_: seen.append([float(group["lr"]) for group in optimizer.param_groups])
+    )
+    run()
+    handle.remove()
+    return np.array(seen)
+
+
+def groups_of(model: nn.Module, *options: dict[str, Any]) -> list[dict[str, Any]]:
+    parameters = list(model.parameters())
+    return [{"params": parameters[index :: len(options)], **option} for index, option in enumerate(options)]
+
+
+SWEPT = np.geomspace(1e-4, 0.1, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "ratios"),
+    [
+        ([{"lr": 1e-3}, {"lr": 1e-3}], [1, 1]),
+        ([{"lr": 1e-3}, {"lr": 1e-2}, {"lr": 5e-3}], [0.1, 1, 0.5]),
+        ([{"lr": 1e-3}, {"lr": 1e-3, "lr_scale": 0.25}], [1, 0.25]),
+        ([{"lr": 7.0, "lr_scale": 2.0}, {"lr": 1e-3, "lr_scale": 0.25}], [2, 0.25]),
+        ([{"lr": 0.0, "initial_lr": 1e-3}, {"lr": 0.0, "initial_lr": 1e-2}], [0.1, 1]),
+        ([{"lr": 0.0}, {"lr": 0.0}], [1, 1]),
+    ],
+    ids=str,
+)
+def test_the_groups_keep_their_ratios(options, ratios):
+    model = make_model()
+    optimizer = SGD(groups_of(model, *options))
+    used = rates_used(optimizer, lambda: find_lr(model, make_batches(), optimizer, **SWEEP))
+    assert used == pytest.approx(np.outer(SWEPT, ratios), rel=1e-12)
+
+
+def test_the_library_alone_gives_every_group_the_same_rate():
+    model = make_model()
+    optimizer = SGD(groups_of(model, {"lr": 1e-3}, {"lr": 1e-2}))
+    used = rates_used(optimizer, lambda: raw_test(model, optimizer, make_batches()))
+    assert used == pytest.approx(np.outer(SWEPT, [1, 1]), rel=1e-12)
+
+
+def test_the_ratios_are_those_that_train_step_would_use():
+    model, batches = make_model(), make_batches()
+    optimizer = SGD(groups_of(model, {"lr_scale": 3.0}, {"lr_scale": 0.5}), lr=1.0)
+    result = find_lr(model, batches, optimizer, **SWEEP)
+    assert result.losses == pytest.approx(by_hand(model, batches, optimizer)[1], rel=1e-10)
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_an_optimizer_with_a_scheduler_works_and_the_scheduler_goes_on(warmup):
+    model, batches = make_model(), make_batches()
+    optimizer = build(model)
+    schedule = (lambda step: min(1, step / 4)) if warmup else (lambda step: 0.5**step)
+    scheduler = LambdaLR(optimizer, schedule)
+    used = rates_used(optimizer, lambda: find_lr(model, batches, optimizer, **SWEEP))
+    assert used == pytest.approx(np.outer(SWEPT, [1, 1]), rel=1e-12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 3e-4 * schedule(1)
+
+
+def test_a_schedule_of_the_course_attached_as_a_scheduler_works():
+    model = make_model()
+    optimizer = build(model)
+    ScheduleLR(optimizer, lambda step: 0.01 * step)
+    assert len(find_lr(model, make_batches(), optimizer, **SWEEP).losses) == 6
+    assert optimizer.param_groups[0]["lr"] == 0
+
+
+def test_the_library_alone_refuses_an_optimizer_with_a_scheduler():
+    model = make_model()
+    optimizer = build(model)
+    LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(RuntimeError, match="already has a scheduler"):
+        raw_test(model, optimizer, make_batches())
+
+
+# The end of a sweep
+
+
+class Explosive(nn.Module):
+    """A loss that becomes `value` at the n-th call and is finite before."""
+
+    def __init__(self, at: int, value: float = math.nan) -> None:
+        super().__init__()
+        self.at, self.value, self.calls = at, value, 0
+
+    def forward(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        self.calls += torch.is_grad_enabled()  # without gradients it is only asked whether it sums
+        loss = next_token_loss(logits, labels, reduction=reduction)  # type: ignore[arg-type]
+        return loss * self.value if self.calls >= self.at else loss
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_the_sweep_stops_before_the_first_loss_that_is_not_finite(value, accumulation_steps):
+    model = make_model()
+    loss_fn = Explosive(4 * accumulation_steps, value)
+    options = {"accumulation_steps": accumulation_steps, "loss_fn": loss_fn}
+    result = find_lr(model, make_batches(), build(model), **SWEEP, **options)
+    assert result.stopped == "not finite" and loss_fn.calls == 4 * accumulation_steps
+    assert len(result.lrs) == len(result.losses) == 3 and all(map(math.isfinite, result.losses))
+    assert "not finite" in result.message
+
+
+def test_a_first_loss_that_is_not_finite_leaves_no_point_and_no_suggestion():
+    model = make_model()
+    result = find_lr(model, make_batches(), build(model), **SWEEP, loss_fn=Explosive(1))
+    assert (result.lrs, result.losses, result.suggestion, result.range) == ([], [], None, None)
+    assert result.plot().axes
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_the_library_alone_goes_on_over_nan_and_suggests_the_point_before_it(capsys):
+    model, batches = make_model(), make_batches()
+    finder = raw_test(model, build(model), batches, criterion=Explosive(4))
+    assert len(finder.history["loss"]) == 6 and math.isnan(finder.history["loss"][-1])
+    axes = library.plt.figure().subplots()
+    suggestion = finder.plot(skip_start=0, skip_end=0, ax=axes)[1]  # type: ignore[index]
+    library.plt.close("all")
+    assert math.isnan(finder.history["loss"][finder.history["lr"].index(suggestion) + 1])
+
+
+def test_the_sweep_stops_where_the_loss_diverges():
+    model = make_model(dropout=0.0)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    sweep = {"start_lr": 1e-2, "end_lr": 1e6, "num_iter": 40, "max_grad_norm": None}
+    result = find_lr(model, make_batches(), optimizer, **sweep, diverge_threshold=2.0)
+    assert result.stopped == "diverged" and len(result.losses) < 40
+    assert result.losses[-1] > 2 * min(result.losses[:-1])
+    assert all(loss <= 2 * min(result.losses[: index + 1]) for index, loss in enumerate(result.losses[:-1]))
+
+
+def test_the_losses_are_kept_as_measured():
+    model, batches = make_model(dropout=0.0), make_batches()
+    rough = find_lr(model, batches, build(model), **SWEEP, smoothing=0.0)
+    smooth = find_lr(model, batches, build(model), **SWEEP, smoothing=0.95)
+    assert rough.losses == smooth.losses
+    assert rough.stopped is None and len(rough.lrs) == 6
+
+
+def test_the_settings_of_the_reading_are_those_given():
+    model = make_model()
+    options = {"smoothing": 0.25, "skip_start": 1, "skip_end": 0}
+    result = find_lr(model, make_batches(), build(model), **SWEEP, **options)
+    assert {name: getattr(result, name) for name in options} == options
+
+
+def test_a_model_that_can_learn_gets_a_suggestion_that_teaches_it():
+    model, batches = make_model(dropout=0.0), make_batches(2)
+    result = find_lr(model, batches, build(model), start_lr=1e-5, end_lr=10, num_iter=60)
+    assert result.suggestion is not None and result.range is not None
+    assert result.range[0] <= result.suggestion <= result.range[1]
+
+    def loss_after(lr: float) -> float:
+        learner = copy.deepcopy(model)
+        optimizer = build(learner)
+        steps = [train_step(learner, [batches[step % 2]], optimizer, lr=lr) for step in range(20)]
+        return float(steps[-1].loss)
+
+    assert loss_after(result.suggestion) < 0.9 * loss_after(result.suggestion / 100)
+    assert loss_after(result.suggestion) < loss_after(result.suggestion * 1000)
+
+
+# Nothing is left behind
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("trained", [False, True], ids=["fresh", "trained"])
+def test_everything_is_as_before_and_a_second_test_measures_the_same(kind, trained):
+    model, batches = make_model(), make_batches()
+    optimizer = build(model, kind)
+    if trained:
+        train_step(model, batches[:1], optimizer, lr=0.01)
+    optimizer.zero_grad()
+    model.eval()
+    model.blocks[0].train()
+    before = everything(model, optimizer)
+    results = [find_lr(model, batches, optimizer, **SWEEP) for _ in range(2)]
+    assert everything(model, optimizer) == before
+    assert results[0] == results[1]
+
+
+class Stopper(nn.Module):
+    """A model in which something ends the sweep at its n-th batch."""
+
+    def __init__(self, model: nn.Module, at: int, error: type[BaseException]) -> None:
+        super().__init__()
+        self.model, self.left, self.error = model, at, error
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return self.model(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_interrupt_or_an_error_in_the_middle_leaves_nothing_behind(kind, error):
+    model = Stopper(make_model(), 8, error)
+    optimizer = build(model, kind)
+    before, bar = everything(model, optimizer), library.tqdm
+    with pytest.raises(error):
+        find_lr(model, make_batches(), optimizer, **SWEEP, accumulation_steps=2)
+    assert everything(model, optimizer) == before
+    assert library.tqdm is bar and not hasattr(library, "print")
+
+
+def test_the_library_alone_leaves_random_state_modes_gradients_and_a_wrapped_step(capsys):
+    model = make_model()
+    optimizer = build(model)
+    model.eval()
+    random_state = torch.get_rng_state()
+    raw_test(model, optimizer, make_batches()).reset()
+    assert model.training and "step" in vars(optimizer)
+    assert not torch.equal(torch.get_rng_state(), random_state)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_library_alone_restores_other_moments_the_second_time(capsys):
+    model, batches = make_model(dropout=0.0), make_batches()
+    optimizer = Adam(model.parameters())
+    train_step(model, batches[:1], optimizer)
+    moment = next(iter(optimizer.state.values()))["exp_avg"].clone()
+    finder = raw_test(model, optimizer, batches)
+    restored = []
+    for _ in range(2):
+        finder.reset()
+        restored.append(next(iter(optimizer.state.values()))["exp_avg"].clone())
+        train_step(model, batches[:1], optimizer)
+    assert torch.equal(restored[0], moment) and not torch.equal(restored[1], moment)
+
+
+def test_the_library_alone_cannot_test_twice_and_forgets_the_first_test(capsys):
+    model, batches = make_model(), make_batches()
+    optimizer = build(model)
+    finder = raw_test(model, optimizer, batches)
+    with pytest.raises(RuntimeError, match="already has a scheduler"):
+        finder.range_test(Raw(batches), **SWEEP)
+    assert finder.history["loss"] == []
+
+
+def test_modules_that_their_owner_put_in_eval_mode_stay_in_it_during_the_sweep():
+    model, modes = make_model(), []
+    model.train()
+    model.blocks[0].eval()
+    model.blocks[0].register_forward_pre_hook(lambda module, _: modes.append((module.training, model.training)))
+    find_lr(model, make_batches(), build(model), **SWEEP)
+    assert set(modes) == {(False, True)}
+    raw_test(model, build(model), make_batches())
+    assert modes[-1] == (True, True)
+
+
+def test_a_model_in_eval_mode_is_tested_in_training_mode():
+    model, modes = make_model().eval(), []
+    model.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    find_lr(model, make_batches(), build(model), **SWEEP)
+    assert set(modes) == {True} and not model.training
+
+
+# The data
+
+
+class Recorder:
+    """A loader with epochs that writes down what is read."""
+
+    def __init__(self, batches: list[dict[str, Any]]) -> None:
+        self.batches, self.epoch, self.read = batches, 3, []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for index, batch in enumerate(self.batches):
+            self.read.append((self.epoch, index))
+            yield batch
+
+
+def test_a_loader_that_is_too_short_is_read_again_in_its_next_epoch():
+    model, loader = make_model(), Recorder(make_batches(4))
+    find_lr(model, loader, build(model), **SWEEP, accumulation_steps=2)
+    assert loader.read == [(epoch, index) for epoch in (3, 4, 5) for index in range(4)]
+    assert loader.epoch == 3
+
+
+def test_batches_without_a_target_are_passed_over():
+    model, batches = make_model(dropout=0.0), make_batches()
+    empty = batches[0] | {"labels": torch.full_like(batches[0]["labels"], -100)}
+    assert not count_targets(empty["labels"])
+    result = find_lr(model, [empty, batches[0], empty, *batches[1:]], build(model), **SWEEP)
+    assert result == find_lr(model, batches, build(model), **SWEEP)
+
+
+@pytest.mark.parametrize("only", [[], [make_batches(1)[0] | {"labels": torch.full((2, WIDTH), -100)}]])
+def test_a_loader_without_a_target_is_refused(only):
+    model = make_model()
+    before = everything(model, optimizer := build(model))
+    with pytest.raises(ValueError, match="the loader holds no batch with a target token"):
+        find_lr(model, only, optimizer, **SWEEP)
+    assert everything(model, optimizer) == before
+
+
+def test_a_loader_that_cannot_be_read_again_is_refused_and_not_touched():
+    model, batches = make_model(), iter(make_batches())
+    with pytest.raises(ValueError, match="got an iterator"):
+        find_lr(model, batches, build(model), **SWEEP)
+    assert len(list(batches)) == 4
+
+
+def test_a_single_batch_in_place_of_a_loader_is_refused():
+    model = make_model()
+    with pytest.raises(ValueError, match="put it in a list"):
+        find_lr(model, make_batches(1)[0], build(model), **SWEEP)  # type: ignore[arg-type]
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start_lr": 0.0}, "start_lr must be a positive number, got 0.0"),
+        ({"start_lr": math.nan}, "start_lr must be a positive number, got nan"),
+        ({"start_lr": 0.1}, r"end_lr must be a number above start_lr \(0.1\), got 0.1"),
+        ({"end_lr": 1e-5}, r"end_lr must be a number above start_lr \(0.0001\), got 1e-05"),
+        ({"end_lr": math.inf}, "end_lr must be a number above"),
+        ({"num_iter": 1}, "num_iter must be a whole number of at least 2, got 1"),
+        ({"num_iter": 2.5}, "num_iter must be a whole number of at least 2, got 2.5"),
+        ({"accumulation_steps": 0}, "accumulation_steps must be a whole number of at least 1, got 0"),
+        ({"diverge_threshold": 1.0}, "diverge_threshold must be a number above 1, got 1.0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be a positive number or None, got 0.0"),
+        ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
+        ({"skip_start": -1}, "skip_start must be a whole number of at least 0, got -1"),
+        ({"skip_end": -1}, "skip_end must be a whole number of at least 0, got -1"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(options, message):
+    model = make_model()
+    with pytest.raises(ValueError, match=message):
+        find_lr(model, make_batches(), build(model), **(SWEEP | options))
+
+
+# Silence
+
+
+def test_the_library_says_nothing_but_the_model_may(capsys):
+    model = make_model()
+    model.register_forward_pre_hook(lambda *_: print("heard"))
+    find_lr(model, make_batches(), build(model), **SWEEP)
+    printed = capsys.readouterr()
+    assert printed.out == "heard\n" * 6 and printed.err == ""
+
+
+def test_the_library_alone_prints_and_draws_a_bar(capsys):
+    model = make_model()
+    raw_test(model, build(model), make_batches())
+    printed = capsys.readouterr()
+    assert "search finished" in printed.out and "6/6" in printed.err
+
+
+def test_a_bar_is_shown_where_it_is_wanted(capsys):
+    model = make_model()
+    find_lr(model, make_batches(), build(model), **SWEEP, progress=True)
+    printed = capsys.readouterr()
+    assert printed.out == "" and "6/6" in printed.err
+
+
+def test_warnings_of_the_model_come_through():
+    model = make_model()
+    model.register_forward_pre_hook(lambda *_: warnings.warn("look here", stacklevel=1))
+    with pytest.warns(UserWarning, match="look here"):
+        find_lr(model, make_batches(), build(model), **SWEEP)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("module", "warnings"), [("course_lm.lr_finder", 0), ("torch_lr_finder", 1)])
+def test_importing_the_module_warns_of_nothing_in_a_notebook_and_the_library_alone_does(module, warnings):
+    code = "import ipykernel.zmqshell, torch, matplotlib.pyplot, warnings; warnings.simplefilter('always'); "
+    command = [sys.executable, "-c", code + f"import {module}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr.count("Warning") == warnings, result.stderr

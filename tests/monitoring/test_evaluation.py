@@ -1,0 +1,191 @@
+"""Validation: one number for the same text however it is batched, and no trace left in the model."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from course_lm.batching import make_loader
+from course_lm.forward import forward_logits
+from course_lm.loss import next_token_loss
+from course_lm.model import GPT, ModelConfig, evaluation_mode
+from course_lm.monitoring import evaluate
+from course_lm.precision import Precision
+from course_lm.tokenizer import train_tokenizer
+
+MAX_LENGTH = 12
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "far", "away", "from", "us"]
+DOCUMENTS = [" ".join(WORDS[k % 7 : 8 + k % 7]) + "." * (k % 3) for k in range(9)] + ["a", " ".join(WORDS * 3)]
+TOKENIZER = train_tokenizer(DOCUMENTS, 280)
+
+
+def make_model(dropout: float = 0.0) -> GPT:
+    torch.manual_seed(0)
+    config = ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=dropout)
+    model = GPT(config, TOKENIZER.get_vocab_size(), MAX_LENGTH).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def batches_of(mode: str = "dynamic", batch_size: int = 4, documents: list[str] = DOCUMENTS) -> list[Any]:
+    return list(
+        make_loader(documents, TOKENIZER, mode=mode, batch_size=batch_size, max_length=MAX_LENGTH, shuffle=False)
+    )
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(["fixed", "dynamic", "bucketed", "packed"]), st.integers(1, 13))
+def test_the_metrics_do_not_depend_on_batch_size_or_mode(mode, batch_size):
+    model = make_model()
+    expected = evaluate(model, batches_of("fixed", 1))
+    assert evaluate(model, batches_of(mode, batch_size)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_every_token_weighs_the_same_and_not_every_batch():
+    model, batches = make_model(), [*batches_of(documents=["a"]), *batches_of(documents=DOCUMENTS[:3])]
+    losses = [next_token_loss(forward_logits(model, b), b["labels"], reduction="none").detach() for b in batches]
+    counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
+    sums = [float(loss.sum()) for loss in losses]
+    metrics = evaluate(model, batches)
+    assert metrics["tokens"] == sum(counts)
+    assert metrics["val_loss"] == pytest.approx(sum(sums) / sum(counts), rel=1e-12)
+    mean_of_means = sum(one / count for one, count in zip(sums, counts)) / len(batches)
+    assert abs(metrics["val_loss"] - mean_of_means) > 0.01
+
+
+class Table(nn.Module):
+    """Predicts the next token from this one by a given table of probabilities, (V, V)."""
+
+    def __init__(self, probabilities: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(probabilities.log())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.logits[input_ids]
+
+
+def test_the_metrics_by_hand():
+    model = Table(torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.125, 0.125, 0.75]]).double())
+    ids = torch.tensor([[0, 1, 1, 2]])  # probabilities 1/4, 1/2, 1/4: five bits for three tokens
+    metrics = evaluate(model, [{"input_ids": ids, "labels": ids, "num_bytes": 10}])
+    assert metrics == {
+        "val_loss": pytest.approx(5 * math.log(2) / 3),
+        "perplexity": pytest.approx(2 ** (5 / 3)),
+        "bits_per_byte": pytest.approx(0.5),
+        "accuracy": pytest.approx(1 / 3),
+        "tokens": 3,
+    }
+
+
+def test_a_small_loss_is_not_lost_beside_a_huge_sum():
+    model = Table(torch.full((2, 2), 0.5))
+    with torch.no_grad():
+        model.logits[1, 0] = 2.0**24  # in fp32, adding ln 2 to it would add 0 or 1
+    huge, small = torch.tensor([[1, 1]]), torch.tensor([[0, 1]])
+    metrics = evaluate(model, [{"input_ids": ids, "labels": ids} for ids in [huge] + [small] * 50])
+    assert metrics["val_loss"] * 51 == pytest.approx(2.0**24 + 50 * math.log(2), rel=1e-9)
+
+
+def test_bytes_are_summed_over_batches():
+    batches = batches_of(batch_size=2)
+    metrics = evaluate(make_model(), batches)
+    num_bytes = sum(len(document.encode()) for document in DOCUMENTS)
+    bits = metrics["val_loss"] * metrics["tokens"] / math.log(2)
+    assert metrics["bits_per_byte"] == pytest.approx(bits / num_bytes)
+
+
+def test_without_num_bytes_only_bits_per_byte_is_nan():
+    batches = [{name: part for name, part in batch.items() if name != "num_bytes"} for batch in batches_of()]
+    metrics = evaluate(make_model(), batches)
+    assert {name for name, value in metrics.items() if math.isnan(value)} == {"bits_per_byte"}
+
+
+@pytest.mark.parametrize("loader", [[], [b | {"labels": torch.full_like(b["labels"], -100)} for b in batches_of()]])
+def test_a_loader_without_a_target_is_refused(loader):
+    with pytest.raises(ValueError, match="the validation loader holds no target token"):
+        evaluate(make_model(), loader)
+
+
+def mixed_modes(model: GPT) -> list[bool]:
+    """Training mode, but for one frozen block and one of its layers that trains nevertheless."""
+    model.train()
+    model.blocks[0].eval()
+    model.blocks[0].get_submodule("up").train()
+    return [module.training for module in model.modules()]
+
+
+def test_each_module_gets_its_own_mode_back():
+    model = make_model()
+    modes = mixed_modes(model)
+    evaluate(model, batches_of())
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_each_module_gets_its_own_mode_back_after_an_error_too():
+    model = make_model()
+    modes = mixed_modes(model)
+
+    def breaks_off():
+        yield batches_of()[0]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        evaluate(model, breaks_off())
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_inside_everything_is_in_eval_mode():
+    model = make_model()
+    mixed_modes(model)
+    with evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+
+
+def test_nothing_is_dropped_out():
+    with_dropout = evaluate(make_model(dropout=0.5).train(), batches_of())
+    assert with_dropout == evaluate(make_model(dropout=0.0), batches_of())
+
+
+def test_no_graph_is_built_and_gradients_stay():
+    model, seen = make_model(), []
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.register_forward_hook(lambda module, args, logits: seen.append(logits.requires_grad))
+    evaluate(model, batches_of())
+    assert seen and not any(seen)
+    assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters() if parameter.grad is not None)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", ["a list", "our loader", "a plain DataLoader"])
+def test_the_random_state_of_training_is_left_alone(kind):
+    batches: Any = batches_of()
+    if kind == "our loader":
+        batches = make_loader(DOCUMENTS, TOKENIZER, mode="packed", batch_size=2, max_length=MAX_LENGTH)
+    if kind == "a plain DataLoader":
+        batches = torch.utils.data.DataLoader(batches, batch_size=None)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    evaluate(make_model_without_seeding(), batches)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def make_model_without_seeding() -> GPT:
+    with torch.random.fork_rng():
+        return make_model(dropout=0.5).train()
+
+
+def test_the_precision_of_the_run_is_used():
+    seen = []
+    model = make_model().float()
+    model.register_forward_hook(lambda module, args, logits: seen.append(logits.dtype))
+    exact = evaluate(model, batches_of())
+    rounded = evaluate(model, batches_of(), Precision("bf16", "cpu"))
+    assert set(seen) == {torch.float32, torch.bfloat16}
+    assert rounded["val_loss"] == pytest.approx(exact["val_loss"], rel=0.01)

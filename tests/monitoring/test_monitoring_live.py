@@ -1,0 +1,339 @@
+"""Claims about the picture of a run: it says what the history says, costs little, and stays one output of one cell."""
+
+import base64
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import IPython.display
+import nbformat
+import numpy as np
+import pytest
+from jupyter_client.manager import start_new_kernel
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from course_lm.monitoring import History, LivePlot, Observers, draw_run, live
+from tests.records import train_record, validation_record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Screen:
+    """Stands for the notebook: what is displayed, and what takes its place."""
+
+    def __init__(self) -> None:
+        self.outputs: list[list[dict[str, Any]]] = []
+
+    def display(self, data: dict[str, Any], **options: Any) -> "Screen":
+        self.outputs.append([])
+        self.update(data, metadata=options["metadata"], raw=options["raw"])
+        return self
+
+    def update(self, data: dict[str, Any], *, metadata: dict[str, Any], raw: bool) -> None:
+        assert raw and metadata["image/png"]["alt"] == data["text/plain"]
+        assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+        self.outputs[-1].append(data)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    screen = Screen()
+    monkeypatch.setattr(live, "_in_notebook", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", screen.display)
+    return screen
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(live.time, "perf_counter", clock)
+    return clock
+
+
+def draw_in(clock: Clock, seconds: float) -> Any:
+    """A drawing function that takes so long."""
+
+    def draw(history: History) -> Figure:
+        clock.now += seconds
+        return Figure(figsize=(1, 1))
+
+    return draw
+
+
+def show_steps(plot: LivePlot, clock: Clock, steps: int, seconds_per_step: float) -> None:
+    plot.start(0, steps)
+    for step in range(1, steps + 1):
+        clock.now += seconds_per_step
+        plot.log(train_record(step))
+    plot.close()
+
+
+def test_the_picture_is_drawn_every_so_many_seconds_and_at_the_end(screen: Screen, clock: Clock) -> None:
+    plot = LivePlot(draw_in(clock, 0.0), every=2.0)
+    show_steps(plot, clock, steps=99, seconds_per_step=0.1)
+    assert plot.drawings == 6  # at 0, 2, 4, 6 and 8 seconds, and at the end
+    assert len(screen.outputs) == 1
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_drawing_takes_no_more_than_its_share_of_the_time(screen: Screen, clock: Clock, share: float) -> None:
+    plot = LivePlot(draw_in(clock, 1.0), every=0.0, share=share)
+    started = clock.now
+    show_steps(plot, clock, steps=1000, seconds_per_step=0.1)
+    uncounted = 3.0  # the first one, the one that follows it at once, and the one at the end
+    assert plot.seconds - uncounted <= share * (clock.now - started)
+    assert plot.seconds > 0.8 * share * (clock.now - started)
+
+
+def test_what_was_drawn_already_is_not_drawn_again_at_the_end(screen: Screen, clock: Clock) -> None:
+    plot = LivePlot(draw_in(clock, 0.0), every=0.0)
+    show_steps(plot, clock, steps=3, seconds_per_step=1.0)
+    assert plot.drawings == len(screen.outputs[0]) == 3
+
+
+def test_a_run_that_goes_on_gets_an_output_of_its_own_with_the_whole_curve(screen: Screen, clock: Clock) -> None:
+    plot = LivePlot(draw_in(clock, 0.0))
+    show_steps(plot, clock, steps=3, seconds_per_step=1.0)
+    plot.start(2, 4)
+    plot.log(train_record(3, loss=1.0))
+    plot.close()
+    assert len(screen.outputs) == 2
+    assert [(record["step"], record["loss"]) for record in plot.history.records] == [(1, 2.0), (2, 2.0), (3, 1.0)]
+
+
+def test_a_drawing_that_fails_is_one_warning(screen: Screen, clock: Clock) -> None:
+    def fail(history: History) -> Figure:
+        raise RuntimeError("no font")
+
+    observers = Observers([LivePlot(fail)])
+    with pytest.warns(UserWarning, match=r"LivePlot.log failed \(RuntimeError: no font\)") as caught:
+        for step in (1, 2):
+            observers.log(train_record(step))
+    assert len(caught) == 1 and observers.active == []
+
+
+def test_outside_a_notebook_nothing_is_drawn(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    plot = LivePlot()
+    show_steps(plot, clock, steps=3, seconds_per_step=10.0)
+    assert plot.drawings == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("bad", [{"every": -1.0}, {"every": math.nan}, {"share": 0.0}, {"share": 1.5}])
+def test_a_bad_pace_is_refused_by_name(bad: dict[str, Any]) -> None:
+    ((name, value),) = bad.items()
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
+        LivePlot(**bad)
+
+
+def test_the_picture_holds_the_losses_the_norm_the_rate_and_the_floor() -> None:
+    history = History([*(train_record(step) for step in range(1, 9)), validation_record(8, 1.75)])
+    loss, norm, rate = draw_run(history, floor=1.25).axes
+    logged, smoothed, validation, floor = loss.lines
+    assert points(logged)[0] == points(smoothed)[0] == list(range(1, 9))
+    assert points(validation) == ([8], [1.75]) and points(floor)[1] == [1.25, 1.25]
+    assert loss.get_ylabel() == "loss (nats per token)"
+    assert points(norm.lines[0])[1] == [0.5] * 8 and points(rate.lines[0])[1] == [1e-3] * 8
+
+
+def points(line: Line2D) -> tuple[list[float], list[float]]:
+    xs, ys = (np.asarray(data).tolist() for data in line.get_data())
+    return xs, ys
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [train_record(1)],
+        [validation_record(1, math.nan)],
+        [train_record(1, math.nan) | {"grad_norm": math.nan}, train_record(2, math.inf) | {"grad_norm": math.inf}],
+        [train_record(1) | {"grad_norm": 0.0}],
+    ],
+)
+def test_no_history_is_too_strange_to_be_drawn(records: list[dict[str, Any]], course_figures: None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_run(History(records), floor=1.0).savefig(io.BytesIO(), format="png")
+        assert live.describe(History(records))
+
+
+def test_the_words_beside_the_picture_say_first_last_and_best() -> None:
+    history = History([train_record(10, 4.0), validation_record(10, 3.5), train_record(20, 3.0)])
+    assert live.describe(history) == (
+        "Training loss 4.000 at step 10, 3.000 at step 20; lowest validation loss 3.500 at step 10."
+    )
+
+
+RUN = """
+from tests.small_run import small_batches, small_trainer
+from course_lm.monitoring import LivePlot
+
+plot = LivePlot(every=0.2, share=0.5)
+trainer = small_trainer(200, observers=[plot])
+history = trainer.train(small_batches(), small_batches(4))
+"""
+REPORT = "print(plot.drawings > 2, history.train[-1]['step'])"
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Any:
+    cells = [new_code_cell(RUN, metadata={"tags": ["nbval-ignore-output"]}), new_code_cell(REPORT)]
+    notebook = new_notebook(cells=cells)
+    client = NotebookClient(notebook, timeout=120, record_timing=False, coalesce_streams=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return client.execute(cwd=str(ROOT))
+
+
+@pytest.mark.long
+def test_in_a_notebook_a_run_of_200_steps_leaves_one_bar_and_one_picture(notebook: Any) -> None:
+    outputs = notebook.cells[0].outputs
+    bar, picture = outputs
+    assert "application/vnd.jupyter.widget-view+json" in bar.data
+    alt = picture.metadata["image/png"]["alt"]
+    assert alt.startswith("Training loss ") and "at step 200" in alt
+    assert notebook.cells[1].outputs[0].text == "True 200\n"
+
+
+@pytest.mark.long
+def test_the_bar_in_a_notebook_ends_full_with_every_metric(notebook: Any) -> None:
+    state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values()
+    texts = [part["state"].get("value", "") for part in state if part["model_name"] == "HTMLModel"]
+    (line,) = (text.replace("\u2007", " ") for text in texts if "steps" in text)
+    for part in ("200/200 steps", "loss ", "val ", " tok/s", "lr ", "norm "):
+        assert part in line
+    bars = [part["state"] for part in state if part["model_name"] == "FloatProgressModel"]
+    assert [(bar["value"], bar["bar_style"]) for bar in bars] == [(200.0, "success")]
+
+
+@pytest.mark.long
+def test_a_cell_with_a_live_picture_passes_nbval_when_its_output_is_not_compared(notebook: Any, tmp_path: Path) -> None:
+    path = tmp_path / "live.ipynb"
+    nbformat.write(notebook, path)
+    assert nbval(path) == pytest.ExitCode.OK
+
+
+def nbval(path: Path) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*command, "--rootdir", path.parent, path], env=environment, cwd=path.parent).returncode
+
+
+def test_a_picture_with_another_floor_is_a_partial_function(screen: Screen, clock: Clock) -> None:
+    plot = LivePlot(partial(draw_run, floor=1.0))
+    plot.log(train_record(1))
+    assert plot.drawings == 1
+
+
+ENDLESS = """
+import json
+from tests.small_run import small_batches, small_trainer
+from course_lm.monitoring import JSONLLogger, LivePlot
+
+
+class Crier:
+    def start(self, step, total_steps):
+        pass
+
+    def log(self, record):
+        if record["step"] == 35:
+            print("it trains", flush=True)
+
+    def close(self):
+        pass
+
+
+data = small_batches()
+trainer = small_trainer(10**6, observers=[LivePlot(), JSONLLogger(path), Crier()], logging_steps=7, eval_steps=None)
+history = trainer.train(data, data[:4])
+"""
+LEFT = """
+lines = [json.loads(line) for line in open(path)]
+print(json.dumps({
+    "step": trainer.step,
+    "recorded": [record["step"] for record in history.train],
+    "same object": history is trainer.history,
+    "logged": [line["step"] for line in lines if line["event"] == "train"],
+    "tokens": [history.train[-1]["tokens"], 60 * trainer.step],
+    "val_loss": trainer.evaluate(data[:4])["val_loss"],
+    "training": trainer.model.training,
+}))
+"""
+GOES_ON = """
+from dataclasses import replace
+trainer.settings = replace(trainer.settings, max_steps=trainer.step + 8)
+at = trainer.step
+history = trainer.train(data)
+print(json.dumps({"at": at, "step": trainer.step, "recorded": [record["step"] for record in history.train]}))
+"""
+
+
+class Kernel:
+    """A notebook's kernel, driven as JupyterLab drives it."""
+
+    def __init__(self) -> None:
+        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
+
+    def run(self, code: str, *, interrupt_at: str | None = None) -> str:
+        """What a cell prints; interrupted once, when it has printed `interrupt_at`."""
+        wanted, printed, deadline = self.client.execute(code), "", time.monotonic() + 120
+        while time.monotonic() < deadline:
+            message = self.client.get_iopub_msg(timeout=120)
+            if message["parent_header"].get("msg_id") != wanted:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            assert kind != "error", "\n".join(content["traceback"])
+            if kind == "stream" and content["name"] == "stdout":
+                printed += content["text"]
+            if interrupt_at is not None and interrupt_at in printed:
+                interrupt_at = None
+                self.manager.interrupt_kernel()
+            if kind == "status" and content["execution_state"] == "idle":
+                return printed
+        raise TimeoutError(f"the cell goes on: {printed}")
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.long
+def test_interrupting_the_kernel_leaves_the_model_usable_and_the_history_complete(tmp_path: Path) -> None:
+    kernel = Kernel()
+    try:
+        kernel.run(f"path = {str(tmp_path / 'metrics.jsonl')!r}")
+        said = kernel.run(ENDLESS, interrupt_at="it trains")
+        left = json.loads(kernel.run(LEFT))
+        more = json.loads(kernel.run(GOES_ON))
+    finally:
+        kernel.close()
+    step = left["step"]
+    assert f"stopped by SIGINT after step {step}: nothing was saved" in said
+    every_record = [*range(7, step, 7), step]
+    assert left["recorded"] == left["logged"] == every_record
+    assert left["tokens"][0] == left["tokens"][1], "a step is missing from the history"
+    assert left["same object"] and left["training"] and left["val_loss"] < 4.0
+    assert more["step"] == step + 8
+    assert more["recorded"] == [*range(7, step + 8, 7), *([step + 8] if (step + 8) % 7 else [])]

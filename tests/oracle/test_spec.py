@@ -1,0 +1,406 @@
+"""The specification by itself: against torch, against hand-made numbers, against loops with a mistake in them."""
+
+import copy
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from course_lm import spec
+from course_lm.spec import Settings, train
+
+from .cases import Batch, Decay, Jump, TinyTransformer, count, make_batch, make_model, without_targets
+
+PLAIN = Settings(optimizer="sgd", schedule=Decay(0.1, 0.7))
+
+
+class Slope(nn.Module):
+    """Two tokens; token 0 has the logit `slopes · weight`, token 1 has 0. At weight 0 a target of 1 gives the
+    gradient `slopes / 2`, a target of 0 its opposite."""
+
+    def __init__(self, *slopes: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(len(slopes), dtype=torch.float64))
+        self.slopes = torch.tensor(slopes, dtype=torch.float64)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logit = (self.slopes * self.weight).sum()
+        return torch.stack([logit, torch.zeros_like(logit)]).expand(*input_ids.shape, 2)
+
+
+class Bigram(nn.Module):
+    """Logits that are looked up by the token read."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(vocabulary, vocabulary, dtype=torch.float64))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.table[input_ids]
+
+
+def one_row(*tokens: int, labels: tuple[int, ...] | None = None) -> Batch:
+    ids = torch.tensor([tokens])
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids.clone() if labels is None else torch.tensor([labels]),
+    }
+
+
+def random_batches(number: int, seed: int = 0, **options: Any) -> list[Batch]:
+    rng = random.Random(seed)
+    return [make_batch(rng, shortest=3, **options) for _ in range(number)]
+
+
+def same_size_batches(number: int) -> list[Batch]:
+    rng = random.Random(1)
+    return [one_row(1, *(rng.randrange(2, 13) for _ in range(5)), 1) for _ in range(number)]
+
+
+def tiny(seed: int = 0, *, dropout: bool = False) -> nn.Module:
+    return make_model(random.Random(seed), "tiny", dropout=dropout)
+
+
+def concatenated(batches: list[Batch]) -> Batch:
+    width = max(batch["labels"].shape[1] for batch in batches)
+    fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: torch.cat([F.pad(batch[name], (0, width - batch[name].shape[1]), value=fill) for batch in batches])
+        for name, fill in fills.items()
+    }
+
+
+def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
+    output = model(batch["input_ids"], attention_mask=batch["attention_mask"])
+    logits = output if isinstance(output, Tensor) else output.logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
+def assert_weights(got: dict[str, Tensor], model_or_weights: nn.Module | dict[str, Tensor]) -> None:
+    if isinstance(model_or_weights, nn.Module):
+        model_or_weights = {name: weight.detach() for name, weight in model_or_weights.named_parameters()}
+    assert got.keys() == model_or_weights.keys()
+    difference = torch.stack([(got[name] - weight).norm() for name, weight in model_or_weights.items()]).norm()
+    assert difference <= 1e-11 * torch.stack([weight.norm() for weight in got.values()]).norm()
+
+
+def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    matrices, vectors = ([w for w in trained if (w.ndim >= 2) == matrix] for matrix in (True, False))
+    return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.8, foreach=False),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.05, betas=(0.8, 0.95), eps=1e-6, foreach=False),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.05, betas=(0.8, 0.95), eps=1e-6, foreach=False),
+}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weights_and_moments_equal_those_of_torch(name: str, decay: float) -> None:
+    model, batches = tiny(), random_batches(6)
+    settings = Settings(
+        optimizer=name,
+        schedule=lambda k: 0.05,
+        beta1=0.8,
+        beta2=0.95,
+        epsilon=1e-6,
+        momentum=0.8,
+        weight_decay=decay,
+        max_grad_norm=0.5,
+    )
+    result = train(model, [batches], settings)
+    optimizer = OPTIMIZERS[name](groups(model, decay))
+    for batch in batches:
+        optimizer.zero_grad()
+        mean_loss(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    assert_weights(result.weights, model)
+    for weight_name, weight in model.named_parameters():
+        for kind, value in optimizer.state[weight].items() if weight.requires_grad else ():
+            torch.testing.assert_close(
+                torch.as_tensor(result.moments[weight_name][kind], dtype=torch.float64), value.double()
+            )
+
+
+def test_the_loss_of_equal_logits_is_the_logarithm_of_the_vocabulary() -> None:
+    assert train(Bigram(7), [[one_row(1, 2, 3)]], PLAIN).losses == [pytest.approx(math.log(7), rel=1e-14)]
+
+
+def test_the_loss_equals_torch_cross_entropy() -> None:
+    model, batch = tiny(), random_batches(1, ignored=0.3)[0]
+    assert train(model, [[batch]], PLAIN).losses == [pytest.approx(mean_loss(model, batch).item(), rel=1e-13)]
+
+
+def test_a_gradient_of_3_and_4_has_norm_5_and_is_clipped_to_1() -> None:
+    settings = Settings(optimizer="sgd", schedule=lambda k: 1.0, max_grad_norm=1.0)
+    result = train(Slope(6.0, 8.0), [[one_row(1, 1)]], settings)
+    assert result.norms == [pytest.approx(5.0, rel=1e-14)]
+    torch.testing.assert_close(result.weights["weight"], -torch.tensor([0.6, 0.8]).double(), rtol=1e-6, atol=0)
+
+
+def test_a_gradient_within_the_bound_is_left_alone() -> None:
+    settings = Settings(optimizer="sgd", schedule=lambda k: 1.0, max_grad_norm=5.5)
+    result = train(Slope(6.0, 8.0), [[one_row(1, 1)]], settings)
+    torch.testing.assert_close(result.weights["weight"], -torch.tensor([3.0, 4.0]).double())
+
+
+def test_position_t_predicts_token_t_plus_1() -> None:
+    table = train(Bigram(6), [[one_row(1, 4, 2, 5)]], PLAIN).weights["table"]
+    assert {(row, int(table[row].argmax())) for row in range(6) if table[row].any()} == {(1, 4), (4, 2), (2, 5)}
+
+
+def test_an_ignored_target_adds_nothing() -> None:
+    ignored = train(Bigram(6), [[one_row(1, 4, 2, 5, labels=(1, 4, -100, -100))]], PLAIN)
+    absent = train(Bigram(6), [[one_row(1, 4)]], PLAIN)
+    assert_weights(ignored.weights, absent.weights)
+    assert ignored.losses == absent.losses
+
+
+def test_end_of_text_is_a_target_where_pad_has_the_same_id() -> None:
+    batch = {**one_row(1, 4, 1, 1, labels=(1, 4, 1, -100)), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
+    table = train(Bigram(6), [[batch]], PLAIN).weights["table"]
+    assert int(table[4].argmax()) == 1
+    assert table[1].argmax() == 4
+
+
+def test_splitting_a_window_differently_changes_nothing() -> None:
+    model, batches = tiny(), random_batches(4)
+    assert len({count(batch) for batch in batches}) > 1
+    split = train(model, [batches], dataclasses.replace(PLAIN, accumulation_steps=4))
+    whole = train(model, [[concatenated(batches)]], PLAIN)
+    assert_weights(split.weights, whole.weights)
+    assert split.losses == [pytest.approx(whole.losses[0], rel=1e-13)]
+
+
+def test_a_tail_is_a_step_of_its_own_and_nothing_leaks() -> None:
+    model, b = tiny(), random_batches(5)
+    settings = dataclasses.replace(PLAIN, accumulation_steps=2)
+    with_tail = train(model, [b[:3], b[3:]], settings)
+    assert with_tail.k == 3
+    assert_weights(with_tail.weights, train(model, [b[:2], b[2:3], b[3:]], settings).weights)
+
+
+def test_a_window_without_targets_is_a_no_op() -> None:
+    model, b = tiny(), random_batches(3)
+    settings = Settings(schedule=Decay(0.1, 0.7))
+    with_empty = train(model, [[b[0], without_targets(b[1]), b[2]]], settings)
+    without = train(model, [[b[0], b[2]]], settings)
+    assert (with_empty.k, with_empty.skipped) == (2, [1])
+    assert with_empty.learning_rates == without.learning_rates
+    assert_weights(with_empty.weights, without.weights)
+
+
+def test_a_loss_scale_changes_nothing() -> None:
+    model, batches = tiny(), random_batches(3)
+    settings = dataclasses.replace(PLAIN, max_grad_norm=0.1)
+    scaled = train(model, [batches], dataclasses.replace(settings, loss_scale=1024.0))
+    plain = train(model, [batches], settings)
+    assert scaled.norms == pytest.approx(plain.norms, rel=1e-12)
+    assert_weights(scaled.weights, plain.weights)
+
+
+def test_an_overflow_leaves_weights_moments_and_k_where_they_were() -> None:
+    model, b = tiny(), random_batches(3)
+    settings = Settings(schedule=Decay(0.1, 0.7), loss_scale=1024.0)
+    overflowed = train(model, [b], dataclasses.replace(settings, overflow_steps={1}))
+    without = train(model, [[b[0], b[2]]], settings)
+    assert (overflowed.k, overflowed.skipped) == (2, [1])
+    assert overflowed.learning_rates == [settings.schedule(0), settings.schedule(1)]
+    assert_weights(overflowed.weights, without.weights)
+    for name in overflowed.moments:
+        torch.testing.assert_close(overflowed.moments[name], without.moments[name])
+
+
+def test_a_gradient_that_is_not_finite_raises_and_names_the_weight() -> None:
+    broken = Slope(math.inf)
+    with pytest.raises(FloatingPointError, match=r"step 0, .*weight"):
+        train(broken, [[one_row(1, 1)]], PLAIN)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_where_asked() -> None:
+    result = train(Slope(math.inf), [[one_row(1, 1)]], dataclasses.replace(PLAIN, on_nonfinite="skip"))
+    assert (result.k, result.skipped, result.weights["weight"].tolist()) == (0, [0], [0.0])
+
+
+def test_the_learning_rate_is_the_schedule_at_the_completed_steps() -> None:
+    settings = Settings(optimizer="sgd", schedule=lambda k: 10.0**-k)
+    result = train(Slope(2.0), [[one_row(1, 1)], [one_row(1, 1)]], settings)
+    assert result.learning_rates == [1.0, 0.1]
+
+
+def test_decoupled_decay_shrinks_matrices_and_nothing_else() -> None:
+    model, batches = tiny(), random_batches(1)
+    settings = Settings(schedule=lambda k: 0.1)
+    plain = train(model, [batches], settings).weights
+    decayed = train(model, [batches], dataclasses.replace(settings, weight_decay=0.5)).weights
+    for name, weight in model.named_parameters():
+        shrunk = 0.1 * 0.5 * weight.detach() if weight.ndim >= 2 and weight.requires_grad else 0.0
+        torch.testing.assert_close(decayed[name], plain[name] - shrunk)
+
+
+def test_a_step_does_not_see_the_gradients_of_earlier_ones() -> None:
+    model, (first, second) = tiny(), random_batches(2)
+    settings = Settings(optimizer="sgd", schedule=lambda k: 0.1)
+    together = train(model, [[first, second]], settings)
+    model.load_state_dict(train(model, [[first]], settings).weights, strict=False)
+    apart = train(model, [[second]], settings)
+    assert_weights(together.weights, apart.weights)
+
+
+def test_validation_does_not_change_the_training() -> None:
+    model, batches = tiny(dropout=True), random_batches(2)
+    validated = train(model, [batches, batches], dataclasses.replace(PLAIN, validation=random_batches(2, seed=5)))
+    assert_weights(validated.weights, train(model, [batches, batches], PLAIN).weights)
+
+
+def test_the_validation_loss_is_that_of_eval_mode_and_of_any_batch_size() -> None:
+    model, held_out = tiny(dropout=True), random_batches(3, seed=5)
+    settings = dataclasses.replace(PLAIN, schedule=lambda k: 0.0)
+    apart = train(model, [random_batches(1)], dataclasses.replace(settings, validation=held_out))
+    expected = mean_loss(copy.deepcopy(model).eval(), concatenated(held_out)).item()
+    assert apart.validation_losses == [pytest.approx(expected, rel=1e-13)]
+
+
+def test_the_best_weights_are_those_of_the_best_epoch() -> None:
+    model, batches = tiny(), random_batches(2)
+    settings = Settings(optimizer="sgd", schedule=Jump(2), validation=random_batches(2, seed=5))
+    result = train(model, [batches, batches], settings)
+    assert result.validation_losses[0] < result.validation_losses[1]
+    assert result.best_weights is not None
+    assert_weights(result.best_weights, train(model, [batches], settings).weights)
+
+
+def test_a_validation_loss_of_nan_is_no_improvement() -> None:
+    empty = [without_targets(batch) for batch in random_batches(1)]
+    result = train(tiny(), [random_batches(1)], dataclasses.replace(PLAIN, validation=empty))
+    assert math.isnan(result.validation_losses[0])
+    assert result.best_weights is None
+
+
+def test_the_given_model_is_left_alone() -> None:
+    model = TinyTransformer(1, tied=True, wrapped=False, dropout=True).eval()
+    before = copy.deepcopy(model.state_dict())
+    train(model, [random_batches(2)], PLAIN)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not any(module.training for module in model.modules())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_an_unknown_fault_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(ValueError, match=r"unknown fault 'no_shift'; the faults are .*unshifted_labels, .*best_is_a"):
+        train(Slope(1.0), [], PLAIN, faults={"no_shift"})
+
+
+def test_masking_end_of_text_needs_its_id() -> None:
+    with pytest.raises(ValueError, match="eos_id"):
+        train(Slope(1.0), [], PLAIN, faults={"eos_masked"})
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw, got 'lion'"),
+        ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of raise, skip, got 'ignore'"),
+        ({"accumulation_steps": 0}, "accumulation_steps must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_refused(bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**bad)
+
+
+def careless_loop(model: nn.Module, epochs: list[list[Batch]], settings: Settings, mistakes: set[str]) -> nn.Module:
+    """The loop of many a tutorial. It is right where all micro-batches hold as many targets and no tail is left."""
+    model = copy.deepcopy(model)
+    steps, norm = settings.accumulation_steps, settings.max_grad_norm or math.inf
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.schedule(0))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: settings.schedule(k) / settings.schedule(0))
+    for batches in epochs:
+        for index, batch in enumerate(batches, start=1):
+            if "zero_grad_per_micro_batch" in mistakes:
+                optimizer.zero_grad()
+            divisor = 1 if "accumulation_not_divided" in mistakes else steps
+            (mean_loss(model, batch) / divisor).backward()
+            if "clip_per_micro_batch" in mistakes or index % steps == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), norm)
+            if index % steps == 0:
+                if "schedule_off_by_one" in mistakes:
+                    scheduler.step()
+                optimizer.step()
+                if "missing_zero_grad" not in mistakes:
+                    optimizer.zero_grad()
+            late = not mistakes & {"schedule_off_by_one", "schedule_per_micro_batch"}
+            if "schedule_per_micro_batch" in mistakes or (late and index % steps == 0):
+                scheduler.step()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize(
+    ("faults", "batches"),
+    [
+        (set(), same_size_batches(4)),
+        ({"accumulation_not_divided"}, same_size_batches(4)),
+        ({"zero_grad_per_micro_batch"}, same_size_batches(4)),
+        ({"missing_zero_grad"}, same_size_batches(4)),
+        ({"clip_per_micro_batch"}, same_size_batches(4)),
+        ({"schedule_per_micro_batch"}, same_size_batches(4)),
+        ({"schedule_off_by_one"}, same_size_batches(4)),
+        ({"mean_of_means"}, random_batches(4)),
+        ({"tail_leaks", "tail_divided_by_full"}, same_size_batches(5)),
+    ],
+    ids=lambda value: "+".join(sorted(value)) or "none" if isinstance(value, set) else "",
+)
+def test_a_loop_with_the_mistake_leaves_the_weights_of_the_fault(faults: set[str], batches: list[Batch]) -> None:
+    model = tiny(seed=3)
+    norm = 0.3 if "clip_per_micro_batch" in faults else None
+    settings = dataclasses.replace(PLAIN, accumulation_steps=2, max_grad_norm=norm)
+    epochs = [batches, batches]
+    assert_weights(train(model, epochs, settings, faults).weights, careless_loop(model, epochs, settings, faults))
+
+
+def test_clipping_scaled_gradients_is_what_a_scaler_without_unscale_does() -> None:
+    model, batch = tiny(seed=3), random_batches(1)[0]
+    settings = dataclasses.replace(PLAIN, max_grad_norm=0.5, loss_scale=256.0)
+    result = train(model, [[batch]], settings, {"clip_before_unscale"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.schedule(0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler.scale(mean_loss(model, batch)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    scaler.step(optimizer)
+    assert_weights(result.weights, model)
+
+
+@pytest.mark.parametrize(
+    ("fault", "optimizer_type", "has_groups"),
+    [("coupled_decay", torch.optim.Adam, True), ("decays_everything", torch.optim.AdamW, False)],
+)
+def test_a_fault_of_the_decay_is_another_torch_optimizer(
+    fault: str, optimizer_type: type[torch.optim.Adam], has_groups: bool
+) -> None:
+    model, batches = tiny(), random_batches(3)
+    result = train(model, [batches], Settings(schedule=lambda k: 0.05, weight_decay=0.3), {fault})
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    params: Any = groups(model, 0.3) if has_groups else trained
+    optimizer = optimizer_type(params, lr=0.05, weight_decay=0.3, foreach=False)
+    for batch in batches:
+        optimizer.zero_grad()
+        mean_loss(model, batch).backward()
+        optimizer.step()
+    assert_weights(result.weights, model)
+
+
+def test_every_fault_has_its_line() -> None:
+    assert len(spec.FAULTS) == 21
+    assert all(line and "\n" not in line for line in spec.FAULTS.values())

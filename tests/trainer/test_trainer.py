@@ -1,0 +1,753 @@
+"""Claims about the loop: what one call of `train` does, in which order, and what it leaves behind."""
+
+import json
+import math
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from course_lm.batching import labels_of, make_loader
+from course_lm.checkpoints import load_checkpoint
+from course_lm.clipping import clip_gradients
+from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.loss import count_targets, next_token_loss
+from course_lm.model import GPT, ModelConfig
+from course_lm.monitoring import History, TensorBoardConfig, evaluate
+from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.schedules import ScheduleConfig, build_schedule
+from course_lm.step import NonFiniteGradientError, train_step
+from course_lm.tokenizer import train_tokenizer
+from course_lm.trainer import Trainer
+from course_lm.trainer.log import MAX_SKIPPED_IN_A_ROW
+
+VOCABULARY, LENGTH = 13, 8
+DOCUMENTS = [f"the {animal} sat on the {place}" for animal in ("cat", "dog", "cow") for place in ("mat", "hat", "sun")]
+
+
+def batch_of(starts: list[int], length: int = LENGTH) -> dict[str, Any]:
+    """Rows that count upwards from their first token, so that the next token is always known."""
+    ids = (torch.tensor(starts)[:, None] + torch.arange(length)) % VOCABULARY
+    mask = torch.ones_like(ids)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask), "num_bytes": ids.numel()}
+
+
+def empty_batch() -> dict[str, Any]:
+    """A batch without a target token."""
+    return batch_of([1]) | {"labels": torch.full((1, LENGTH), -100)}
+
+
+def toy_batches(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Batches of different sizes and lengths."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(VOCABULARY, (1 + i % 3,), generator=draw).tolist() for i in range(count)]
+    return [batch_of(starts, LENGTH - i % 4) for i, starts in enumerate(rows)]
+
+
+def tiny_gpt(dropout: float = 0.0) -> GPT:
+    torch.manual_seed(0)
+    return GPT(ModelConfig(n_layer=1, n_head=2, d_model=16, dropout=dropout), VOCABULARY, LENGTH)
+
+
+def configure(lr: float = 1e-2, schedule: ScheduleConfig | None = None, **training: Any) -> TrainingConfig:
+    """A small run on the CPU that logs every step and writes nothing, unless told otherwise."""
+    quiet = {"gradient_accumulation_steps": 1, "num_epochs": 1, "precision": "fp32", "device": "cpu"}
+    return TrainingConfig(
+        experiment_name="toy",
+        optimizer=OptimizerConfig(learning_rate=lr),
+        lr_scheduler=schedule or ScheduleConfig(),
+        training=LoopConfig(**{**quiet, "logging_steps": 1, "output_dir": None, **training}),
+    )
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: part.clone() for name, part in model.state_dict().items()}
+
+
+def assert_same_weights(mine: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def steps_of(records: list[dict[str, Any]]) -> list[int]:
+    return [record["step"] for record in records]
+
+
+class Recorder:
+    """Keeps what it is told, and the weights at each validation."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.weights: list[dict[str, Tensor]] = []
+        self.model: nn.Module | None = None
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        self.told.append(("start", step, total_steps))
+
+    def log(self, record: dict[str, Any]) -> None:
+        self.told.append(record)
+        if record["event"] == "validation" and self.model is not None:
+            self.weights.append(weights_of(self.model))
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def validated_as(trainer: Trainer, values: list[float]) -> Trainer:
+    """The trainer, its validations measuring these losses in turn."""
+    rest = iter(values)
+    trainer.evaluate = lambda loader: {"val_loss": next(rest)}  # type: ignore[method-assign]
+    return trainer
+
+
+# The loop
+
+
+def test_the_loss_falls_on_text_that_can_be_learned():
+    trainer = Trainer(tiny_gpt(), configure(num_epochs=15))
+    history = trainer.train(toy_batches(12), toy_batches(4, seed=1))
+    assert history.train[0]["loss"] > 2.4
+    assert history.validation[-1]["val_loss"] < 0.5
+
+
+@settings(max_examples=15)
+@given(batches=st.integers(1, 7), accumulation=st.integers(1, 4), epochs=st.integers(1, 3))
+def test_a_run_takes_as_many_steps_as_it_says(batches, accumulation, epochs):
+    observer = Recorder()
+    config = configure(gradient_accumulation_steps=accumulation, num_epochs=epochs)
+    trainer = Trainer(tiny_gpt(), config, observers=[observer])
+    trainer.train(toy_batches(batches))
+    assert observer.told[0] == ("start", 0, trainer.step)
+    assert trainer.step == epochs * math.ceil(batches / accumulation)
+
+
+def test_the_run_equals_the_same_windows_stepped_by_hand():
+    batches, config = toy_batches(5), configure(gradient_accumulation_steps=3, num_epochs=2)
+    trainer = Trainer(tiny_gpt(), config)
+    trainer.train(batches)
+    model = tiny_gpt()
+    optimizer = build_optimizer(model, config.optimizer)
+    schedule = build_schedule(config.lr_scheduler, peak_lr=1e-2, total_steps=4)
+    for step, window in enumerate([batches[:3], batches[3:]] * 2):
+        train_step(model, window, optimizer, lr=schedule(step))
+    assert_same_weights(weights_of(trainer.model), weights_of(model))
+
+
+def test_the_schedule_is_asked_for_the_completed_steps():
+    asked: list[int] = []
+    trainer = Trainer(tiny_gpt(), configure(num_epochs=2), schedule=lambda step: asked.append(step) or 1e-3)
+    trainer.train(toy_batches(3))
+    assert asked == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_step_without_targets_leaves_the_number_of_completed_steps():
+    asked: list[int] = []
+    trainer = Trainer(tiny_gpt(), configure(), schedule=lambda step: asked.append(step) or 1e-3)
+    with pytest.warns(UserWarning, match="no target token"):
+        trainer.train([batch_of([1]), empty_batch(), batch_of([2])])
+    assert (asked, trainer.step, trainer.log.skipped) == ([0, 1, 1], 2, 1)
+
+
+def test_a_schedule_over_the_run_is_built_from_the_configuration():
+    schedule = ScheduleConfig(type="linear", warmup_steps=2, warmup_ratio=0.0)
+    history = Trainer(tiny_gpt(), configure(lr=0.8, schedule=schedule)).train(toy_batches(6))
+    assert [record["lr"] for record in history.train] == pytest.approx([0.0, 0.4, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_max_steps_stops_in_the_middle_of_an_epoch_and_validates():
+    trainer = Trainer(tiny_gpt(), configure(max_steps=4, num_epochs=9))
+    history = trainer.train(toy_batches(3), toy_batches(1))
+    assert (trainer.step, trainer.epoch, trainer.batch) == (4, 1, 1)
+    assert steps_of(history.validation) == [3, 4]
+
+
+def test_max_steps_goes_on_after_the_last_epoch():
+    trainer = Trainer(tiny_gpt(), configure(max_steps=7, num_epochs=1))
+    trainer.train(toy_batches(2))
+    assert trainer.step == 7
+
+
+def test_every_epoch_ends_with_a_validation():
+    history = Trainer(tiny_gpt(), configure(num_epochs=3)).train(toy_batches(2), toy_batches(1))
+    assert steps_of(history.validation) == [2, 4, 6]
+
+
+def test_eval_steps_replace_the_validation_of_each_epoch():
+    history = Trainer(tiny_gpt(), configure(num_epochs=2, eval_steps=3)).train(toy_batches(4), toy_batches(1))
+    assert steps_of(history.validation) == [3, 6, 8]
+
+
+def test_a_step_is_validated_once():
+    config = configure(num_epochs=2, eval_steps=2, max_steps=4)
+    history = Trainer(tiny_gpt(), config).train(toy_batches(2), toy_batches(1))
+    assert steps_of(history.validation) == [2, 4]
+
+
+def test_a_finished_run_trains_no_further():
+    trainer = Trainer(tiny_gpt(), configure())
+    trainer.train(toy_batches(2))
+    before = weights_of(trainer.model)
+    trainer.train(toy_batches(2))
+    assert trainer.step == 2
+    assert_same_weights(weights_of(trainer.model), before)
+
+
+def test_the_same_seed_gives_the_same_run():
+    runs = [Trainer(tiny_gpt(dropout=0.3), configure(num_epochs=2)) for _ in range(2)]
+    for trainer in runs:
+        torch.rand(3)  # what was drawn before must not matter
+        trainer.train(toy_batches(3))
+    assert_same_weights(weights_of(runs[0].model), weights_of(runs[1].model))
+
+
+def test_one_epoch_can_be_trained_by_hand(tmp_path):
+    trainer = Trainer(tiny_gpt(), configure(num_epochs=3, logging_steps=100, output_dir=str(tmp_path)))
+    trainer.train_epoch(toy_batches(2))
+    assert (trainer.step, trainer.epoch, trainer.batch) == (2, 1, 0)
+    assert (tmp_path / "toy" / "checkpoint_epoch_1.pt").exists()
+
+
+# Loaders
+
+
+class Endless:
+    """A loader that holds nothing, and gives up on a caller that does not."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches, self.asked = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.asked += 1
+        assert self.asked < 5, "an epoch without a step was followed by another, and another"
+        return iter(self.batches)
+
+
+def test_an_empty_loader_is_refused():
+    with pytest.raises(ValueError, match="training loader is empty"):
+        Trainer(tiny_gpt(), configure()).train([])
+
+
+@pytest.mark.filterwarnings("ignore:skipped a step")
+@pytest.mark.parametrize("batches", [[], [empty_batch()]])
+def test_an_epoch_that_holds_no_target_is_refused_rather_than_repeated_for_ever(batches):
+    with pytest.raises(ValueError, match="training loader"):
+        Trainer(tiny_gpt(), configure(max_steps=2)).train(Endless(batches))
+
+
+def test_a_loader_without_a_length_needs_max_steps():
+    with pytest.raises(ValueError, match=r"has no len\(\): set training.max_steps"):
+        Trainer(tiny_gpt(), configure()).train(Endless([batch_of([1])]))
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(toy_batches(3))
+
+
+def test_a_stream_without_a_length_needs_max_steps():
+    with pytest.raises(ValueError, match=r"set training\.max_steps"):
+        Trainer(tiny_gpt(), configure()).train(DataLoader(Stream(), batch_size=None))
+
+
+def test_a_stream_trains_and_saves(tmp_path):
+    config = configure(max_steps=5, save_steps=2, output_dir=str(tmp_path))
+    trainer = Trainer(tiny_gpt(), config)
+    trainer.train(DataLoader(Stream(), batch_size=None))
+    assert trainer.step == 5
+
+
+def test_a_plain_dataloader_trains():
+    trainer = Trainer(tiny_gpt(), configure(num_epochs=2))
+    trainer.train(DataLoader(toy_batches(3), batch_size=None, shuffle=True))  # type: ignore[arg-type]
+    assert trainer.step == 6
+
+
+@pytest.mark.parametrize("mode", ["fixed", "dynamic", "bucketed", "packed"])
+def test_every_mode_of_batching_trains(mode):
+    tokenizer = train_tokenizer(DOCUMENTS, 262)
+    loader = make_loader(DOCUMENTS, tokenizer, mode=mode, batch_size=2, max_length=12)
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=16, dropout=0.0), 262, 12)
+    history = Trainer(model, configure(num_epochs=12, max_grad_norm=None)).train(loader, loader)
+    assert history.validation[-1]["val_loss"] < 0.6 * history.train[0]["loss"]
+
+
+# What is recorded
+
+
+def test_a_record_holds_the_mean_over_the_tokens_since_the_last_one():
+    batches, config = [batch_of([1, 2, 3]), batch_of([4], length=3)], configure(logging_steps=2)
+    sums, counts, model = [], [], tiny_gpt()
+    optimizer = build_optimizer(model, config.optimizer)
+    for step, batch in enumerate(batches):
+        result = train_step(model, [batch], optimizer, lr=[0.0, 1e-2][step])
+        counts.append(int(result.tokens))
+        sums.append(float(result.loss) * counts[-1])
+    (record,) = Trainer(tiny_gpt(), config, schedule=lambda step: [0.0, 1e-2][step]).train(batches).train
+    assert record["loss"] == pytest.approx(sum(sums) / sum(counts), rel=1e-6)
+    assert record["tokens"] == sum(counts) == 23
+
+
+def test_steps_after_the_last_log_point_are_logged_at_the_end():
+    history = Trainer(tiny_gpt(), configure(logging_steps=2, num_epochs=1)).train(toy_batches(5))
+    assert steps_of(history.train) == [2, 4, 5]
+
+
+def test_a_record_holds_every_metric():
+    history = Trainer(tiny_gpt(), configure()).train(toy_batches(2), toy_batches(1))
+    train = {"loss", "perplexity", "lr", "grad_norm", "grad_norm_max", "tokens", "skipped"}
+    machine = {"tokens_per_second", "peak_memory_bytes"}
+    assert history.train[0].keys() == {"event", "step", "epoch"} | train | machine
+    validation = {"val_loss", "perplexity", "bits_per_byte", "accuracy"}
+    assert history.validation[0].keys() == {"event", "step", "epoch"} | validation
+
+
+def test_only_the_plain_loss_has_a_perplexity():
+    (plain,) = Trainer(tiny_gpt(), configure()).train(toy_batches(1)).train
+    (other,) = Trainer(tiny_gpt(), configure(), loss_fn=smoothed).train(toy_batches(1)).train
+    assert plain["perplexity"] == math.exp(plain["loss"])
+    assert math.isnan(other["perplexity"])
+
+
+def test_a_spike_of_the_norm_between_two_log_points_is_recorded():
+    batches = toy_batches(5)
+    every = Trainer(tiny_gpt(), configure()).train(batches).train
+    (record,) = Trainer(tiny_gpt(), configure(logging_steps=5)).train(batches).train
+    assert record["grad_norm_max"] == max(each["grad_norm"] for each in every) > record["grad_norm"]
+
+
+def test_throughput_leaves_out_what_observers_take_to_start():
+    class Slow(Recorder):
+        def start(self, step: int, total_steps: int | None) -> None:
+            time.sleep(0.5)
+
+    history = Trainer(tiny_gpt(), configure(), observers=[Slow()]).train(toy_batches(2))
+    assert history.train[0]["tokens"] / history.train[0]["tokens_per_second"] < 0.4
+
+
+def test_a_run_that_fails_has_recorded_the_steps_before():
+    trainer = Trainer(tiny_gpt(), configure(logging_steps=100), loss_fn=exploding_at(3))
+    with pytest.raises(NonFiniteGradientError):
+        trainer.train(toy_batches(4))
+    (record,) = trainer.history.train
+    assert (record["step"], record["partial"]) == (2, True)
+
+
+def test_the_recorded_norm_is_the_one_before_clipping():
+    free = Trainer(tiny_gpt(), configure(max_grad_norm=None)).train(toy_batches(1)).train[0]["grad_norm"]
+    clipped = Trainer(tiny_gpt(), configure(max_grad_norm=1e-3)).train(toy_batches(1)).train[0]["grad_norm"]
+    assert clipped == free > 1e-3
+
+
+def test_the_metrics_file_holds_the_history(tmp_path):
+    trainer = Trainer(tiny_gpt(), configure(num_epochs=2, output_dir=str(tmp_path)))
+    without_bytes = [{key: part for key, part in batch_of([1]).items() if key != "num_bytes"}]
+    history = trainer.train(toy_batches(3), without_bytes)
+    lines = (tmp_path / "toy" / "metrics.jsonl").read_text().splitlines()
+    finite = [
+        {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
+        for record in history.records
+    ]
+    assert [json.loads(line) for line in lines] == finite
+    assert finite[-1]["bits_per_byte"] is None
+
+
+def test_observers_hear_the_start_every_record_and_the_end():
+    observer = Recorder()
+    history = Trainer(tiny_gpt(), configure(), observers=[observer]).train(toy_batches(2), toy_batches(1))
+    assert observer.told == [("start", 0, 2), *history.records, "close"]
+
+
+class Vandal:
+    """Fails at one call, and spoils every record that it gets."""
+
+    def __init__(self, fails_at: str) -> None:
+        self.fails_at = fails_at
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        self.call("start")
+
+    def log(self, record: dict[str, Any]) -> None:
+        record.clear()
+        self.call("log")
+
+    def close(self) -> None:
+        self.call("close")
+
+    def call(self, name: str) -> None:
+        if name == self.fails_at:
+            raise RuntimeError("disk full")
+
+
+@pytest.mark.parametrize("call", ["start", "log", "close"])
+def test_an_observer_that_fails_does_not_end_the_run(call):
+    trainer = Trainer(tiny_gpt(), configure(), observers=[Vandal(call)])
+    with pytest.warns(UserWarning, match=f"Vandal.{call} failed"):
+        history = trainer.train(toy_batches(3))
+    assert trainer.step == 3
+    assert steps_of(history.train) == [1, 2, 3]
+
+
+# Validation and the best weights
+
+
+def test_validation_is_the_plain_loss_whatever_loss_is_trained():
+    trainer = Trainer(tiny_gpt(), configure(), loss_fn=smoothed)
+    history = trainer.train(toy_batches(2), toy_batches(3))
+    assert history.validation[-1]["val_loss"] == evaluate(trainer.model, toy_batches(3))["val_loss"]
+
+
+def smoothed(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+    return next_token_loss(logits, labels, reduction=reduction, label_smoothing=0.3, z_loss=0.1)
+
+
+def test_the_validation_loss_does_not_depend_on_the_batches():
+    rows, trainer = list(range(9)), Trainer(tiny_gpt(), configure())
+    losses = [
+        trainer.evaluate([batch_of(rows[i : i + size]) for i in range(0, 9, size)])["val_loss"] for size in (1, 2, 4, 9)
+    ]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
+
+
+def test_validation_gives_every_module_its_mode_back():
+    model = tiny_gpt(dropout=0.2)
+    trainer = Trainer(model, configure(eval_steps=1))
+    model.blocks[0].eval()
+    trainer.train(toy_batches(2), toy_batches(1))
+    assert model.training
+    assert not any(module.training for module in model.blocks[0].modules())
+
+
+def test_validation_leaves_no_gradient_and_draws_no_random_number():
+    model = tiny_gpt(dropout=0.2)
+    trainer = Trainer(model, configure())
+    before = torch.get_rng_state()
+    trainer.evaluate(toy_batches(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_best_weights_are_a_copy_from_the_best_validation():
+    recorder = Recorder()
+    trainer = validated_as(Trainer(tiny_gpt(), configure(num_epochs=4), observers=[recorder]), [3.0, 1.0, 2.0, 1.0])
+    recorder.model = trainer.model
+    trainer.train(toy_batches(2), toy_batches(1))
+    assert trainer.best_weights is not None and trainer.best_loss == 1.0
+    assert_same_weights(trainer.best_weights, recorder.weights[1])
+    assert not torch.equal(trainer.best_weights["norm.weight"], trainer.model.state_dict()["norm.weight"])
+
+
+def test_the_best_checkpoint_holds_the_weights_of_the_best_validation(tmp_path):
+    recorder = Recorder()
+    config = configure(num_epochs=3, output_dir=str(tmp_path))
+    trainer = validated_as(Trainer(tiny_gpt(), config, observers=[recorder]), [3.0, 1.0, 2.0])
+    recorder.model = trainer.model
+    trainer.train(toy_batches(2), toy_batches(1))
+    assert_same_weights(load_checkpoint(tmp_path / "toy" / "checkpoint_best.pt")["model"], recorder.weights[1])
+
+
+def test_a_validation_of_nan_is_no_improvement():
+    trainer = validated_as(Trainer(tiny_gpt(), configure(num_epochs=4)), [math.nan, 2.0, math.nan, 3.0])
+    history = trainer.train(toy_batches(1), toy_batches(1))
+    assert trainer.best_loss == 2.0
+    assert history.best is not None and history.best["step"] == 2
+
+
+def test_nothing_but_nan_leaves_no_best_weights():
+    trainer = validated_as(Trainer(tiny_gpt(), configure(num_epochs=2)), [math.nan, math.nan])
+    trainer.train(toy_batches(1), toy_batches(1))
+    assert trainer.best_weights is None
+
+
+@pytest.mark.parametrize(
+    ("values", "threshold", "stops_after"),
+    [
+        ([3.0, 2.0, 2.5, 2.1, 1.0, 1.0], 0.0, 4),
+        ([3.0, math.nan, math.nan, 1.0, 1.0, 1.0], 0.0, 3),
+        ([3.0, 2.95, 2.91, 1.0, 1.0, 1.0], 0.1, 3),
+        ([3.0, 2.0, 2.0, 1.0, 0.9, 0.8], 0.0, 6),
+    ],
+)
+def test_the_run_stops_early_after_two_validations_without_improvement(values, threshold, stops_after):
+    config = configure(num_epochs=6, early_stopping_patience=2, early_stopping_threshold=threshold)
+    trainer = validated_as(Trainer(tiny_gpt(), config), values)
+    trainer.train(toy_batches(1), toy_batches(1))
+    assert trainer.step == stops_after
+
+
+# Files
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_run_leaves_its_last_and_best_state_its_steps_settings_and_metrics(tmp_path):
+    config = configure(num_epochs=2, save_steps=2, output_dir=str(tmp_path))
+    Trainer(tiny_gpt(), config).train(toy_batches(3), toy_batches(1))
+    newest_three = {"checkpoint_epoch_1.pt", "checkpoint_step_4.pt", "checkpoint_epoch_2.pt"}
+    others = {"checkpoint_last.pt", "checkpoint_best.pt", "config.yaml", "metrics.jsonl"}
+    assert files_of(tmp_path / "toy") == newest_three | others
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, None])
+def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path, limit):
+    config = configure(save_steps=1, save_total_limit=limit, output_dir=str(tmp_path))
+    Trainer(tiny_gpt(), config).train(toy_batches(6))
+    written = ["epoch_1", "step_5", "step_4", "step_3", "step_2", "step_1"]
+    kept = {name for name in files_of(tmp_path / "toy") if "_step_" in name or "_epoch_" in name}
+    assert kept == {f"checkpoint_{name}.pt" for name in written[:limit]}
+
+
+def test_the_best_weights_are_given_back_where_that_is_asked_for(tmp_path):
+    def trained(**settings):
+        trainer = Trainer(tiny_gpt(), configure(num_epochs=3, **settings), schedule=lambda k: [1e-2, 1e-2, 5.0][k])
+        trainer.train(toy_batches(1), toy_batches(1))  # the last step ruins the model
+        return trainer
+
+    val_loss = [record["val_loss"] for record in trained().history.validation]
+    assert val_loss[1] == min(val_loss) < val_loss[2]
+    for place in ({}, {"output_dir": str(tmp_path)}):
+        assert trained(**place).evaluate(toy_batches(1))["val_loss"] != val_loss[1]
+        shutil.rmtree(tmp_path / "toy", ignore_errors=True)
+        best = trained(restore_best=True, **place)
+        assert best.evaluate(toy_batches(1))["val_loss"] == val_loss[1]
+        shutil.rmtree(tmp_path / "toy", ignore_errors=True)
+
+
+def test_the_last_checkpoint_holds_the_last_weights_even_where_the_best_are_given_back(tmp_path):
+    config = configure(num_epochs=2, restore_best=True, output_dir=str(tmp_path))
+    trainer = Trainer(tiny_gpt(), config, schedule=lambda k: [1e-2, 5.0][k])
+    trainer.train(toy_batches(1), toy_batches(1))
+    last = load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["model"]
+    assert not torch.equal(last["norm.weight"], trainer.model.state_dict()["norm.weight"])
+
+
+def test_exhausted_memory_is_answered_with_what_to_lower_first():
+    def greedy(logits, labels, reduction):
+        return next_token_loss(logits, labels, reduction=reduction) + torch.empty(10**15).sum()
+
+    trainer = Trainer(tiny_gpt(), configure(batch_size=7), loss_fn=greedy)
+    with pytest.raises(MemoryError, match="batch_size 7") as caught:
+        trainer.train(toy_batches(1))
+    named = ["training.batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "max_length"]
+    places = [str(caught.value).index(name) for name in named]
+    assert places[0] < places[1] < places[2] and "\n" not in str(caught.value)
+
+
+def test_another_error_of_the_runtime_stays_what_it_is():
+    def broken(logits, labels, reduction):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        Trainer(tiny_gpt(), configure(), loss_fn=broken).train(toy_batches(1))
+
+
+def test_a_history_is_a_picture_and_a_table():
+    history = Trainer(tiny_gpt(), configure(num_epochs=2)).train(toy_batches(3), toy_batches(1))
+    table = history.to_dataframe()
+    assert len(table) == len(history.records)
+    assert table["val_loss"].notna().tolist() == [record in history.validation for record in history.records]
+    drawn = [np.asarray(line.get_ydata()).tolist() for axes in history.plot(floor=1.0).axes for line in axes.lines]
+    assert [record["lr"] for record in history.train] in drawn
+
+
+def test_the_saved_settings_are_those_of_the_run(tmp_path):
+    config = configure(output_dir=str(tmp_path))
+    Trainer(tiny_gpt(), config).train(toy_batches(1))
+    assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == config
+
+
+def test_without_an_output_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Trainer(tiny_gpt(), configure(save_steps=1)).train(toy_batches(2), toy_batches(1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_making_a_trainer_writes_nothing(tmp_path):
+    Trainer(tiny_gpt(), configure(output_dir=str(tmp_path)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_writes_an_event_file(tmp_path):
+    config = TrainingConfig(
+        experiment_name="toy",
+        training=configure(output_dir=str(tmp_path)).training,
+        tensorboard=TensorBoardConfig(enabled=True),
+    )
+    Trainer(tiny_gpt(), config).train(toy_batches(2))
+    (events,) = (tmp_path / "toy" / "tensorboard").glob("events.out.tfevents.*")
+    assert b"train/loss" in events.read_bytes()
+
+
+def test_a_checkpoint_saved_by_hand_can_be_gone_on_from_in_a_new_folder(tmp_path):
+    straight = Trainer(tiny_gpt(), configure(num_epochs=2))
+    straight.train(toy_batches(2))
+    first = Trainer(tiny_gpt(), configure(num_epochs=2))
+    first.train_epoch(toy_batches(2))
+    first.save_checkpoint(tmp_path / "by_hand.pt")
+    config = configure(num_epochs=2, logging_steps=100, output_dir=str(tmp_path / "new"))
+    second = Trainer(tiny_gpt(), config)
+    second.load_checkpoint(tmp_path / "by_hand.pt")
+    second.train(toy_batches(2))
+    assert_same_weights(weights_of(second.model), weights_of(straight.model))
+
+
+def test_two_trainers_that_share_a_state_share_no_tensor():
+    first = Trainer(tiny_gpt(), configure(num_epochs=3))
+    first.train_epoch(toy_batches(2))
+    second = Trainer(tiny_gpt(), configure(num_epochs=3))
+    second.load_state_dict(first.state_dict())
+    moments = [part["exp_avg"].clone() for part in first.optimizer.state.values()]
+    second.train_epoch(toy_batches(2))
+    torch.testing.assert_close([part["exp_avg"] for part in first.optimizer.state.values()], moments, rtol=0, atol=0)
+
+
+# What can be put in
+
+
+def test_an_own_loss_is_trained():
+    def nothing_to_learn(logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        return (logits * 0.0).sum()
+
+    trainer = Trainer(tiny_gpt(), configure(), loss_fn=nothing_to_learn)
+    assert [record["loss"] for record in trainer.train(toy_batches(2)).train] == [0.0, 0.0]
+
+
+def test_an_own_optimizer_and_schedule_are_used():
+    model = tiny_gpt()
+    optimizer = torch.optim.SGD([{"params": [model.norm.weight], "lr_scale": 0.5}], lr=1.0)
+    before = weights_of(model)
+    Trainer(model, configure(), optimizer=optimizer, schedule=lambda step: 0.25).train(toy_batches(1))
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    changed = {name for name, part in model.state_dict().items() if not torch.equal(part, before[name])}
+    assert changed == {"norm.weight"}
+
+
+def test_an_own_clip_is_used():
+    bounds: list[float | None] = []
+
+    def clip(parameters: Any, max_norm: float | None) -> Tensor:
+        bounds.append(max_norm)
+        return clip_gradients(parameters, max_norm)
+
+    Trainer(tiny_gpt(), configure(max_grad_norm=0.7), clip=clip).train(toy_batches(2))
+    assert bounds == [0.7, 0.7]
+
+
+def test_gradients_accumulate_over_the_configured_number_of_batches():
+    batches = toy_batches(4)
+    records = Trainer(tiny_gpt(), configure(gradient_accumulation_steps=2)).train(batches).train
+    counts = [int(count_targets(batch["labels"])) for batch in batches]
+    assert [record["tokens"] for record in records] == [sum(counts[:2]), sum(counts)]
+
+
+# Gradients that are not finite
+
+
+def exploding_at(*calls: int) -> Callable[..., Tensor]:
+    """A loss that is NaN at these micro-batches, counted from 1."""
+    count = 0
+
+    def loss_fn(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        nonlocal count
+        count += torch.is_grad_enabled()  # without gradients it is only asked whether it sums
+        return next_token_loss(logits, labels, reduction=reduction) * (math.nan if count in calls else 1.0)
+
+    return loss_fn
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_step():
+    trainer = Trainer(tiny_gpt(), configure(), loss_fn=exploding_at(3))
+    with pytest.raises(NonFiniteGradientError, match=r"^step 3: .*loss nan.*token_embedding"):
+        trainer.train(toy_batches(4))
+    assert trainer.step == 2
+    assert all(part.isfinite().all() for part in trainer.model.state_dict().values())
+
+
+def test_a_skipped_step_changes_nothing_and_is_counted():
+    kept = toy_batches(4)
+    with_nan = Trainer(
+        tiny_gpt(), configure(on_nonfinite="skip"), loss_fn=exploding_at(2), schedule=lambda k: 1e-2 / (k + 1)
+    )
+    history = with_nan.train([kept[0], kept[3], kept[1], kept[2]])
+    without = Trainer(tiny_gpt(), configure(), schedule=lambda k: 1e-2 / (k + 1))
+    without.train(kept[:3])
+    assert (with_nan.step, with_nan.log.skipped, history.train[-1]["skipped"]) == (3, 1, 1)
+    assert_same_weights(weights_of(with_nan.model), weights_of(without.model))
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run():
+    calls = range(2, 2 + MAX_SKIPPED_IN_A_ROW)
+    trainer = Trainer(tiny_gpt(), configure(on_nonfinite="skip"), loss_fn=exploding_at(*calls))
+    with pytest.raises(NonFiniteGradientError, match=f"{MAX_SKIPPED_IN_A_ROW} steps in a row .* after step 1"):
+        trainer.train([batch_of([1])] * 50)
+
+
+def test_a_completed_step_starts_the_count_of_skipped_ones_again():
+    calls = set(range(1, 2 * MAX_SKIPPED_IN_A_ROW)) - {MAX_SKIPPED_IN_A_ROW}
+    trainer = Trainer(tiny_gpt(), configure(on_nonfinite="skip"), loss_fn=exploding_at(*calls))
+    trainer.train([batch_of([1])] * 2 * MAX_SKIPPED_IN_A_ROW)
+    assert (trainer.step, trainer.log.skipped) == (2, 2 * MAX_SKIPPED_IN_A_ROW - 2)
+
+
+def test_steps_without_targets_do_not_count_as_not_finite():
+    trainer = Trainer(tiny_gpt(), configure())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train([empty_batch()] * (MAX_SKIPPED_IN_A_ROW + 5) + [batch_of([1])])
+    assert trainer.step == 1
+
+
+def test_fp16_overflows_lower_the_scale_and_the_run_goes_on():
+    trainer = Trainer(tiny_gpt(), configure(num_epochs=4, precision="fp16"), loss_fn=overflowing_at_first)
+    history = trainer.train(toy_batches(3))
+    assert trainer.log.skipped == 2
+    assert (trainer.step, trainer.precision.scaler.get_scale()) == (10, 2.0**14)
+    assert history.train[-1]["loss"] < history.train[0]["loss"]
+
+
+def overflowing_at_first(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+    """A loss whose gradient is infinite while the loss scale is above 2**14, where it starts at 2**16."""
+    loss = next_token_loss(logits, labels, reduction=reduction)
+    targets = int(count_targets(labels))
+    loss.register_hook(lambda grad: grad * (math.inf if float(grad) * targets > 2**14.5 else 1.0))
+    return loss
+
+
+# Models of others
+
+
+def hugging_face_model(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(vocab_size=262, n_positions=16, n_embd=32, n_layer=1, n_head=2))
+    config = LlamaConfig(
+        vocab_size=262,
+        max_position_embeddings=16,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    return LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "packed"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_hugging_face_model_trains_unchanged(kind, mode, tmp_path):
+    loader = make_loader(DOCUMENTS, train_tokenizer(DOCUMENTS, 262), mode=mode, batch_size=3, max_length=16)
+    trainer = Trainer(hugging_face_model(kind), configure(num_epochs=15, output_dir=str(tmp_path)))
+    history: History = trainer.train(loader, loader)
+    assert history.train[0]["loss"] > 5.0
+    assert history.validation[-1]["val_loss"] < 2.0

@@ -282,3 +282,10 @@ def test_make_says_in_one_line_what_the_machine_lacks(workshop, answer, message)
     first, *rest = result.stderr.splitlines()
     assert message in first
     assert all(line.startswith("make") for line in rest)
+
+
+def test_the_contract_names_only_tests_and_lessons_that_there_are():
+    text = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+    places = re.findall(r"`(tests/[^`]+)`", text)
+    assert len(re.findall(r"^\| \*\*C\d+ ", text, re.MULTILINE)) == 18
+    assert [place for place in places if not (ROOT / place).exists()] == []

@@ -78,7 +78,7 @@ SABOTAGE = {
         "improved = value < self.best - self.min_delta",
         "improved = not value >= self.best - self.min_delta",
     ),
-    "11_checkpoints": ("trainer/loop.py", 'set_rng_state(state["rng"])', "rng_state()"),
+    "11_checkpoints": ("trainer/loop.py", 'self._generators = state["rng"]', "self._generators = rng_state()"),
     "12_trainer": (
         "trainer/loop.py",
         "self.settings, self.schedule(self.step)",

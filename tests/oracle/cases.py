@@ -267,7 +267,8 @@ def _has_uneven_window(case: Case) -> bool:
 
 
 def _has_uneven_validation(case: Case) -> bool:
-    return len({count(batch) for batch in case.settings.validation}) > 1
+    counts = {count(batch) for batch in case.settings.validation}
+    return len(counts - {0}) > 1  # a batch without targets has no mean
 
 
 def _trains_on_everything(case: Case) -> bool:

@@ -137,15 +137,16 @@ class Kind(NamedTuple):
     tolerance: float = 1e-6
 
 
+EPS = 1e-3  # with less, an Adam makes a whole step of a gradient that is pure rounding, as an attention key's bias has
 OPTIMIZERS = {
     "sgd": Kind(lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)),
     "nesterov": Kind(lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.1)),
-    "adam": Kind(lambda groups: torch.optim.Adam(groups, lr=0.1, amsgrad=True)),
-    "adamw": Kind(lambda groups: torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1)),
-    "fused adamw": Kind(lambda groups: torch.optim.AdamW(groups, lr=0.1, fused=True)),
+    "adam": Kind(lambda groups: torch.optim.Adam(groups, lr=0.1, amsgrad=True, eps=EPS)),
+    "adamw": Kind(lambda groups: torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1, eps=EPS)),
+    "fused adamw": Kind(lambda groups: torch.optim.AdamW(groups, lr=0.1, fused=True, eps=EPS)),
     "adagrad": Kind(lambda groups: torch.optim.Adagrad(groups, lr=0.1)),
     "rmsprop": Kind(lambda groups: torch.optim.RMSprop(groups, lr=0.1, momentum=0.5, centered=True, eps=1e-6)),
-    "nadam": Kind(lambda groups: torch.optim.NAdam(groups, lr=0.1)),
+    "nadam": Kind(lambda groups: torch.optim.NAdam(groups, lr=0.1, eps=EPS)),
     # A gradient that is rounding alone (an attention key's bias) moves its weight by Adafactor's full step,
     "adafactor": Kind(lambda groups: torch.optim.Adafactor(groups, lr=0.1), 0.05),
     # and Muon orthogonalises in bfloat16.

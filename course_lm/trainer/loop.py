@@ -137,6 +137,8 @@ class Trainer:
         self._planned_steps: int | None = None  # total_steps of a loaded state
         self._loaded_from: Path | None = None
         self._in_folder = False
+        self._can_be_saved = False
+        self._owes_validation = False  # one was begun, and an error broke it off
 
     def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
@@ -157,6 +159,7 @@ class Trainer:
             self.log.start(self.step, self.total_steps)
             try:
                 with on_interrupt(self.stop), explain_out_of_memory(self.config):
+                    self._make_up_for_validation(val_loader)
                     while not self.finished:
                         self.train_epoch(train_loader, val_loader)
                     self._finish(val_loader)
@@ -183,6 +186,7 @@ class Trainer:
             completed = self._take_step(window)
             self.position.take(window)
             if completed:
+                self._find_what_cannot_be_saved()
                 if self.step % settings.logging_steps == 0:
                     self._log()
                 if settings.eval_steps and self.step % settings.eval_steps == 0:
@@ -391,6 +395,12 @@ class Trainer:
         self.log.add(result, skipped, self.step)
         return not skipped
 
+    def _find_what_cannot_be_saved(self) -> None:
+        """Ask once, after the first step: an optimizer's state appears with it. ValueError names the place."""
+        if not self._can_be_saved:
+            as_plain({"optimizer": state_by_name(self.optimizer, self.model)})
+            self._can_be_saved = True
+
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
         if self.settings.on_nonfinite == "raise":
@@ -411,9 +421,10 @@ class Trainer:
         """Measure the validation loss, keep the best weights, and count for early stopping."""
         if val_loader is None or self.validated_at == self.step:
             return
+        self._owes_validation = True
         with self.log.throughput.paused():
             metrics = self.evaluate(val_loader)
-        self.validated_at = self.step
+        self._owes_validation, self.validated_at = False, self.step
         self.position.report_performance(metrics["val_loss"])
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
         self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
@@ -421,6 +432,13 @@ class Trainer:
         if metrics["val_loss"] < self.best_loss:
             self.best_loss = metrics["val_loss"]
             self._keep_best()
+
+    def _make_up_for_validation(self, val_loader: Iterable[Batch] | None) -> None:
+        """Validate where an error broke the last validation off, and save the epoch that ended with it."""
+        if self._owes_validation:
+            self._validate(val_loader)
+            if not self.batch:
+                self._save(f"epoch_{self.epoch}")
 
     def _keep_best(self) -> None:
         if self.folder is None:

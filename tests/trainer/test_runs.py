@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -21,7 +21,9 @@ from torch import Tensor
 import course_lm.trainer.loop
 from course_lm.batching import labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
+from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig, build_schedule
@@ -327,13 +329,14 @@ def test_a_run_that_died_just_before_it_saved_goes_on(tmp_path, monkeypatch, sav
 class DyingAt:
     """Validation data that is lost at the n-th reading."""
 
-    def __init__(self, reading: int) -> None:
+    def __init__(self, reading: int, kind: str = "list") -> None:
         self.left = iter(range(reading - 1))  # validation reads copies, which share it
+        self.kind = kind
 
     def __iter__(self) -> Iterator[Any]:
         if next(self.left, None) is None:
             raise Crash
-        return iter(batch_list())
+        return iter(loader_of(self.kind))
 
 
 @pytest.mark.parametrize("reading", [1, 2, 3])
@@ -341,6 +344,22 @@ def test_a_run_that_died_while_it_validated_goes_on(tmp_path, reading):
     with pytest.raises(Crash):
         trainer_of(configure(tmp_path)).train(loader_of("list"), DyingAt(reading))
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+@pytest.mark.parametrize("case", ["list", "eval_steps"])
+@pytest.mark.parametrize("reading", [1, 2, 3])
+def test_a_validation_that_an_error_broke_off_is_made_up_for(tmp_path, case, reading):
+    """In the same process: a cell of a notebook that is run again after a second Ctrl-C."""
+    settings = dict(CASES[case])
+    kind = settings.pop("kind")
+    trainer, data = trainer_of(configure(tmp_path, save_total_limit=None, **settings)), loader_of(kind)
+    with pytest.raises(Crash):
+        trainer.train(data, DyingAt(reading, kind))
+    trainer.train(data, loader_of(kind))
+    expected = straight(case)[0]
+    assert_same({**outcome(trainer), "steps": expected["steps"]}, expected)
+    ends = sorted(path.stem for path in (tmp_path / "toy").glob("checkpoint_epoch_*.pt"))
+    assert ends == ["checkpoint_epoch_1", "checkpoint_epoch_2", "checkpoint_epoch_3"]
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
@@ -571,6 +590,47 @@ def test_a_setting_that_changes_rounding_alone_is_warned_of():
         check_same_run(other, asdict(config))
 
 
+def half_the_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    return next_token_loss(logits, labels, reduction=reduction) / 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"loss_fn": half_the_loss}, "the loss_fn is not .* had next_token_loss for half_the_loss"),
+        ({"clip": partial(clip_gradients, norm_type=1.0)}, r"the clip is not .* clip_gradients\(norm_type=1.0\)"),
+        ({"dropout": 0.4}, "the model is not .*p=0.2.* for .*p=0.4"),
+    ],
+)
+def test_a_run_that_goes_on_with_another_part_says_which(tmp_path, parts, message):
+    """Neither a function nor a model that is built in code has a key in the configuration."""
+    trainer_of(configure(tmp_path, num_epochs=1)).train(batch_list())
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=parts.pop("dropout", 0.2)), VOCABULARY, LENGTH)
+    trainer = Trainer(model, configure(tmp_path, num_epochs=1), **parts)
+    with pytest.warns(UserWarning, match=message):
+        trainer.train(batch_list())
+
+
+class StrangeSGD(torch.optim.SGD):
+    """Remembers, from its first step on, what no checkpoint can hold."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["remembered"] = object()
+        return loss
+
+
+def test_a_state_that_cannot_be_saved_is_found_after_the_first_step(tmp_path):
+    trainer = trainer_of(configure(tmp_path, save_steps=100))
+    strange = StrangeSGD(trainer.model.parameters(), lr=0.1)
+    trainer = Trainer(trainer.model, trainer.config, optimizer=strange)
+    with pytest.raises(ValueError, match="remembered") as caught:
+        trainer.train(batch_list())
+    assert trainer.step == 1 and "\n" not in str(caught.value)
+
+
 def test_what_precision_auto_meant_is_saved(tmp_path):
     trainer = trainer_of(configure(tmp_path, precision="auto", num_epochs=1))
     trainer.train(batch_list())
@@ -598,6 +658,15 @@ def test_a_finished_run_says_so(tmp_path, capsys):
     start("list", tmp_path)
     start("list", tmp_path)
     assert "the run has come to its end after step 9: nothing is left to train" in capsys.readouterr().out
+
+
+def test_a_finished_run_that_is_given_other_data_is_refused(tmp_path):
+    start("fixed", tmp_path)
+    other = make_loader(DOCUMENTS[1:6], TOKENIZER, mode="fixed", batch_size=4, max_length=LENGTH, seed=7)
+    with pytest.raises(ValueError, match="saved over other data") as caught:
+        trainer_of(configure(tmp_path)).train(other, other)
+    assert "\n" not in str(caught.value)
+    assert_same(outcome(start("fixed", tmp_path)), straight("fixed")[0])
 
 
 def test_a_state_loaded_by_hand_does_not_overwrite_another_run(tmp_path):

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import course_lm.trainer.loop
 from course_lm.batching import labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
-from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.loss import next_token_loss
+from course_lm.loss import Reduction, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig, build_schedule
@@ -590,7 +589,7 @@ def test_a_setting_that_changes_rounding_alone_is_warned_of():
         check_same_run(other, asdict(config))
 
 
-def half_the_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+def half_the_loss(logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
     return next_token_loss(logits, labels, reduction=reduction) / 2
 
 
@@ -598,7 +597,10 @@ def half_the_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Te
     ("parts", "message"),
     [
         ({"loss_fn": half_the_loss}, "the loss_fn is not .* had next_token_loss for half_the_loss"),
-        ({"clip": partial(clip_gradients, norm_type=1.0)}, r"the clip is not .* clip_gradients\(norm_type=1.0\)"),
+        (
+            {"clip": partial(nn.utils.clip_grad_norm_, norm_type=1.0)},
+            r"the clip is not .* had clip_gradients for clip_grad_norm_\(norm_type=1.0\)",
+        ),
         ({"dropout": 0.4}, "the model is not .*p=0.2.* for .*p=0.4"),
     ],
 )

@@ -13,6 +13,7 @@ from course_lm.checkpoints.files import (
     latest_checkpoint,
     library_versions,
     load_checkpoint,
+    load_latest,
     prune_checkpoints,
     save_checkpoint,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "latest_checkpoint",
     "library_versions",
     "load_checkpoint",
+    "load_latest",
     "load_weights",
     "prune_checkpoints",
     "rng_state",

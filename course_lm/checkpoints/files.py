@@ -17,6 +17,8 @@ import platform
 import re
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -86,21 +88,13 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
     path = Path(path)
     with open(path, "rb") as file:
         _check_version(path, _verify(path, file))
-        try:
-            most_parts = check_archive(file)
-            file.seek(0)
-            state = _Plain(most_parts).convert(torch.load(file, map_location=map_location, weights_only=True))
-        except UnsafeArchiveError as error:
-            reason = f"it holds more than tensors and plain data, so loading it could run code: {error}"
-            raise CheckpointError(f"{path} is refused: {reason}") from error
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # what torch raises for a file that it cannot read has many types
-            reason = str(error).partition("\n")[0]
-            raise CheckpointError(f"{path} has a right checksum, but nothing that can be loaded: {reason}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a run")
-    return state
+        return _read(path, file, map_location)
+
+
+def load_latest(folder: str | os.PathLike[str], map_location: Any = "cpu") -> tuple[Path, dict[str, Any]] | None:
+    """The path and the state of what `latest_checkpoint` finds; its checksum is computed once."""
+    with _latest(Path(folder)) as found:
+        return None if found is None else (found[0], _read(*found, map_location))
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
@@ -110,18 +104,8 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     quietly lose work where the newest is whole: of another format (CheckpointError), or another user's
     (PermissionError).
     """
-    for path in [*_newest_first(Path(folder)), *Path(folder).glob("checkpoint_best.pt")]:
-        try:
-            with open(path, "rb") as file:
-                trailer = _verify(path, file)
-        except PermissionError:
-            raise
-        except (CheckpointError, OSError) as error:
-            warnings.warn(f"passing over a checkpoint: {error}", stacklevel=2)
-            continue
-        _check_version(path, trailer)
-        return path
-    return None
+    with _latest(Path(folder)) as found:
+        return None if found is None else found[0]
 
 
 def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
@@ -265,6 +249,44 @@ def _write(file: BinaryIO, state: dict[str, Any], serial: int) -> None:
     digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
     file.seek(0, os.SEEK_END)
     file.write(digest.encode())
+
+
+@contextmanager
+def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO] | None]:
+    """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
+    for path in [*_newest_first(folder), *folder.glob("checkpoint_best.pt")]:
+        with ExitStack() as opened:
+            try:
+                file = opened.enter_context(open(path, "rb"))
+                trailer = _verify(path, file)
+            except PermissionError:
+                raise
+            except (CheckpointError, OSError) as error:
+                warnings.warn(f"passing over a checkpoint: {error}", stacklevel=4)
+                continue
+            _check_version(path, trailer)
+            yield path, file
+            return
+    yield None
+
+
+def _read(path: Path, file: BinaryIO, map_location: Any) -> dict[str, Any]:
+    """The state in a file whose checksum is right."""
+    try:
+        most_parts = check_archive(file)
+        file.seek(0)
+        state = _Plain(most_parts).convert(torch.load(file, map_location=map_location, weights_only=True))
+    except UnsafeArchiveError as error:
+        reason = f"it holds more than tensors and plain data, so loading it could run code: {error}"
+        raise CheckpointError(f"{path} is refused: {reason}") from error
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # what torch raises for a file that it cannot read has many types
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path} has a right checksum, but nothing that can be loaded: {reason}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a run")
+    return state
 
 
 def _read_trailer(file: BinaryIO) -> _Trailer | None:

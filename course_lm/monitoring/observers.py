@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 
 from course_lm.checkpoints import atomic_file
-from course_lm.monitoring.records import Record
+from course_lm.monitoring.records import History, Record
 
 
 class Observer(Protocol):
@@ -68,20 +68,25 @@ class JSONLLogger:
     A line reaches the system in one piece before `log` returns, so a process that is killed leaves whole lines and one
     torn line at most, and a full disk leaves whole lines. JSON has no NaN and no infinity: both are written as null, so
     that the column stays numeric in any reader. Raises OSError when the file cannot be written.
+
+    history: the run's records, where they are at hand: then lines that the file has lost, as when a disk was full or
+    the power failed, come back when the run goes on.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], history: History | None = None) -> None:
+        self.path, self.history = Path(path), history
         self._file: FileIO | None = None
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Cut the file back to `step`: later, partial and torn lines go, for the run writes them again."""
         self.close()
-        if not self.path.exists():
-            return
-        old = self.path.read_bytes()
-        kept = b"".join(line.rstrip(b"\r\n") + b"\n" for line in old.split(b"\n") if _belongs(line, step))
+        old = self.path.read_bytes() if self.path.exists() else b""
+        if self.history is not None:
+            kept = b"".join(json_line(record) for record in self.history.state_dict())
+        else:
+            kept = b"".join(line.rstrip(b"\r\n") + b"\n" for line in old.split(b"\n") if _belongs(line, step))
         if kept != old:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self.path) as file:
                 file.write(kept)
 

@@ -143,3 +143,7 @@ class History:
     def state_dict(self) -> list[Record]:
         """Return the records as a plain list, for a checkpoint. A partial one is left out: see above."""
         return [dict(record) for record in self.records if not record.get("partial")]
+
+    def load_state_dict(self, records: Iterable[Record]) -> None:
+        """Hold these records and no others."""
+        self.records[:] = [dict(record) for record in records]

@@ -12,23 +12,23 @@ from course_lm.step import NonFiniteGradientError, StepResult
 
 MAX_SKIPPED_IN_A_ROW = 25
 MAX_EMPTY_IN_A_ROW = 1_000
-_COUNTS = ("tokens", "skipped", "skipped_in_a_row", "empty_in_a_row")
 
 
 class RunLog:
     """Counts what the steps bring and records it.
 
     Attributes:
-        history: all records so far. pending: results of the steps since the last record.
+        history: takes every record. pending: results of the steps since the last record.
         device: whose peak memory is recorded. plain_loss: whether exp(loss) is a perplexity.
         tokens: target tokens of all recorded steps. skipped: steps left out in the whole run.
         skipped_in_a_row: those since the last completed step. empty_in_a_row: steps without a target token.
     """
 
-    def __init__(self, observers: Iterable[Observer], device: torch.device, plain_loss: bool) -> None:
-        self.observers = Observers(observers)
+    def __init__(
+        self, history: History, observers: Iterable[Observer], device: torch.device, *, plain_loss: bool
+    ) -> None:
+        self.history, self.observers = history, Observers(observers)
         self.device, self.plain_loss = device, plain_loss
-        self.history = History()
         self.throughput = Throughput()
         self.pending: list[StepResult] = []
         self.tokens = self.skipped = self.skipped_in_a_row = self.empty_in_a_row = 0
@@ -94,7 +94,10 @@ class RunLog:
         train = next((record for record in reversed(records) if record["event"] == "train"), {})
         validation = next((record for record in reversed(records) if record["event"] == "validation"), {})
         return {
-            **{name: getattr(self, name) for name in _COUNTS},
+            "tokens": self.tokens,
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "empty_in_a_row": self.empty_in_a_row,
             "train_loss": train.get("loss", math.nan),
             "val_loss": validation.get("val_loss", math.nan),
             "perplexity": validation.get("perplexity", math.nan),
@@ -104,7 +107,7 @@ class RunLog:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-        for name in _COUNTS:
-            setattr(self, name, state[name])
+        self.tokens, self.skipped = state["tokens"], state["skipped"]
+        self.skipped_in_a_row, self.empty_in_a_row = state["skipped_in_a_row"], state["empty_in_a_row"]
         self.pending = [StepResult(*parts) for parts in state["pending"]]
-        self.history = History(state["history"])
+        self.history.load_state_dict(state["history"])

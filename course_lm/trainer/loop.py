@@ -56,9 +56,9 @@ from course_lm.trainer.resume import (
     check_rates,
     check_same_run,
     describe_parts,
-    newest_state,
+    holds_checkpoints,
+    load_newest,
     put_aside,
-    restore_log,
     warn_of_parts,
     warn_of_versions,
 )
@@ -66,6 +66,7 @@ from course_lm.trainer.run import (
     count_steps,
     default_observers,
     explain_out_of_memory,
+    farewell,
     length_of,
     on_interrupt,
     run_folder,
@@ -87,6 +88,7 @@ class Trainer:
 
     Attributes:
         step: completed optimizer steps. history: all records so far.
+        position: where the run stands in its data: `position.epoch` complete passes, and `position.batch` batches more.
         best_weights: without a folder, a copy of the weights with the lowest validation loss; with one they are in
             `checkpoint_best.pt`.
         interrupted: the number of the signal that ended the run, or None.
@@ -121,24 +123,24 @@ class Trainer:
         if schedule is not None:
             check_schedule(schedule)
         self.loss_fn, self.schedule, self.clip = adapt_loss(loss_fn), schedule, clip
+        self.schedule_settings: dict[str, Any] | None = None  # of a schedule that the configuration names
         self.folder = run_folder(config)
-        self.log = RunLog([*observers, *default_observers(config)], self.device, self.loss_fn is next_token_loss)
+        self.history = History()
+        told = [*observers, *default_observers(config, self.history)]
+        self.log = RunLog(self.history, told, self.device, plain_loss=self.loss_fn is next_token_loss)
         patience = self.settings.early_stopping_patience or sys.maxsize  # counted even so: a run may be given one later
         self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
         self.position = DataPosition(self.settings.seed)
         self.step, self.validated_at, self.best_loss = 0, -1, math.inf
         self.best_weights: dict[str, Tensor] | None = None
-        self.interrupted: int | None = None
-        self.schedule_settings: dict[str, Any] | None = None  # of one that the configuration names
-        self.total_steps: int | None = None
         self.last_rate = math.nan  # of the last completed step
-        self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
-        self._unchecked: dict[str, Any] | None = None  # a loaded state whose learning rates are still to be compared
-        self._planned_steps: int | None = None  # total_steps of a loaded state
-        self._loaded_from: Path | None = None
-        self._in_folder = False
-        self._can_be_saved = False
+        self.total_steps: int | None = None
+        self.interrupted: int | None = None
         self._owes_validation = False  # one was begun, and an error broke it off
+        self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
+        self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
+        self._loaded_from: Path | None = None
+        self._begun = self._can_be_saved = False
 
     def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
@@ -153,10 +155,9 @@ class Trainer:
             BlockingIOError: another process is training in the folder.
         """
         self.interrupted = None
+        check_validation_loader(val_loader)
         with sole_writer(self.folder), deterministic_kernels(self.settings.deterministic):
-            self._prepare(train_loader)
             self._start_or_resume(train_loader)
-            self.log.start(self.step, self.total_steps)
             try:
                 with on_interrupt(self.stop), explain_out_of_memory(self.config):
                     self._make_up_for_validation(val_loader)
@@ -169,36 +170,43 @@ class Trainer:
                 if self._generators is None:
                     self._generators = rng_state()
         if self.interrupted is not None:
-            print(self._farewell(self.interrupted))
+            print(farewell(self.interrupted, self.step, self.config))
         return self.history
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Let `train` finish the step, save and return, as the signal of this number does; from any thread."""
-        self.interrupted = number
-
     def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
-        """Train on what is left of the current epoch, and validate where it ends."""
+        """Train on what is left of the current epoch, and validate where it ends.
+
+        `train` repeats this. Called by itself it neither seeds nor resumes, and no signal is caught.
+        """
         settings = self.settings
-        check_validation_loader(val_loader)
-        self._prepare(train_loader)
-        whole, before = self.batch == 0, (self.step, self.log.skipped_in_a_row)
+        if self.schedule is None or self._loaded is not None:
+            self._plan(train_loader)
         for window in windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
-            completed = self._take_step(window)
-            self.position.take(window)
-            if completed:
-                self._find_what_cannot_be_saved()
+            if self._take_step(window):
                 if self.step % settings.logging_steps == 0:
                     self._log()
                 if settings.eval_steps and self.step % settings.eval_steps == 0:
                     self._validate(val_loader)
-                if self.step % settings.save_steps == 0 and self.batch != length_of(train_loader):
+                # where the epoch ends with this step, its own checkpoint follows
+                if self.step % settings.save_steps == 0 and self.position.batch != length_of(train_loader):
                     self._save(f"step_{self.step}")
             if self.finished:
                 self.position.pause()
                 return
-        if whole and before == (self.step, self.log.skipped_in_a_row):
-            raise ValueError("the training loader held no target token in a whole epoch")
         self._end_epoch(val_loader)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end, was stopped early, or was interrupted."""
+        if self.interrupted is not None or self.stopper.should_stop:
+            return True
+        if self.settings.max_steps is not None:
+            return self.step >= self.settings.max_steps
+        return self.position.epoch >= self.settings.num_epochs
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Let `train` finish the step, save and return, as the signal of this number does; from any thread."""
+        self.interrupted = number
 
     def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`."""
@@ -220,29 +228,164 @@ class Trainer:
         if best is not None:
             load_weights(self.model, best)
 
-    @property
-    def history(self) -> History:
-        """All records so far."""
-        return self.log.history
+    def _take_step(self, window: list[Batch]) -> bool:
+        """One optimizer step; whether it was completed rather than skipped."""
+        assert self.schedule is not None
+        settings, rate = self.settings, self.schedule(self.step)
+        before, self._generators = rng_state(), None
+        try:
+            result = train_step(
+                self.runner,
+                window,
+                self.optimizer,
+                lr=rate,
+                loss_fn=self.loss_fn,
+                max_grad_norm=settings.max_grad_norm,
+                clip=self.clip,
+                precision=self.precision,
+                on_nonfinite=settings.on_nonfinite,
+            )
+        except BaseException as error:
+            self._generators = before  # the step is taken again when training goes on
+            if isinstance(error, NonFiniteGradientError):
+                raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
+            raise
+        # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
+        on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
+        skipped = on_host and bool(result.skipped)
+        self.position.take(window)
+        if not skipped:
+            self.step, self.last_rate = self.step + 1, float(rate)
+        self.log.add(result, skipped, self.step)
+        if not skipped and not self._can_be_saved:  # an optimizer's state appears with its first step
+            as_plain({"optimizer": state_by_name(self.optimizer, self.model)})
+            self._can_be_saved = True
+        return not skipped
 
-    @property
-    def epoch(self) -> int:
-        """Complete passes over the training data."""
-        return self.position.epoch
+    def _log(self) -> None:
+        """Make one record of the steps since the last one."""
+        if self.settings.on_nonfinite == "raise":
+            for result in self.log.pending:
+                raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
+        self._record("train", **self.log.take_pending(self.optimizer.param_groups[0]["lr"]))
 
-    @property
-    def batch(self) -> int:
-        """Batches taken from the current epoch."""
-        return self.position.batch
+    def _log_partial(self) -> None:
+        """Record the steps since the last record of a stopped run; one that goes on makes one record of them all."""
+        if self.log.pending:
+            with suppress(Exception):  # where the device itself has failed, its own error says more
+                self._record("train", **self.log.pending_metrics(self.optimizer.param_groups[0]["lr"]), partial=True)
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run has come to its end, was stopped early, or was interrupted."""
-        if self.interrupted is not None or self.stopper.should_stop:
-            return True
-        if self.settings.max_steps is not None:
-            return self.step >= self.settings.max_steps
-        return self.epoch >= self.settings.num_epochs
+    def _record(self, event: str, **metrics: Any) -> None:
+        self.log.record(event, self.step, self.position.epoch, **metrics)
+
+    def _validate(self, val_loader: Iterable[Batch] | None) -> None:
+        """Measure the validation loss, keep the best weights, and count for early stopping."""
+        if val_loader is None or self.validated_at == self.step:
+            return
+        self._owes_validation = True
+        with self.log.throughput.paused():
+            metrics = self.evaluate(val_loader)
+        self._owes_validation, self.validated_at = False, self.step
+        self.position.report_performance(metrics["val_loss"])
+        # "tokens" counts the validation text; in a record it would read as the tokens trained on
+        self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
+        self.stopper.update(metrics["val_loss"])
+        if metrics["val_loss"] < self.best_loss:
+            self.best_loss = metrics["val_loss"]
+            if self.folder is None:
+                self.best_weights = copy_weights(self.model)
+            self._save("best")
+
+    def _make_up_for_validation(self, val_loader: Iterable[Batch] | None) -> None:
+        """Validate where an error broke the last validation off, and save the epoch that ended with it."""
+        if self._owes_validation:
+            self._validate(val_loader)
+            if not self.position.batch:
+                self._save(f"epoch_{self.position.epoch}")
+
+    def _save(self, name: str) -> None:
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.throughput.paused():
+            self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
+            if self.settings.save_total_limit is not None:
+                prune_checkpoints(self.folder, self.settings.save_total_limit)
+
+    def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
+        if self.log.empty_in_a_row * self.settings.gradient_accumulation_steps >= self.position.batch:
+            raise ValueError("the training loader held no target token in a whole epoch")
+        described = self.position.describe_epoch()
+        if described is not None:
+            self._record("epoch", **described)
+        self.position.end_epoch()
+        if not self.settings.eval_steps:
+            self._validate(val_loader)
+        self._save(f"epoch_{self.position.epoch}")
+
+    def _finish(self, val_loader: Iterable[Batch] | None) -> None:
+        """Close the books of a run that is over, or save one that was interrupted."""
+        if self.interrupted is None:
+            if self.log.pending:
+                self._log()
+            self._validate(val_loader)
+        self._save("last")
+        if self.interrupted is None and self.settings.restore_best:
+            self.restore_best()
+
+    def _start_or_resume(self, train_loader: Iterable[Batch]) -> None:
+        """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
+
+        Nothing is written before everything that can be refused was looked at.
+        """
+        self._plan(train_loader)
+        resumed = None if self._begun else self._load_newest()
+        self.position.go_to(train_loader)
+        as_plain(self._live_state())  # what cannot be saved is found before the first step
+        if resumed is not None:
+            print(f"resumed {resumed} after step {self.step}")
+        if self._loaded is not None and self._loaded["total_steps"] not in (None, self.total_steps):
+            print(f"the run goes on to step {self.total_steps}; it was to end after {self._loaded['total_steps']}")
+        if self._generators is not None:
+            set_rng_state(self._generators)  # whatever was drawn since the run was left
+        if self.finished:
+            print(f"the run has come to its end after step {self.step}: nothing is left to train")
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.config.to_yaml(self.folder / "config.yaml")
+        self._begun, self._loaded = True, None
+        self.log.start(self.step, self.total_steps)
+
+    def _load_newest(self) -> Path | None:
+        """Seed a new run and load the newest state in its folder; return the file that it was in."""
+        folder = self.folder
+        if folder is not None and self.settings.resume == "never":
+            put_aside(folder)
+        if self.step == 0:
+            seed_everything(self.settings.seed, self.settings.deterministic)
+            newest = None if folder is None else load_newest(folder)
+            if newest is not None:
+                path, state = newest
+                self.load_state_dict(state)
+                self._loaded_from = folder
+                return path
+        elif folder is not None and folder != self._loaded_from and holds_checkpoints(folder):
+            raise ValueError(
+                f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
+            )
+        return None
+
+    def _plan(self, train_loader: Iterable[Batch]) -> None:
+        """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""
+        self.total_steps = count_steps(train_loader, self.settings)
+        if self.schedule is None:
+            config, peak = self.config.lr_scheduler, self.config.optimizer.learning_rate
+            self.schedule = build_schedule(config, peak_lr=peak, total_steps=self.total_steps)
+            self.schedule_settings = {**asdict(config), "peak_lr": peak, "total_steps": self.total_steps}
+        if self._loaded is not None:
+            check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
+        if not self.model.training:
+            self.model.train()
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state of the run to one file; OSError where that cannot be done."""
@@ -272,17 +415,16 @@ class Trainer:
         check_weights(self.model, state["model"])
         check_state(state["optimizer"], self.optimizer, self.model)
         check_rng_state(state["rng"])
-        if self.schedule is not None and self.total_steps is not None:
+        if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
             check_rates(state, self.schedule, self.total_steps, self.settings)
-        else:
-            self._unchecked = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps", "config")}
         warn_of_parts(describe_parts(self.model, self.loss_fn, self.clip), state["parts"])
         warn_of_versions(state["versions"])
         # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
         load_weights(self.model, state["model"])
         load_state(state["optimizer"], self.optimizer, self.model)
         self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
-        self.last_rate, self._planned_steps = state["last_rate"], state["total_steps"]
+        self.last_rate = state["last_rate"]
+        self._loaded = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps", "config")}
         if self.schedule is None:  # else they are those of the schedule at hand
             self.schedule_settings, self.total_steps = state["schedule"], state["total_steps"]
         self.best_weights = deepcopy(state["best_weights"])
@@ -301,8 +443,8 @@ class Trainer:
             "validated_at": self.validated_at,
             "best_loss": self.best_loss,
             "best_weights": self.best_weights,
-            "epoch": self.epoch,
-            "batch": self.batch,
+            "epoch": self.position.epoch,
+            "batch": self.position.batch,
             **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
@@ -317,166 +459,3 @@ class Trainer:
             "parts": describe_parts(self.model, self.loss_fn, self.clip),
             "versions": library_versions(),
         }
-
-    def _start_or_resume(self, train_loader: Iterable[Batch]) -> None:
-        """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
-
-        Nothing is written before everything that can be refused was looked at.
-        """
-        folder, first_time = self.folder, not self._in_folder
-        if folder is not None and first_time and self.settings.resume == "never":
-            put_aside(folder)
-        newest = newest_state(folder) if folder is not None and first_time else None
-        if self.step == 0 and first_time:
-            seed_everything(self.settings.seed, self.settings.deterministic)
-            if newest is not None:
-                self.load_checkpoint(newest)
-        elif newest is not None and folder != self._loaded_from:
-            raise ValueError(
-                f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
-            )
-        self.position.go_to(train_loader)
-        as_plain(self._live_state())  # what cannot be saved is found before the first step
-        if newest is not None:
-            restore_log(newest.with_name("metrics.jsonl"), self.history.records)
-            print(f"resumed {newest} after step {self.step}")
-            if self._planned_steps != self.total_steps:
-                print(f"the run goes on to step {self.total_steps}; it was to end after {self._planned_steps}")
-        if self._generators is not None:
-            set_rng_state(self._generators)  # whatever was drawn since the run was left
-        if self.finished:
-            print(f"the run has come to its end after step {self.step}: nothing is left to train")
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.config.to_yaml(folder / "config.yaml")
-        self._in_folder = True
-
-    def _prepare(self, train_loader: Iterable[Batch]) -> None:
-        self.total_steps = count_steps(train_loader, self.settings)
-        if self.schedule is None:
-            over = {"peak_lr": self.config.optimizer.learning_rate, "total_steps": self.total_steps}
-            self.schedule = build_schedule(self.config.lr_scheduler, **over)
-            self.schedule_settings = {**asdict(self.config.lr_scheduler), **over}
-        if self._unchecked is not None:
-            check_rates(self._unchecked, self.schedule, self.total_steps, self.settings)
-            self._unchecked = None
-        if not self.model.training:
-            self.model.train()
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-
-    def _take_step(self, window: list[Batch]) -> bool:
-        """One optimizer step; whether it was completed rather than skipped."""
-        assert self.schedule is not None
-        settings, rate = self.settings, self.schedule(self.step)
-        before, self._generators = rng_state(), None
-        try:
-            result = train_step(
-                self.runner,
-                window,
-                self.optimizer,
-                lr=rate,
-                loss_fn=self.loss_fn,
-                max_grad_norm=settings.max_grad_norm,
-                clip=self.clip,
-                precision=self.precision,
-                on_nonfinite=settings.on_nonfinite,
-            )
-        except BaseException as error:
-            self._generators = before  # the step is taken again when training goes on
-            if isinstance(error, NonFiniteGradientError):
-                raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
-            raise
-        # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
-        on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
-        skipped = on_host and bool(result.skipped)
-        if not skipped:
-            self.step, self.last_rate = self.step + 1, float(rate)
-        self.log.add(result, skipped, self.step)
-        return not skipped
-
-    def _find_what_cannot_be_saved(self) -> None:
-        """Ask once, after the first step: an optimizer's state appears with it. ValueError names the place."""
-        if not self._can_be_saved:
-            as_plain({"optimizer": state_by_name(self.optimizer, self.model)})
-            self._can_be_saved = True
-
-    def _log(self) -> None:
-        """Make one record of the steps since the last one."""
-        if self.settings.on_nonfinite == "raise":
-            for result in self.log.pending:
-                raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
-        self._record("train", **self.log.take_pending(self.optimizer.param_groups[0]["lr"]))
-
-    def _log_partial(self) -> None:
-        """Record what a stopped run has not; one that goes on records these steps again, with those that follow."""
-        if self.log.pending:
-            with suppress(Exception):  # where the device itself has failed, its own error says more
-                self._record("train", **self.log.pending_metrics(self.optimizer.param_groups[0]["lr"]), partial=True)
-
-    def _record(self, event: str, **metrics: Any) -> None:
-        self.log.record(event, self.step, self.epoch, **metrics)
-
-    def _validate(self, val_loader: Iterable[Batch] | None) -> None:
-        """Measure the validation loss, keep the best weights, and count for early stopping."""
-        if val_loader is None or self.validated_at == self.step:
-            return
-        self._owes_validation = True
-        with self.log.throughput.paused():
-            metrics = self.evaluate(val_loader)
-        self._owes_validation, self.validated_at = False, self.step
-        self.position.report_performance(metrics["val_loss"])
-        # "tokens" counts the validation text; in a record it would read as the tokens trained on
-        self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
-        self.stopper.update(metrics["val_loss"])
-        if metrics["val_loss"] < self.best_loss:
-            self.best_loss = metrics["val_loss"]
-            self._keep_best()
-
-    def _make_up_for_validation(self, val_loader: Iterable[Batch] | None) -> None:
-        """Validate where an error broke the last validation off, and save the epoch that ended with it."""
-        if self._owes_validation:
-            self._validate(val_loader)
-            if not self.batch:
-                self._save(f"epoch_{self.epoch}")
-
-    def _keep_best(self) -> None:
-        if self.folder is None:
-            self.best_weights = copy_weights(self.model)
-        self._save("best")
-
-    def _save(self, name: str) -> None:
-        if self.folder is None:
-            return
-        with self.log.throughput.paused():
-            self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
-            if self.settings.save_total_limit is not None:
-                prune_checkpoints(self.folder, self.settings.save_total_limit)
-
-    def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
-        described = self.position.describe_epoch()
-        if described is not None:
-            self._record("epoch", **described)
-        self.position.end_epoch()
-        if not self.settings.eval_steps:
-            self._validate(val_loader)
-        self._save(f"epoch_{self.epoch}")
-
-    def _finish(self, val_loader: Iterable[Batch] | None) -> None:
-        """Close the books of a run that is over, or save one that was interrupted."""
-        if self.interrupted is None:
-            if self.log.pending:
-                self._log()
-            self._validate(val_loader)
-        self._save("last")
-        if self.interrupted is None and self.settings.restore_best:
-            self.restore_best()
-
-    def _farewell(self, number: int) -> str:
-        if self.folder is None:
-            saved = "nothing was saved"
-        elif self.settings.resume == "never":
-            saved = f"run it again with training.resume auto to go on from {self.folder}"
-        else:
-            saved = f"run it again to go on from {self.folder}"
-        return f"stopped by {signal.Signals(number).name} after step {self.step}: {saved}"

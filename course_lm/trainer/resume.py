@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,8 @@ from typing import Any
 
 from torch import nn
 
-from course_lm.checkpoints import atomic_file, latest_checkpoint, library_versions
+from course_lm.checkpoints import library_versions, load_latest
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.monitoring import Record
-from course_lm.monitoring.observers import json_line
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.validation import one_line, shown
 
@@ -128,15 +126,20 @@ def _saved_schedule(settings: Mapping[str, Any]) -> Callable[[int], float]:
         raise ValueError(f"the checkpoint holds no schedule that can be built again: {one_line(error)}") from None
 
 
-def newest_state(folder: Path) -> Path | None:
-    """The newest intact checkpoint in the run's folder, or None.
+def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest intact checkpoint in the run's folder and the state in it, or None where there is no checkpoint.
 
     ValueError where there are checkpoints and none can be read: a new run would write over them.
     """
-    newest = latest_checkpoint(folder)
-    if newest is None and any(folder.glob("checkpoint_*.pt")):
+    newest = load_latest(folder)
+    if newest is None and holds_checkpoints(folder):
         raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
     return newest
+
+
+def holds_checkpoints(folder: Path) -> bool:
+    """Whether a run has saved something in this folder, intact or not."""
+    return any(folder.glob("checkpoint_*.pt"))
 
 
 def put_aside(folder: Path) -> None:
@@ -175,17 +178,6 @@ def warn_of_versions(saved: Mapping[str, str]) -> None:
     changed = [f"{name} {saved.get(name)} (now {mine[name]})" for name in mine if saved.get(name) != mine[name]]
     if changed:
         warnings.warn(f"the checkpoint was saved with {', '.join(changed)}: it may not go on bit for bit", stacklevel=2)
-
-
-def restore_log(path: Path, records: Iterable[Record]) -> None:
-    """Make a log hold the records of a checkpoint and no others.
-
-    A run that died had written more than its checkpoint knows, and less where the disk was full or the power failed.
-    """
-    wanted = b"".join(json_line(record) for record in records)
-    if wanted != (path.read_bytes() if path.exists() else b""):
-        with atomic_file(path) as file:
-            file.write(wanted)
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

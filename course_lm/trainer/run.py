@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.monitoring import JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
+from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
@@ -49,12 +49,15 @@ def sole_writer(folder: Path | None) -> Iterator[None]:
         lock.release()
 
 
-def default_observers(config: TrainingConfig) -> list[Observer]:
-    """The progress bar, and the loggers that the configuration asks for; ImportError where one is not installed."""
+def default_observers(config: TrainingConfig, history: History) -> list[Observer]:
+    """The progress bar, and the loggers that the configuration asks for; ImportError where one is not installed.
+
+    history: of the run; where a run goes on, `metrics.jsonl` is made to hold its records.
+    """
     observers: list[Observer] = []
     folder = run_folder(config)
     if folder is not None:
-        observers.append(JSONLLogger(folder / "metrics.jsonl"))
+        observers.append(JSONLLogger(folder / "metrics.jsonl", history))
     if config.tensorboard.enabled:
         observers.append(TensorBoardLogger((folder or Path()) / "tensorboard"))
     if config.wandb.enabled:
@@ -128,3 +131,15 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def farewell(number: int, step: int, config: TrainingConfig) -> str:
+    """What an interrupted run says in the end; `number` is the signal's."""
+    folder = run_folder(config)
+    if folder is None:
+        saved = "nothing was saved"
+    elif config.training.resume == "never":
+        saved = f"run it again with training.resume auto to go on from {folder}"
+    else:
+        saved = f"run it again to go on from {folder}"
+    return f"stopped by {signal.Signals(number).name} after step {step}: {saved}"

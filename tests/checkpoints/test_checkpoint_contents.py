@@ -35,7 +35,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was stopped in its second epoch, after 7 of 10 steps."""
     folder = tmp_path_factory.mktemp("stopped")
     trainer = start(configure(folder), *loaders("bucketed"), interrupt_at(18))
-    assert (trainer.step, trainer.epoch, trainer.batch) == (7, 1, 6)
+    assert (trainer.step, trainer.position.epoch, trainer.position.batch) == (7, 1, 6)
     return folder
 
 

@@ -400,7 +400,7 @@ def test_no_worker_outlives_a_run_that_ended_within_an_epoch_and_it_can_be_prolo
     loader, config = WITH_WORKERS[kind](), configure(max_steps=4)
     trainer = Trainer(model(), config)
     trainer.train(loader)
-    assert trainer.batch == 2 and not multiprocessing.active_children()
+    assert trainer.position.batch == 2 and not multiprocessing.active_children()
     trainer.settings = configure(max_steps=6).training
     trainer.train(loader)
     other = Trainer(model(), configure(), schedule=trainer.schedule)
@@ -509,7 +509,7 @@ SIZED = [kind for kind in LOADERS if kind not in ("a stream", "an iterable")]
 def test_a_window_of_an_iterator_survives_the_step_that_failed():
     trainer, (first, second) = failing_once((batch_of(start) for start in range(9)), at=3, max_steps=4)
     assert (first, second) == ([0, 1, 2], [2, 3, 4, 5, 6, 7])
-    assert trainer.batch == 8
+    assert trainer.position.batch == 8
 
 
 def test_a_foreign_loader_that_is_ahead_is_saved_with_its_batches(tmp_path):
@@ -539,10 +539,10 @@ def test_a_loader_that_raised_is_opened_again_at_the_place():
     loader = plain(Flaky())
     with pytest.raises(OSError, match="the disk"):
         trainer.train(loader)
-    assert (trainer.step, trainer.batch) == (1, 2)
+    assert (trainer.step, trainer.position.batch) == (1, 2)
     Flaky.broken = False
     trainer.train(loader)
-    assert (trainer.step, trainer.epoch) == (3, 1)
+    assert (trainer.step, trainer.position.epoch) == (3, 1)
     other = Trainer(model(), configure(num_epochs=1, max_steps=None))
     other.train(loader)
     assert [record["tokens"] for record in trainer.history.train] == [

@@ -24,6 +24,7 @@ from course_lm.checkpoints import load_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.loss import Reduction, next_token_loss
 from course_lm.model import GPT, ModelConfig
+from course_lm.monitoring import History
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
@@ -127,7 +128,13 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "best": load_checkpoint(best)["model"] if best.exists() else {},
         "steps": sorted(path.name for path in folder.glob("checkpoint_step_*.pt")),
         "rng": torch.get_rng_state(),
-        "counts": [trainer.step, trainer.epoch, trainer.batch, trainer.log.tokens, trainer.log.skipped],
+        "counts": [
+            trainer.step,
+            trainer.position.epoch,
+            trainer.position.batch,
+            trainer.log.tokens,
+            trainer.log.skipped,
+        ],
     }
 
 
@@ -288,9 +295,9 @@ def test_patience_is_counted_on_across_a_stop(tmp_path):
         return trainer
 
     first = train(observers=[SignalAtStart(validation=3)])
-    assert (first.interrupted, first.epoch) == (signal.SIGINT, 3)
+    assert (first.interrupted, first.position.epoch) == (signal.SIGINT, 3)
     second = train()
-    assert (second.interrupted, second.epoch, second.best_loss) == (None, 4, 2.0)
+    assert (second.interrupted, second.position.epoch, second.best_loss) == (None, 4, 2.0)
 
 
 def test_a_run_goes_on_from_a_step_when_its_last_state_is_lost(tmp_path):
@@ -478,7 +485,7 @@ def test_a_run_can_be_made_longer_under_a_schedule_that_does_not_look_at_its_end
     unbroken = trainer_of(replace(long, experiment_name="unbroken"))
     unbroken.train(loader_of("fixed"))
     assert "goes on to step" in capsys.readouterr().out
-    assert trainer.epoch == 5
+    assert trainer.position.epoch == 5
     for part in ("model", "optimizer", "rng", "position"):
         assert_same(trainer.state_dict()[part], unbroken.state_dict()[part], part)
     assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == long
@@ -653,7 +660,7 @@ def test_a_patience_given_later_counts_from_the_start(tmp_path):
     patient = configure(tmp_path, early_stopping_patience=2, **hopeless)
     trainer = run_with(patient)
     unbroken = run_with(replace(patient, experiment_name="unbroken"))
-    assert (trainer.step, trainer.epoch) == (unbroken.step, unbroken.epoch) == (9, 3)
+    assert (trainer.step, trainer.position.epoch) == (unbroken.step, unbroken.position.epoch) == (9, 3)
 
 
 def test_a_finished_run_says_so(tmp_path, capsys):
@@ -729,6 +736,11 @@ def test_resume_never_starts_anew_and_keeps_the_old_run(tmp_path):
 # The folder and its loggers
 
 
+def test_resume_never_leaves_one_folder_where_there_was_none(tmp_path):
+    run_with(configure(tmp_path, resume="never"))
+    assert [path.name for path in tmp_path.glob("toy*")] == ["toy"]
+
+
 def test_the_folder_carries_the_name_of_the_run():
     assert run_folder(configure(Path("somewhere"))) == Path("somewhere/toy")
 
@@ -738,7 +750,7 @@ def test_without_an_output_folder_there_is_no_run_folder():
 
 
 def test_a_run_without_a_folder_has_a_progress_bar_and_no_metrics_file():
-    names = [type(observer).__name__ for observer in default_observers(configure(Path(), output_dir=None))]
+    names = [type(observer).__name__ for observer in default_observers(configure(Path(), output_dir=None), History())]
     assert names == ["ProgressBar"]
 
 
@@ -747,7 +759,7 @@ def test_a_run_without_a_folder_has_a_progress_bar_and_no_metrics_file():
 
 def test_the_step_in_which_the_signal_comes_is_finished(tmp_path):
     trainer = start("list", tmp_path, loss_fn=signal_at(3))
-    assert (trainer.step, trainer.batch) == (2, 4)
+    assert (trainer.step, trainer.position.batch) == (2, 4)
     assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["step"] == 2
 
 

@@ -17,6 +17,7 @@ import platform
 import re
 import struct
 import warnings
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -149,9 +150,15 @@ def library_versions() -> dict[str, str]:
         "python": platform.python_version(),
         "course_lm": __version__,
         "torch": str(torch.__version__),
-        "numpy": metadata.version("numpy"),
-        "tokenizers": metadata.version("tokenizers"),
+        "numpy": _installed_version("numpy"),
+        "tokenizers": _installed_version("tokenizers"),
     }
+
+
+@cache
+def _installed_version(name: str) -> str:
+    """Looked up once: it takes milliseconds, and every checkpoint asks."""
+    return metadata.version(name)
 
 
 class _Plain:

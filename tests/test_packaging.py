@@ -106,6 +106,7 @@ def test_importing_the_package_loads_none_of_its_modules():
     assert run(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_a_module_is_loaded_when_it_is_named():
     result = run(sys.executable, "-c", "import course_lm; print(course_lm.clipping.clip_gradients.__module__)")
     assert result.stdout.strip() == "course_lm.clipping"
@@ -145,6 +146,7 @@ def test_the_order_of_imports_holds():
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "statement", "contract"),
     [
@@ -161,6 +163,19 @@ def test_an_import_against_the_order_is_refused(tmp_path, module, statement, con
     result = lint_imports(tmp_path)
     assert result.returncode == 1
     assert contract in result.stdout
+
+
+def commit_hooks():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    return {hook["id"]: hook["entry"].split() for hook in repository["hooks"]}
+
+
+@pytest.mark.parametrize("hook", commit_hooks())
+def test_a_hook_at_every_commit_names_a_command_that_there_is(hook):
+    tool, *arguments = commit_hooks()[hook]
+    assert Path(tool).parent == Path(".venv/bin")
+    result = run(Path(sys.executable).parent / Path(tool).name, *arguments, "--help")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Claims about every kind of data loader: a run that stops and goes on, fails, or validates never loses its place."""
 
 import multiprocessing
-import os
 import random
 import signal
 import warnings
@@ -37,7 +36,7 @@ from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig
 from course_lm.trainer import Trainer
 from course_lm.trainer.log import MAX_EMPTY_IN_A_ROW
-from tests.training_run import DOCUMENTS, TOKENIZER, assert_same, counting, without_measures
+from tests.training_run import DOCUMENTS, TOKENIZER, assert_same, counting, interrupt_at, quiet, without_measures
 
 VOCABULARY, LENGTH, BATCHES = 17, 6, 5
 
@@ -208,10 +207,6 @@ def configure(folder: Path | None = None, **training: Any) -> TrainingConfig:
     )
 
 
-def quiet(count: int) -> None:
-    pass
-
-
 def run(folder: Path | None, loader: Any, val: Any = None, act: Callable[[int], None] = quiet, **training: Any):
     trainer = Trainer(model(), configure(folder, **training), loss_fn=counting(act))
     trainer.train(loader, val)
@@ -228,14 +223,6 @@ def straight(kind: str, workers: bool) -> Any:
     loader = (WITH_WORKERS if workers else LOADERS)[kind]()
     run(folder, loader, LOADERS["shuffled by a generator"]())
     return end_of(folder)
-
-
-def interrupt_at(micro_batch: int) -> Callable[[int], None]:
-    def act(count: int) -> None:
-        if count == micro_batch:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return act
 
 
 def fail_at(micro_batch: int) -> Callable[[int], None]:
@@ -289,6 +276,7 @@ def test_what_cannot_be_checked_at_the_start_of_an_epoch_is_said_once(kind, tmp_
     assert len([one for one in caught if "it cannot be checked that epoch 1" in str(one.message)]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind not in UNPROVEN])
 def test_a_loader_that_hides_nothing_goes_on_without_a_warning(kind, tmp_path):
     with pytest.raises(OSError, match="the node"):
@@ -494,6 +482,7 @@ def failing_once(loader: Any, at: int, **training: Any) -> tuple[Trainer, list[l
     return trainer, seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_after_a_step_that_failed_training_goes_on_with_its_window(kind, at):
@@ -642,6 +631,7 @@ def test_a_validation_leaves_the_generator_of_cuda_alone():
 # Lengths
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:skipped a step")
 def test_a_stream_that_never_holds_a_target_ends_in_one_error():
     class Endless(IterableDataset):

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
-from itertools import islice
 from numbers import Real
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from course_lm.accumulation import windows
 from course_lm.batch_checks import check_batch
 from course_lm.forward import Batch
 from course_lm.loss import count_targets, next_token_loss
@@ -70,17 +70,17 @@ def find_lr(
     _check_loader(loader)
     check_optimizer(optimizer, model)
     precision = deepcopy(precision)  # the given one keeps its loss scale
-    lrs, losses, stopped = np.geomspace(float(start_lr), float(end_lr), num_iter).tolist(), [], None
+    lrs = np.geomspace(float(start_lr), float(end_lr), num_iter).tolist()
+    losses, stopped = [], None
     observers = Observers([ProgressBar()] if progress else [])
     with restored(model, optimizer, loader) as reader, closing(observers):
+        if not model.training:  # else modules that their owner put in eval mode stay in it
+            model.train()
         observers.start(0, num_iter)
-        batches = _endless(model, reader)
-        if not model.training:
-            model.train()  # else each module keeps the mode that its owner gave it
-        for lr in lrs:
+        for lr, window in zip(lrs, windows(_endless(model, reader), accumulation_steps)):
             step = train_step(
                 model,
-                list(islice(batches, accumulation_steps)),
+                window,
                 optimizer,
                 lr=lr,
                 loss_fn=loss_fn,

@@ -25,7 +25,7 @@ RANGE = (0.1, 0.9)  # shares of the fall
 _ENDINGS = {
     None: "",
     "diverged": "; the sweep stopped where the loss diverged",
-    "not finite": "; the sweep stopped where the loss was not finite",
+    "not finite": "; the sweep stopped where the loss or its gradient was not finite",
 }
 _BLUE, _RED, _GREY, _BAND = "#0072B2", "#D55E00", "#6E6E6E", "#DDEBF4"
 
@@ -46,7 +46,8 @@ class LRFinderResult:
     Attributes:
         lrs: the learning rate of each step, what `train_step` would be given as `lr`.
         losses: the loss of the step taken with it, nats per token, as measured.
-        stopped: "diverged" or "not finite" where the sweep ended early. The point that was not finite is left out.
+        stopped: "diverged" or "not finite" (loss or gradient) where that ended the sweep. The point that was not finite
+            is left out.
         smoothing, skip_start, skip_end: see `suggest`.
     """
 

@@ -1,48 +1,32 @@
 """The learning-rate range test: train while the learning rate grows, see what the loss says, and undo it all.
 
-`torch-lr-finder` runs the sweep (Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3). This
-module feeds it the batches and logits of a language model, takes each step as `train_step` does, stops at a loss that
-is not finite, and leaves model, optimizer, data and random generators as they were.
+The test is that of Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3. Each step is one
+of `train_step`, so a sweep clips, accumulates and rounds as the run that follows it. Afterwards model, optimizer, data
+and random generators are what they were.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import closing
+from copy import deepcopy
 from numbers import Real
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lm.accumulation import count_window_targets
+from course_lm.accumulation import windows
 from course_lm.batch_checks import check_batch
-from course_lm.clipping import check_max_norm, clip_gradients
-from course_lm.forward import Batch, device_of, forward_logits
-from course_lm.loss import adapt_loss, count_targets, loss_sum, next_token_loss
-from course_lm.lr_finder.curve import (
-    SKIP_END,
-    SKIP_START,
-    SMOOTHING,
-    LRFinderResult,
-    check_reading,
-)
+from course_lm.forward import Batch
+from course_lm.loss import count_targets, next_token_loss
+from course_lm.lr_finder.curve import SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
-from course_lm.monitoring import ProgressBar
-from course_lm.optim import check_gradients, check_optimizer
+from course_lm.monitoring import Observers, ProgressBar
+from course_lm.optim import check_optimizer
 from course_lm.precision import Precision
-from course_lm.rates import fix_lr_scales, set_learning_rate
-from course_lm.step import trained_parameters
+from course_lm.step import train_step
 from course_lm.validation import require
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its import warns, and the text holds a path of this machine
-    from torch_lr_finder import LRFinder, TrainDataLoaderIter
-    from torch_lr_finder import lr_finder as library
-
-_AUTOCAST = {"fp32": {"enabled": False}, "bf16": {"dtype": torch.bfloat16}, "fp16": {"dtype": torch.float16}}
 
 
 def find_lr(
@@ -75,6 +59,8 @@ def find_lr(
         smoothing, skip_start, skip_end: see `suggest`.
         progress: show a bar.
 
+    A loss or a gradient that is not finite ends the sweep, but for an fp16 overflow, which is skipped as in a run.
+
     Raises:
         ValueError: a setting out of its range, or a loader without a target token.
         TypeError, ValueError: an argument that `train_step` would refuse.
@@ -82,104 +68,37 @@ def find_lr(
     _check_sweep(start_lr, end_lr, num_iter, accumulation_steps, diverge_threshold)
     check_reading(smoothing, skip_start, skip_end)
     _check_loader(loader)
-    check_max_norm(max_grad_norm, "max_grad_norm")
     check_optimizer(optimizer, model)
-    loss_fn = adapt_loss(loss_fn)
-    with restored(model, optimizer, loader) as reader, _quiet(progress):
-        if not model.training:
+    precision = deepcopy(precision)  # the given one keeps its loss scale
+    lrs = np.geomspace(float(start_lr), float(end_lr), num_iter).tolist()
+    losses, stopped = [], None
+    observers = Observers([ProgressBar()] if progress else [])
+    with restored(model, optimizer, loader) as reader, closing(observers):
+        if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()
-        steps = _Steps(model, optimizer, _precision_like(precision, model), max_grad_norm)
-        finder = _library_finder(model, optimizer, steps, _criterion(loss_fn, accumulation_steps))
-        lrs = {"start_lr": start_lr, "end_lr": end_lr, "num_iter": num_iter}
-        ends = {"smooth_f": 0, "diverge_th": diverge_threshold, "accumulation_steps": accumulation_steps}
-        try:
-            finder.range_test(_Batches(model, reader, accumulation_steps), **lrs, **ends)
-            stopped = "diverged" if len(finder.history["loss"]) < num_iter else None
-        except _NonFiniteLoss:
-            stopped = "not finite"
-    return LRFinderResult(finder.history["lr"], finder.history["loss"], stopped, smoothing, skip_start, skip_end)
-
-
-class _NonFiniteLoss(Exception):
-    """Ends the sweep: the library would go on."""
-
-
-class _Network(nn.Module):
-    """The model as the library calls it: with one argument, and in the modes that it is in."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> Tensor:
-        return forward_logits(self.model, batch)
-
-    def train(self, mode: bool = True) -> "_Network":
-        return self  # the library would also wake the modules that their owner put in eval mode
-
-
-class _Batches(TrainDataLoaderIter):
-    """Batches without end, each with its labels and the number of target tokens in its whole step."""
-
-    def __init__(self, model: nn.Module, reader: Iterable[Batch], accumulation_steps: int) -> None:
-        super().__init__(_endless(model, reader))
-        self.accumulation_steps = accumulation_steps
-        self.window: list[Batch] = []
-
-    def __next__(self) -> tuple[Batch, tuple[Tensor, Tensor]]:
-        if not self.window:
-            self.window = list(islice(self._iterator, self.accumulation_steps))
-            self.tokens = count_window_targets(self.window)
-        batch = self.window.pop(0)
-        return batch, (batch["labels"], self.tokens)
-
-
-class _Steps:
-    """Stands where the library expects a gradient scaler, and takes the step as `train_step` does."""
-
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, precision: Precision, max_grad_norm: float | None
-    ) -> None:
-        self.model, self.precision, self.max_grad_norm = model, precision, max_grad_norm
-        fix_lr_scales(optimizer)  # before the library gives all groups the same rate
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return self.precision.scaler.scale(loss)
-
-    def step(self, optimizer: Optimizer) -> None:
-        parameters = trained_parameters(optimizer)
-        check_gradients(parameters, self.model)
-        self.precision.scaler.unscale_(optimizer)
-        if self.max_grad_norm is not None:
-            clip_gradients(parameters, self.max_grad_norm)
-        set_learning_rate(optimizer, optimizer.param_groups[0]["lr"])  # the library set all groups to this rate
-        self.precision.scaler.step(optimizer)
-
-    def update(self) -> None:
-        self.precision.update_scale()
-
-
-def _library_finder(
-    model: nn.Module, optimizer: Optimizer, steps: _Steps, criterion: Callable[..., Tensor]
-) -> LRFinder:
-    for group in optimizer.param_groups:
-        group.pop("initial_lr", None)  # the mark of a scheduler, which the library refuses
-    autocast = {"device_type": device_of(model).type, **_AUTOCAST[steps.precision.name]}
-    amp = {"amp_backend": "torch", "amp_config": autocast, "grad_scaler": steps}
-    finder = LRFinder(_Network(model), optimizer, criterion, **amp)
-    finder.state_cacher.cached.clear()  # a second copy of weights and moments, which `restored` does not need
-    return finder
-
-
-def _criterion(loss_fn: Callable[..., Tensor], accumulation_steps: int) -> Callable[..., Tensor]:
-    def criterion(logits: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
-        labels, tokens = targets
-        loss = loss_sum(loss_fn, logits, labels) / tokens
-        if not torch.isfinite(loss):
-            raise _NonFiniteLoss
-        return loss * accumulation_steps  # the library divides by it
-
-    return criterion
+        observers.start(0, num_iter)
+        for lr, window in zip(lrs, windows(_endless(model, reader), accumulation_steps)):
+            step = train_step(
+                model,
+                window,
+                optimizer,
+                lr=lr,
+                loss_fn=loss_fn,
+                max_grad_norm=max_grad_norm,
+                precision=precision,
+                on_nonfinite="skip",
+            )
+            loss = float(step.loss)
+            overflowed = precision is not None and precision.scales and math.isfinite(loss)
+            if step.skipped and not overflowed:
+                stopped = "not finite"
+                break
+            losses.append(loss)
+            observers.log({"step": len(losses)})
+            if loss > diverge_threshold * min(losses):
+                stopped = "diverged"
+                break
+    return LRFinderResult(lrs[: len(losses)], losses, stopped, smoothing, skip_start, skip_end)
 
 
 def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
@@ -195,40 +114,6 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
             raise ValueError("the loader holds no batch with a target token")
         if hasattr(reader, "set_epoch") and hasattr(reader, "epoch"):
             reader.set_epoch(reader.epoch + 1)
-
-
-def _precision_like(precision: Precision | None, model: nn.Module) -> Precision:
-    """One of the sweep's own, so that the given one keeps its loss scale."""
-    own = Precision("fp32" if precision is None else precision.name, device_of(model))
-    if precision is not None:
-        own.load_state_dict(precision.state_dict())
-    return own
-
-
-@contextmanager
-def _quiet(progress: bool) -> Iterator[None]:
-    """Silence the library alone: its messages, its bar unless it is wanted, and a warning that its steps can cause."""
-    bar = library.tqdm
-    library.tqdm = _bar if progress else iter
-    library.print = lambda *values: None  # type: ignore[attr-defined]
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # fp16 skips its first steps
-            yield
-    finally:
-        library.tqdm = bar
-        del library.print  # type: ignore[attr-defined]
-
-
-def _bar(steps: range) -> Iterator[int]:
-    bar = ProgressBar()
-    bar.start(0, len(steps))
-    try:
-        for step in steps:
-            yield step
-            bar.log({"step": step + 1})
-    finally:
-        bar.close()
 
 
 def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_steps: int, threshold: float) -> None:

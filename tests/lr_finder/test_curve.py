@@ -242,7 +242,10 @@ def test_a_result_can_be_stored_as_plain_data():
 
 @pytest.mark.parametrize(
     ("stopped", "ending"),
-    [("diverged", "stopped where the loss diverged"), ("not finite", "stopped where the loss was not finite")],
+    [
+        ("diverged", "stopped where the loss diverged"),
+        ("not finite", "stopped where the loss or its gradient was not finite"),
+    ],
 )
 def test_the_message_says_why_the_sweep_ended_early(stopped, ending):
     assert LRFinderResult(RATES, descent(), stopped).message.endswith(ending)

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch_lr_finder import LRFinder, TrainDataLoaderIter
+from torch_lr_finder import lr_finder as library
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from course_lm.batching import labels_of
 from course_lm.forward import forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder import find_lr
-from course_lm.lr_finder.range_test import LRFinder, TrainDataLoaderIter, library
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
@@ -112,6 +113,23 @@ def raw_test(model: nn.Module, optimizer: Optimizer, batches: Any, **options: An
     return finder
 
 
+# The sweep is the library's where both do the same
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 3])
+@pytest.mark.parametrize(("num_iter", "end_lr", "stopped"), [(6, 0.1, None), (40, 1e4, "diverged")])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_plain_sgd_in_fp32_gives_the_points_of_torch_lr_finder(momentum, num_iter, end_lr, stopped, accumulation_steps):
+    model, batches = make_model(dtype=torch.float32), make_packed()  # as many targets each: its mean of means is exact
+    optimizer = SGD(model.parameters(), momentum=momentum)
+    sweep = {"start_lr": 1e-4, "end_lr": end_lr, "num_iter": num_iter, "accumulation_steps": accumulation_steps}
+    result = find_lr(model, batches, optimizer, **sweep, max_grad_norm=None, diverge_threshold=5.0)
+    history = raw_test(model, optimizer, batches, **sweep, diverge_th=5.0).history
+    assert result.stopped == stopped
+    assert result.lrs == pytest.approx(history["lr"], rel=1e-12)
+    assert result.losses == pytest.approx(history["loss"], rel=1e-5)
+
+
 # The steps are those of `train_step`
 
 
@@ -172,6 +190,14 @@ def test_an_fp16_overflow_skips_the_step_in_silence_and_leaves_the_given_scale_a
         result = find_lr(model, make_batches(1), SGD(model.parameters()), **SWEEP, precision=precision)
     assert len(result.losses) == 6 and len(set(result.losses)) == 1
     assert precision.state_dict() == before
+
+
+def test_an_fp16_sweep_goes_on_after_an_overflow_in_its_first_step():
+    model, precision = make_model(dropout=0.0, dtype=torch.float32), Precision("fp16", "cpu")
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    momentum = build(model, "sgd")  # torch's scaler alone would leave it a momentum that is not initialised
+    result = find_lr(model, make_batches(), momentum, **SWEEP, precision=precision)
+    assert result.stopped is None and len(set(result.losses[-2:])) == 2
 
 
 def test_a_loss_of_ones_own_is_used():
@@ -306,6 +332,27 @@ def test_the_sweep_stops_before_the_first_loss_that_is_not_finite(value, accumul
     assert "not finite" in result.message
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_in_half_precision_too_no_loss_scale_cures_a_loss_that_is_not_finite(name):
+    model = make_model(dtype=torch.float32)
+    result = find_lr(
+        model, make_batches(), build(model), **SWEEP, loss_fn=Explosive(4), precision=Precision(name, "cpu")
+    )
+    assert (result.stopped, len(result.losses)) == ("not finite", 3)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_sweep_although_the_loss_is_a_number():
+    model, calls = make_model(), []
+
+    def steep(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+        calls.append(torch.is_grad_enabled())  # without gradients it is only asked whether it sums
+        infinite_slope = (0 * logits).sum().abs().sqrt() if calls.count(True) == 4 else 0
+        return next_token_loss(logits, labels, reduction=reduction) + infinite_slope  # type: ignore[arg-type]
+
+    result = find_lr(model, make_batches(), build(model), **SWEEP, loss_fn=steep)
+    assert (result.stopped, len(result.losses), calls.count(True)) == ("not finite", 3, 4)
+
+
 def test_a_first_loss_that_is_not_finite_leaves_no_point_and_no_suggestion():
     model = make_model()
     result = find_lr(model, make_batches(), build(model), **SWEEP, loss_fn=Explosive(1))
@@ -332,6 +379,13 @@ def test_the_sweep_stops_where_the_loss_diverges():
     assert result.stopped == "diverged" and len(result.losses) < 40
     assert result.losses[-1] > 2 * min(result.losses[:-1])
     assert all(loss <= 2 * min(result.losses[: index + 1]) for index, loss in enumerate(result.losses[:-1]))
+
+
+def test_a_loss_that_diverges_at_the_last_point_is_told_too():
+    model = make_model()
+    loss_fn = Explosive(SWEEP["num_iter"], 1e3)
+    result = find_lr(model, make_batches(), build(model), **SWEEP, loss_fn=loss_fn)
+    assert (result.stopped, len(result.losses)) == ("diverged", SWEEP["num_iter"])
 
 
 def test_the_losses_are_kept_as_measured():
@@ -403,11 +457,10 @@ class Stopper(nn.Module):
 def test_an_interrupt_or_an_error_in_the_middle_leaves_nothing_behind(kind, error):
     model = Stopper(make_model(), 8, error)
     optimizer = build(model, kind)
-    before, bar = everything(model, optimizer), library.tqdm
+    before = everything(model, optimizer)
     with pytest.raises(error):
         find_lr(model, make_batches(), optimizer, **SWEEP, accumulation_steps=2)
     assert everything(model, optimizer) == before
-    assert library.tqdm is bar and not hasattr(library, "print")
 
 
 def test_the_library_alone_leaves_random_state_modes_gradients_and_a_wrapped_step(capsys):
@@ -545,10 +598,29 @@ def test_settings_out_of_range_are_refused(options, message):
         find_lr(model, make_batches(), build(model), **(SWEEP | options))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "bf16"}, "precision must be a Precision"),
+        ({"precision": Precision("bf16", "cuda")}, "precision must be for the model's device cpu"),
+        ({"loss_fn": nn.CrossEntropyLoss}, "loss_fn must be callable as"),
+        ({"max_grad_norm": "large"}, "max_grad_norm must be a positive number or None"),
+    ],
+    ids=str,
+)
+def test_what_train_step_refuses_is_refused_and_nothing_is_left_behind(options, message):
+    model, loader = make_model(), Recorder(make_batches())
+    optimizer = build(model)
+    before = everything(model, optimizer)
+    with pytest.raises((TypeError, ValueError), match=message):
+        find_lr(model, loader, optimizer, **(SWEEP | options))
+    assert everything(model, optimizer) == before and loader.epoch == 3
+
+
 # Silence
 
 
-def test_the_library_says_nothing_but_the_model_may(capsys):
+def test_a_sweep_says_nothing_but_the_model_may(capsys):
     model = make_model()
     model.register_forward_pre_hook(lambda *_: print("heard"))
     find_lr(model, make_batches(), build(model), **SWEEP)

@@ -7,9 +7,10 @@ fused kernels are used, which update all weights in one pass and can skip a step
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,9 +19,41 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, SparseAdam
 
 from course_lm.validation import require, require_kinds, shown
 
-OptimizerType = Literal["adamw", "adam", "sgd", "adafactor"]
+Groups = list[dict[str, Any]]
 FUSED_DEVICES = ("cpu", "cuda")
 _left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters, where a warning has told of them
+
+
+def _adamw(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    betas = (config.beta1, config.beta2)
+    return AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+
+
+def _adam(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    betas = (config.beta1, config.beta2)
+    return Adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+
+
+def _sgd(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
+
+
+def _adafactor(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    return Adafactor(groups, lr=config.learning_rate)  # has no fused kernel
+
+
+# Every name that a configuration may give, and what builds it; `fused` says whether torch's fused kernels can be used.
+OPTIMIZERS: dict[str, Callable[[Groups, "OptimizerConfig", bool], Optimizer]] = {
+    "adamw": _adamw,
+    "adam": _adam,
+    "sgd": _sgd,
+    "adafactor": _adafactor,
+}
+
+if TYPE_CHECKING:
+    OptimizerType = str  # a type checker cannot read a dict's keys
+else:
+    OptimizerType = Literal[tuple(OPTIMIZERS)]
 
 
 @dataclass(frozen=True)
@@ -79,14 +112,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     CUDA device. Raises ValueError where nothing is trainable.
     """
     groups = parameter_groups(model, config.weight_decay)
-    if config.type == "adafactor":
-        return Adafactor(groups, lr=config.learning_rate)
     fused = _can_fuse([parameter for group in groups for parameter in group["params"]])
-    if config.type == "sgd":
-        return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
-    adam = AdamW if config.type == "adamw" else Adam
-    betas = (config.beta1, config.beta2)
-    return adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+    return OPTIMIZERS[config.type](groups, config, fused)
 
 
 def state_bytes(optimizer: Optimizer) -> int:

@@ -119,8 +119,6 @@ def test_there_is_a_recipe_for_each_kind_of_thing():
 
 def test_every_block_of_code_says_where_it_goes():
     assert len(STEP.findall(RECIPES)) == len(BLOCK.findall(RECIPES))
-        re.findall(r"^(`{3,})\w+\n(?:.*?)\n\1$", RECIPES, re.MULTILINE | re.DOTALL)
-    )
 
 
 def test_what_the_recipes_add_keeps_the_style_of_the_code(followed):

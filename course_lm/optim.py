@@ -25,11 +25,13 @@ _left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters
 
 
 def _adamw(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
     betas = (config.beta1, config.beta2)
     return AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
 
 
 def _adam(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    """Its decay is an L2 term in the gradient, which the second moment rescales weight by weight (Kingma & Ba 2015)."""
     betas = (config.beta1, config.beta2)
     return Adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
 
@@ -39,7 +41,8 @@ def _sgd(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
 
 
 def _adafactor(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
-    return Adafactor(groups, lr=config.learning_rate)  # has no fused kernel
+    """With torch's own defaults for the rest (Shazeer & Stern 2018); it has no fused kernel."""
+    return Adafactor(groups, lr=config.learning_rate)
 
 
 # Every name that a configuration may give, and what builds it; `fused` says whether torch's fused kernels can be used.
@@ -60,15 +63,17 @@ else:
 class OptimizerConfig:
     """Which optimizer, and its numbers. Each type reads only the ones that it has.
 
-    - "adamw": learning_rate, beta1, beta2, epsilon, decoupled weight_decay (Loshchilov & Hutter 2019).
-    - "adam": the same numbers, but weight_decay is coupled: an L2 term added to the gradient, which the
-      second moment then rescales weight by weight (Kingma & Ba 2015).
-    - "sgd": learning_rate, momentum, coupled weight_decay.
-    - "adafactor": learning_rate (relative to each tensor's RMS, and at most 1/sqrt(step)) and decoupled
-      weight_decay; the rest has torch's defaults (Shazeer & Stern 2018).
+    Args:
+        type: a name in `OPTIMIZERS`.
+        learning_rate: the peak that a schedule scales; for "adafactor" relative to each tensor's RMS, and at most
+            1/sqrt(step).
+        beta1: for "adamw" and "adam": how much of the mean gradient stays from step to step.
+        beta2: for the same: how much of the mean squared gradient stays.
+        epsilon: for the same: added to the root of the mean square.
+        weight_decay: of matrices: decoupled for "adamw" and "adafactor", coupled for "adam" and "sgd".
+        momentum: for "sgd": how much of the last update stays.
 
-    `learning_rate` is the peak that a schedule scales. Raises ValueError naming key, value and what is
-    accepted: plain numbers, of which True is none.
+    Raises ValueError naming key, value and what is accepted: plain numbers, of which True is none.
     """
 
     type: OptimizerType = "adamw"

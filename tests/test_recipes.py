@@ -155,8 +155,28 @@ def test_the_command_line_lists_what_is_new(trained, name):
     assert name in trained["help"]
 
 
+def run_tests(folder, which, *files):
+    """Run the tests of the copy whose names `which` chooses; return what pytest lists as passed."""
+    files = [f"tests/{file}" for file in files]
+    told = run(folder, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--color=no", "-k", which, *files)
+    return " ".join(re.findall(r"^\S+::(\S+) PASSED", told, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("triangular", "test_schedules.py"),
+        ("radam", "test_optim.py"),
+        ("word_length", "curriculum/test_curriculum_difficulty.py"),
+    ],
+)
+def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed, name, file):
+    assert f"[{name}]" in run_tests(followed, name, file)
+
+
 def test_the_new_lesson_runs_and_keeps_the_promises_of_a_lesson(followed):
     run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '14', '--write']))")
-    only = "14-weight or readme or (14_weight and (public_name or at_its_proof))"
-    tests = ["tests/lessons/test_checks.py", "tests/lessons/test_notebooks.py"]
-    assert "10 passed" in run(followed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", only, *tests)
+    which = "14-weight or readme or (14_weight and (public_name or at_its_proof))"
+    passed = run_tests(followed, which, "lessons/test_checks.py", "lessons/test_notebooks.py")
+    for claim in ("rejected_by_name[14-", "readme_has_a_row", "every_public_name", "at_its_proof[14_"):
+        assert claim in passed

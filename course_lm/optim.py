@@ -7,9 +7,10 @@ fused kernels are used, which update all weights in one pass and can skip a step
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,24 +19,61 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, SparseAdam
 
 from course_lm.validation import require, require_kinds, shown
 
-OptimizerType = Literal["adamw", "adam", "sgd", "adafactor"]
+Groups = list[dict[str, Any]]
 FUSED_DEVICES = ("cpu", "cuda")
 _left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters, where a warning has told of them
+
+
+def _adamw(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
+    betas = (config.beta1, config.beta2)
+    return AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+
+
+def _adam(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    """Its decay is an L2 term in the gradient, which the second moment rescales weight by weight (Kingma & Ba 2015)."""
+    betas = (config.beta1, config.beta2)
+    return Adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+
+
+def _sgd(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
+
+
+def _adafactor(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    """With torch's own defaults for the rest (Shazeer & Stern 2018); it has no fused kernel."""
+    return Adafactor(groups, lr=config.learning_rate)
+
+
+# Every name that a configuration may give, and what builds it; `fused` says whether torch's fused kernels can be used.
+OPTIMIZERS: dict[str, Callable[[Groups, "OptimizerConfig", bool], Optimizer]] = {
+    "adamw": _adamw,
+    "adam": _adam,
+    "sgd": _sgd,
+    "adafactor": _adafactor,
+}
+
+if TYPE_CHECKING:
+    OptimizerType = str  # a type checker cannot read a dict's keys
+else:
+    OptimizerType = Literal[tuple(OPTIMIZERS)]
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """Which optimizer, and its numbers. Each type reads only the ones that it has.
 
-    - "adamw": learning_rate, beta1, beta2, epsilon, decoupled weight_decay (Loshchilov & Hutter 2019).
-    - "adam": the same numbers, but weight_decay is coupled: an L2 term added to the gradient, which the
-      second moment then rescales weight by weight (Kingma & Ba 2015).
-    - "sgd": learning_rate, momentum, coupled weight_decay.
-    - "adafactor": learning_rate (relative to each tensor's RMS, and at most 1/sqrt(step)) and decoupled
-      weight_decay; the rest has torch's defaults (Shazeer & Stern 2018).
+    Args:
+        type: a name in `OPTIMIZERS`.
+        learning_rate: the peak that a schedule scales; for "adafactor" relative to each tensor's RMS, and at most
+            1/sqrt(step).
+        beta1: for "adamw" and "adam": how much of the mean gradient stays from step to step.
+        beta2: for the same: how much of the mean squared gradient stays.
+        epsilon: for the same: added to the root of the mean square.
+        weight_decay: of matrices: decoupled for "adamw" and "adafactor", coupled for "adam" and "sgd".
+        momentum: for "sgd": how much of the last update stays.
 
-    `learning_rate` is the peak that a schedule scales. Raises ValueError naming key, value and what is
-    accepted: plain numbers, of which True is none.
+    Raises ValueError naming key, value and what is accepted: plain numbers, of which True is none.
     """
 
     type: OptimizerType = "adamw"
@@ -79,14 +117,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     CUDA device. Raises ValueError where nothing is trainable.
     """
     groups = parameter_groups(model, config.weight_decay)
-    if config.type == "adafactor":
-        return Adafactor(groups, lr=config.learning_rate)
     fused = _can_fuse([parameter for group in groups for parameter in group["params"]])
-    if config.type == "sgd":
-        return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
-    adam = AdamW if config.type == "adamw" else Adam
-    betas = (config.beta1, config.beta2)
-    return adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
+    return OPTIMIZERS[config.type](groups, config, fused)
 
 
 def state_bytes(optimizer: Optimizer) -> int:

@@ -11,10 +11,10 @@ value.
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from numbers import Integral
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -22,18 +22,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from course_lm.rates import checked_rate, group_rates, set_learning_rate
 from course_lm.validation import require, require_kinds, shown
-
-ScheduleType = Literal[
-    "cosine_with_warmup",
-    "cosine",
-    "linear",
-    "linear_with_warmup",
-    "constant",
-    "constant_with_warmup",
-    "step",
-    "inverse_sqrt",
-    "warmup_stable_decay",
-]
 
 
 def constant(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0) -> float:
@@ -140,19 +128,42 @@ def warmup_stable_decay(
     return min_lr + (peak_lr - min_lr) * remaining
 
 
+# Every name that a configuration may give, in the order in which error messages and `--help` list them.
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "cosine_with_warmup": cosine,
+    "cosine": cosine,
+    "linear": linear,
+    "linear_with_warmup": linear,
+    "constant": constant,
+    "constant_with_warmup": constant,
+    "step": step_decay,
+    "inverse_sqrt": inverse_sqrt,
+    "warmup_stable_decay": warmup_stable_decay,
+}
+
+if TYPE_CHECKING:
+    ScheduleType = str  # a type checker cannot read a dict's keys
+else:
+    ScheduleType = Literal[tuple(SCHEDULES)]
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Which schedule, and its numbers. Each type reads only the ones that it has.
+    """Which schedule, and its numbers. Each type reads only the ones that its function takes.
 
-    - every type: `warmup_steps`, or where that is None `warmup_ratio` of the run's steps, rounded to the
-      nearest step and at least one step short of the run.
-    - "cosine_with_warmup" (or "cosine"): `num_cycles`, `min_lr` (its lowest value).
-    - "linear" (or "linear_with_warmup"): `min_lr` (its last value).
-    - "constant" (or "constant_with_warmup"): nothing more.
-    - "step": `gamma` at each of `milestones`, or every `step_size` steps (None: a third of what follows the
-      warm-up); `min_lr` (a floor).
-    - "inverse_sqrt": `timescale` in steps (None: the warm-up's length), `min_lr` (a floor).
-    - "warmup_stable_decay": `decay_ratio` of the run's steps, `min_lr` (its last value).
+    Args:
+        type: a name in `SCHEDULES`; with and without "_with_warmup" it is the same.
+        warmup_ratio: share of the run's steps in the warm-up, rounded to the nearest step and at least one step short
+            of the run; `warmup_steps` wins where it is given.
+        warmup_steps: optimizer steps in the warm-up, or null.
+        num_cycles: waves of "cosine".
+        min_lr: the last value of "linear" and "warmup_stable_decay", the lowest of "cosine", a floor under "step" and
+            "inverse_sqrt".
+        milestones: for "step": completed steps at which the rate drops, or null.
+        step_size: for "step": the rate drops every so many steps; null means a third of what follows the warm-up.
+        gamma: for "step": the factor of a drop.
+        timescale: of "inverse_sqrt", in steps; null means the warm-up's length.
+        decay_ratio: share of the run's steps in the decay of "warmup_stable_decay".
 
     Raises ValueError naming key, value and what is accepted: plain numbers, of which True is none.
     """
@@ -194,25 +205,11 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
     require(whole and total_steps >= 1, "total_steps", "a whole number of at least 1", total_steps)
     peak_lr, total_steps = checked_rate(peak_lr, "peak_lr"), int(total_steps)
     require(config.min_lr <= peak_lr, "min_lr", f"at most the peak learning rate {peak_lr}", config.min_lr)
-    shared = {
-        "peak_lr": peak_lr,
-        "total_steps": total_steps,
-        "warmup_steps": _warmup_steps(config, total_steps),
-    }
-    match config.type:
-        case "cosine_with_warmup" | "cosine":
-            return partial(cosine, **shared, num_cycles=config.num_cycles, min_lr=config.min_lr)
-        case "linear" | "linear_with_warmup":
-            return partial(linear, **shared, min_lr=config.min_lr)
-        case "constant" | "constant_with_warmup":
-            return partial(constant, **shared)
-        case "step":
-            drops = {"milestones": config.milestones, "step_size": config.step_size, "gamma": config.gamma}
-            return partial(step_decay, **shared, **drops, min_lr=config.min_lr)
-        case "inverse_sqrt":
-            return partial(inverse_sqrt, **shared, timescale=config.timescale, min_lr=config.min_lr)
-        case "warmup_stable_decay":
-            return partial(warmup_stable_decay, **shared, decay_ratio=config.decay_ratio, min_lr=config.min_lr)
+    function = SCHEDULES[config.type]
+    taken = inspect.signature(function).parameters
+    numbers = {part.name: getattr(config, part.name) for part in fields(config) if part.name in taken}
+    numbers["warmup_steps"] = _warmup_steps(config, total_steps)
+    return partial(function, peak_lr=peak_lr, total_steps=total_steps, **numbers)
 
 
 def check_schedule(schedule: object) -> None:

@@ -25,7 +25,7 @@ from course_lm.clipping import clip_gradients
 from course_lm.forward import forward_logits, unwrap
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
-from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.optim import OPTIMIZERS, OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
 from course_lm.step import (
     NonFiniteGradientError,
@@ -231,7 +231,7 @@ def test_the_update_itself_skips_where_the_count_of_targets_is_zero():
     assert_untouched(before, model, optimizer)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "adafactor"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("good_steps", [0, 2])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_non_finite_gradient_raises_and_leaves_everything_as_it_was(kind, good_steps, value):

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from typing import Any
 from course_lm.corpus.files import paragraphs, read_bytes, read_documents, refuse_surrogate
 from course_lm.corpus.shipped import data_file
 
-CORPORA = ("stories", "hindi", "python-docs")
-ACCEPTED = f"{', '.join(CORPORA)}, a file, a glob, a list of strings or hf:<dataset>[:<split>[:<column>]]"
 SPLITS = ("train", "validation")
 
 
@@ -130,20 +128,11 @@ def _load(source: str | Path | Sequence[str]) -> Corpus:
         return _read_files(str(source), _matching_files(str(source)))
     if not isinstance(source, str):
         return Corpus("the list", _strings(source, "a list of documents"))
-    if source == "stories":
-        return _read_files(source, [data_file("stories.jsonl")])
-    if source == "hindi":
-        return _read_hindi(data_file("hindi.jsonl"))
-    if source == "python-docs":
-        return Corpus(source, _python_docs())
+    if source in CORPORA:
+        return CORPORA[source]()
     if source.startswith("hf:"):
         return Corpus(source, _read_hub(source))
     return _read_files(source, _matching_files(source))
-
-
-def _read_hindi(path: Path) -> Corpus:
-    gold = [json.loads(line)["gold"] for line in path.read_text(encoding="utf-8").splitlines()]
-    return replace(_read_files("hindi", [path]), gold=gold)
 
 
 def _strings(documents: Any, where: str) -> list[str]:
@@ -160,17 +149,37 @@ def _strings(documents: Any, where: str) -> list[str]:
     return [document for document in documents if document.strip()]
 
 
-def _python_docs() -> list[str]:
+def _stories() -> Corpus:
+    return _read_files("stories", [data_file("stories.jsonl")])
+
+
+def _hindi() -> Corpus:
+    path = data_file("hindi.jsonl")
+    gold = [json.loads(line)["gold"] for line in path.read_text(encoding="utf-8").splitlines()]
+    return replace(_read_files("hindi", [path]), gold=gold)
+
+
+def _python_docs() -> Corpus:
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise ValueError("python-docs needs the module pydoc_data, which this Python was built without") from None
-    return [paragraph for topic in topics.values() for paragraph in paragraphs(topic) if _is_prose(paragraph)]
+    found = [paragraph for topic in topics.values() for paragraph in paragraphs(topic) if _is_prose(paragraph)]
+    return Corpus("python-docs", found)
 
 
 def _is_prose(paragraph: str) -> bool:
     is_heading = re.search(r"\n(\W)\1{2,}$", paragraph)
     return not is_heading and len(re.findall(r"[A-Za-z]{2,}", paragraph)) >= 5
+
+
+# The corpora that have a name, and what reads or makes each.
+CORPORA: dict[str, Callable[[], Corpus]] = {
+    "stories": _stories,
+    "hindi": _hindi,
+    "python-docs": _python_docs,
+}
+ACCEPTED = f"{', '.join(CORPORA)}, a file, a glob, a list of strings or hf:<dataset>[:<split>[:<column>]]"
 
 
 def _matching_files(pattern: str) -> list[Path]:

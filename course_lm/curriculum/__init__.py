@@ -1,4 +1,8 @@
-"""Curriculum learning: easy examples first. Difficulty, pacing, and a loader that follows them."""
+"""Curriculum learning: easy examples first (lesson 13).
+
+difficulty.py scores examples, a class for each strategy; pacing.py says how much is admitted when; manager.py joins the
+two over a run, and loader.py makes the batches. settings.py is what can be set. morphology/ counts Hindi grammar.
+"""
 
 from course_lm.curriculum.difficulty import (
     CombinedCurriculum,

@@ -5,11 +5,10 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from course_lm.validation import one_line, require, require_kinds, shown
 
-BASES = ("length", "frequency", "morphological", "combined", "random")
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
 EPOCHS_WITHOUT_A_RUN = 10
 Settings = TypeVar("Settings")
@@ -88,13 +87,14 @@ class DynamicSettings:
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
-        require(self.base_strategy in BASES, "base_strategy", f"one of {', '.join(BASES)}", self.base_strategy)
+        bases = [part.name for part in dataclasses.fields(self) if part.name in SETTINGS]
+        require(self.base_strategy in bases, "base_strategy", f"one of {', '.join(bases)}", self.base_strategy)
         require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
         low, high = self.min_threshold, self.max_threshold
         require(0 <= low <= 1, "min_threshold", "in [0, 1]", low)
         require(low <= high <= 1, "max_threshold", f"in [min_threshold ({low}), 1]", high)
         require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
-        for name in BASES:
+        for name in bases:
             read_settings(SETTINGS[name], getattr(self, name), name)
 
 
@@ -108,6 +108,7 @@ class RandomSettings:
         require_kinds(type(self), vars(self))
 
 
+# Every strategy that a configuration may name, and its settings; `difficulty.STRATEGIES` says how each scores.
 SETTINGS: dict[str, type] = {
     "length": LengthSettings,
     "frequency": FrequencySettings,
@@ -116,6 +117,11 @@ SETTINGS: dict[str, type] = {
     "dynamic": DynamicSettings,
     "random": RandomSettings,
 }
+
+if TYPE_CHECKING:
+    StrategyName = str  # a type checker cannot read a dict's keys
+else:
+    StrategyName = Literal[tuple(SETTINGS)]
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class CurriculumConfig:
     """
 
     enabled: bool = False
-    strategy: Literal["length", "frequency", "morphological", "combined", "dynamic", "random"] = "combined"
+    strategy: StrategyName = "combined"
     settings: dict[str, Any] = field(default_factory=dict)
     schedule: Literal["linear", "root", "exponential", "geom", "step", "performance", "none"] = "linear"
     start_threshold: float = 0.2

@@ -3,6 +3,10 @@
 An observer is told what happened and cannot change it. A record is a flat dict with "event" ("train", "validation" or
 "layers"), "step" (completed optimizer steps), "epoch" and metrics. Every observer gets its own copy, and one that fails
 is left out while training goes on: a log that cannot be written is no reason to lose a run.
+
+evaluation.py measures a validation; records.py keeps and sums up what was measured. observers.py tells observers, and
+writes metrics.jsonl; trackers.py has TensorBoard and Weights & Biases; progress.py and live.py show a run as it goes.
+layers.py looks at each layer, smoothing.py draws calm curves, stopping.py stops early.
 """
 
 from course_lm.monitoring.evaluation import evaluate

@@ -1,6 +1,7 @@
 """The two trackers that people know, TensorBoard and Weights & Biases: extra `track`, off unless asked for.
 
-Neither can take a point back, so a partial record (see `History`) is not sent to them.
+Neither can take a point back, so a partial record (see `History`) is not sent to them. A tracker is a section of the
+configuration: a `TrackerConfig` of its own that makes its logger, and a field of `config.TrainingConfig`.
 """
 
 import os
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from course_lm.monitoring.observers import Observer
 from course_lm.monitoring.records import Record
 from course_lm.validation import import_extra, require_kinds
 
@@ -15,27 +17,43 @@ WANDB_MODES = ("offline", "online", "disabled")
 
 
 @dataclass(frozen=True)
-class TensorBoardConfig:
-    """The `tensorboard` section of a run's configuration."""
+class TrackerConfig:
+    """A section of a run's configuration that switches a tracker on; no step depends on it, so it may change later."""
 
     enabled: bool = False
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
 
+    def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
+        """What logs a run with these `settings` that writes into `folder`."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
-class WandbConfig:
+class TensorBoardConfig(TrackerConfig):
+    """The `tensorboard` section of a run's configuration."""
+
+    def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
+        """A `TensorBoardLogger` that writes into `folder`/tensorboard."""
+        return TensorBoardLogger(folder / "tensorboard")
+
+
+@dataclass(frozen=True)
+class WandbConfig(TrackerConfig):
     """The `wandb` section of a run's configuration; `name` None lets Weights & Biases choose one."""
 
-    enabled: bool = False
     project: str = "my-lm"
     name: str | None = None
     mode: str = "offline"
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
+        super().__post_init__()
         _check_mode(self.mode)
+
+    def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
+        """A `WandbLogger` that carries `settings` as its configuration."""
+        return WandbLogger(self.project, self.name, self.mode, folder, settings)
 
 
 class TensorBoardLogger:

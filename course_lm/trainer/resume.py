@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 from torch import nn
 
 from course_lm.checkpoints import library_versions, load_latest
-from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.config import LoopConfig, TrainingConfig, sections
+from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.validation import one_line, shown
 
@@ -32,11 +33,12 @@ MAY_CHANGE = {
     "training.resume",
     "training.save_steps",
     "training.save_total_limit",
-    "tensorboard.enabled",
-    "wandb.enabled",
-    "wandb.mode",
-    "wandb.name",
-    "wandb.project",
+    *(
+        f"{name}.{part.name}"
+        for name, kind in sections().items()
+        if issubclass(kind, TrackerConfig)
+        for part in fields(kind)
+    ),
 }
 # These change how numbers are rounded and nothing else: the run goes on, with a warning.
 ROUNDING = {"model.gradient_checkpointing", "training.compile", "training.deterministic", "training.device"}

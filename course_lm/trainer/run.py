@@ -14,7 +14,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar, TensorBoardLogger, WandbLogger
+from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
+from course_lm.monitoring.trackers import TrackerConfig
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
@@ -54,16 +55,14 @@ def default_observers(config: TrainingConfig, history: History) -> list[Observer
 
     history: of the run; where a run goes on, `metrics.jsonl` is made to hold its records.
     """
-    observers: list[Observer] = []
-    folder = run_folder(config)
-    if folder is not None:
-        observers.append(JSONLLogger(folder / "metrics.jsonl", history))
-    if config.tensorboard.enabled:
-        observers.append(TensorBoardLogger((folder or Path()) / "tensorboard"))
-    if config.wandb.enabled:
-        wandb = config.wandb
-        observers.append(WandbLogger(wandb.project, wandb.name, wandb.mode, folder or Path(), asdict(config)))
-    return [*observers, ProgressBar()]  # last, below what the others print when they start
+    folder, settings = run_folder(config), asdict(config)
+    metrics = [] if folder is None else [JSONLLogger(folder / "metrics.jsonl", history)]
+    trackers = [
+        section.logger(folder or Path(), settings)
+        for section in vars(config).values()
+        if isinstance(section, TrackerConfig) and section.enabled
+    ]
+    return [*metrics, *trackers, ProgressBar()]  # the bar last, below what the others print when they start
 
 
 def length_of(loader: Iterable[object]) -> int | None:

@@ -17,8 +17,8 @@ from course_lm.curriculum import (
     RandomCurriculum,
     create_curriculum_strategy,
 )
+from course_lm.curriculum.difficulty import STRATEGIES
 
-STRATEGIES = ("length", "frequency", "morphological", "combined", "dynamic", "random")
 GRADED = ["मैं घर जाता हूँ", "वह स्कूल में पढ़ता है", "लड़के ने किताब को पढ़ा था"]
 word = st.sampled_from(["a", "cat", "the", "sat", "मैं", "ने", "घर", "है", "पढ़ा", "7", "—"])
 text = st.lists(word, max_size=12).map(" ".join) | st.text(max_size=20)

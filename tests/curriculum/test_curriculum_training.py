@@ -11,6 +11,7 @@ import pytest
 from course_lm.cli.text_run import settle_curriculum, with_curriculum
 from course_lm.corpus import Corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumLoader
+from course_lm.curriculum.difficulty import STRATEGIES
 from course_lm.schedules import build_schedule
 from course_lm.trainer import Trainer
 from tests.training_run import (
@@ -27,7 +28,6 @@ from tests.training_run import (
     stop_and_go_on,
 )
 
-STRATEGIES = ("length", "frequency", "morphological", "combined", "dynamic", "random")
 SCHEDULES = ("linear", "root", "exponential", "step", "performance", "none")
 
 

@@ -21,75 +21,7 @@ from tests.lessons import notebook_rules as rules
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
-# For each lesson: a file of the package, a piece of it, and the fault that takes its place.
-SABOTAGE = {
-    "00_the_whole_loop": (
-        "loss.py",
-        "F.pad(labels[:, 1:], (0, 1), value=ignore_index)",
-        "F.pad(labels[:, 2:], (0, 2), value=ignore_index)",
-    ),
-    "01_text_to_tokens": (
-        "tokenizer.py",
-        "sizes[index] = len(token)  # one character of the byte alphabet stands for one byte",
-        "sizes[index] = len(tokenizer.decode([index]))",
-    ),
-    "02_batching": (
-        "batching/loader.py",
-        "segments = attention_mask if document_ids is None else document_ids",
-        "segments = attention_mask",
-    ),
-    "03_loss": (
-        "loss.py",
-        "return losses / count_targets(labels, ignore_index)",
-        "return losses / labels[:, 1:].numel()",
-    ),
-    "04_optimizers": (
-        "optim.py",
-        '{"params": vectors, "weight_decay": 0.0}',
-        '{"params": vectors, "weight_decay": weight_decay}',
-    ),
-    "05_schedules": (
-        "schedules.py",
-        "math.cos(2 * math.pi * num_cycles * progress)",
-        "math.cos(math.pi * num_cycles * progress)",
-    ),
-    "06_lr_finder": (
-        "batching/reading.py",
-        "reader = copy(loader)",
-        "reader = loader",
-    ),
-    "07_mixed_precision": (
-        "precision.py",
-        "if self.scaler.get_scale() < self.minimum_scale:",
-        "if self.scaler.get_scale() > self.minimum_scale:",
-    ),
-    "08_accumulation": (
-        "accumulation.py",
-        'counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)',
-        'counts = ((batch["labels"] != ignore_index).sum() for batch in micro_batches)',
-    ),
-    "09_clipping": (
-        "clipping.py",
-        "torch.where(norm.isfinite(), norm, 0.0)",
-        "torch.where(norm.isfinite(), norm + 0.1, 0.0)",
-    ),
-    "10_monitoring": (
-        "monitoring/stopping.py",
-        "improved = value < self.best - self.min_delta",
-        "improved = not value >= self.best - self.min_delta",
-    ),
-    "11_checkpoints": ("trainer/loop.py", 'self._generators = state["rng"]', "self._generators = rng_state()"),
-    "12_trainer": (
-        "trainer/loop.py",
-        "self.settings, self.schedule(self.step)",
-        "self.settings, self.schedule(self.step + 1)",
-    ),
-    "13_curriculum": (
-        "curriculum/pacing.py",
-        "(1 - progress) * start**2 + progress",
-        "(1 - progress) * start + progress",
-    ),
-}
+ABOUT = {lesson.stem: importlib.import_module(f"tests.lessons.wrong_answers.{lesson.stem[3:]}") for lesson in LESSONS}
 
 
 def run_nbval(lesson: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -117,31 +49,13 @@ def figure(alt="A line that falls."):
     )
 
 
-# The modules that a lesson teaches: every public name of theirs is used in it.
-TAUGHT = {
-    "01": ("corpus", "tokenizer"),
-    "02": ("batching.loader",),
-    "03": ("loss",),
-    "04": ("optim",),
-    "05": ("schedules",),
-    "06": ("lr_finder",),
-    "07": ("precision",),
-    "08": ("accumulation",),
-    "09": ("clipping",),
-    "10": ("monitoring", "classroom.atlas"),
-    "11": ("checkpoints.files", "checkpoints.atomic", "checkpoints.rng", "checkpoints.weights"),
-    "12": ("trainer.loop",),
-    "13": ("curriculum",),
-}
-
-
 # What stands behind the names that a lesson uses, and refuses what they cannot take.
 BEHIND = re.compile(r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|describe_form|is_dense|load_weights")
 
 
 @pytest.mark.parametrize(
     ("lesson", "module"),
-    [(lesson, module) for lesson in LESSONS for module in TAUGHT.get(lesson.stem[:2], ())],
+    [(lesson, module) for lesson in LESSONS for module in ABOUT[lesson.stem].TAUGHT],
     ids=lambda value: getattr(value, "stem", value),
 )
 def test_a_lesson_uses_every_public_name_of_its_modules(lesson, module):
@@ -272,14 +186,15 @@ def test_nbval_refuses_an_output_that_has_changed(tmp_path):
     assert "1 failed, 1 passed" in result.stdout
 
 
-def test_each_lesson_has_a_fault_that_must_turn_it_red():
-    assert [lesson.stem for lesson in LESSONS] == list(SABOTAGE)
+def test_the_readme_has_a_row_for_every_lesson_in_order():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[.*\]\(notebooks/(.*)\.ipynb\) \|", readme, re.MULTILINE) == list(ABOUT)
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("name", SABOTAGE)
+@pytest.mark.parametrize("name", ABOUT)
 def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
-    file, right, wrong = SABOTAGE[name]
+    file, right, wrong = ABOUT[name].SABOTAGE
     for folder in ("course_lm", "data"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     source = (tmp_path / "course_lm" / file).read_text()

@@ -129,7 +129,7 @@ def written(kind, **numbers):
     return yaml.safe_load(optimizer) | yaml.safe_load(scheduler), python
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "step", "inverse_sqrt", "warmup_stable_decay"])
+@pytest.mark.parametrize("kind", schedules.SCHEDULES)
 def test_the_yaml_and_the_python_to_copy_give_the_drawn_schedule(kind):
     numbers = {"total_steps": 60, "warmup_steps": 7, "peak_lr": 0.02, "min_lr": 0.004}
     config, python = written(kind, num_cycles=1.5, **numbers)
@@ -156,11 +156,11 @@ def test_numbers_that_do_not_fit_the_run_are_cut_to_it():
 def test_schedules_are_overlaid_and_taken_away_in_the_explorer():
     box = widgets.schedule_explorer()
     words = box.children[-1]
-    for control in box.children:
-        if isinstance(control, ipywidgets.Checkbox):
-            control.value = control.description == "constant"
+    boxes = {control.description: control for control in box.children if isinstance(control, ipywidgets.Checkbox)}
+    for name, control in boxes.items():
+        control.value = name == "constant"
     assert "constant: area" in words.value and "cosine" not in words.value
-    box.children[0].value = False
+    boxes["constant"].value = False
     assert "choose a schedule" in words.value
 
 

@@ -1,4 +1,7 @@
-"""Feedback for the lessons: predictions before a surprise, and one check for each exercise."""
+"""Feedback for the lessons: predictions before a surprise, and one check for each exercise.
+
+A file is named as the lesson is. report.py compares an answer with what is right; predict.py asks.
+"""
 
 from course_lm.classroom.checks.accumulation import accumulate_gradient, mean_factors, token_windows, tokens_per_step
 from course_lm.classroom.checks.batching import allowed_attention, epoch_order, labels_of, padding_share

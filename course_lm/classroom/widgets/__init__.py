@@ -1,4 +1,7 @@
-"""Explorers for the lessons: turn a knob, see the picture and the numbers follow."""
+"""Explorers for the lessons: turn a knob, see the picture and the numbers follow.
+
+A file is named for its subject, as the lesson is; explorer.py is what they share.
+"""
 
 from course_lm.classroom.widgets.accumulation import accumulation_explorer, draw_accumulation, row_gradients
 from course_lm.classroom.widgets.batches import batching_explorer, draw_batch, paint_batch

@@ -1,26 +1,19 @@
 """Schedules to play with: overlay them, move their numbers, copy the one you want."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from course_lm import schedules
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import explorer
-from course_lm.schedules import ScheduleConfig, ScheduleType, build_schedule
+from course_lm.schedules import SCHEDULES, ScheduleConfig, ScheduleType, build_schedule
 
-_FUNCTIONS: dict[ScheduleType, Callable[..., float]] = {
-    "constant": schedules.constant,
-    "linear": schedules.linear,
-    "cosine": schedules.cosine,
-    "step": schedules.step_decay,
-    "inverse_sqrt": schedules.inverse_sqrt,
-    "warmup_stable_decay": schedules.warmup_stable_decay,
-}
+_TYPES: list[ScheduleType] = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _POINTS = 400  # of a drawn curve, at most
 
 
@@ -36,7 +29,7 @@ def draw_schedules(
     """The learning rate of each schedule against the steps, the area under it, and how to write it down.
 
     Args:
-        types: which of "constant", "linear", "cosine", "step", "inverse_sqrt" and "warmup_stable_decay".
+        types: names in `schedules.SCHEDULES`.
         total_steps, warmup_steps: optimizer steps; the warm-up is cut to the run.
         peak_lr, min_lr: learning rates; the minimum is cut to the peak.
         num_cycles: waves of the cosine.
@@ -48,7 +41,7 @@ def draw_schedules(
     numbers = {"warmup_steps": min(warmup_steps, total_steps), "min_lr": min(min_lr, peak_lr)}
     figure, axes = plt.subplots()
     lines, ends = [], []
-    for kind, colour in zip(types, plots.PALETTE):
+    for kind, colour in zip(types, cycle(plots.PALETTE)):
         config = ScheduleConfig(type=kind, num_cycles=num_cycles, **numbers)
         schedule = build_schedule(config, peak_lr=peak_lr, total_steps=total_steps)
         rates = [schedule(step) for step in range(total_steps)]
@@ -64,7 +57,7 @@ def draw_schedules(
 
 
 def _described(config: ScheduleConfig, rates: list[float], peak_lr: float, total_steps: int) -> list[str]:
-    function = _FUNCTIONS[config.type]
+    function = SCHEDULES[config.type]
     read = [key for key in ("warmup_steps", "num_cycles", "min_lr") if key in inspect.signature(function).parameters]
     values = {key: getattr(config, key) for key in read}
     yaml = ", ".join(f"{key}: {value:g}" for key, value in values.items())
@@ -81,8 +74,7 @@ def schedule_explorer() -> ipywidgets.VBox:
     """Overlay schedules and move their warm-up, length, peak, minimum and cycles; every control works by keyboard."""
     wide = {"style": {"description_width": "8em"}, "layout": ipywidgets.Layout(width="30em")}
     chosen = {
-        kind: ipywidgets.Checkbox(value=kind in ("linear", "cosine"), description=kind, indent=False)
-        for kind in _FUNCTIONS
+        kind: ipywidgets.Checkbox(value=kind in ("linear", "cosine"), description=kind, indent=False) for kind in _TYPES
     }
     numbers = {
         "total_steps": ipywidgets.IntSlider(value=1000, min=50, max=5000, step=50, description="total steps", **wide),
@@ -93,7 +85,7 @@ def schedule_explorer() -> ipywidgets.VBox:
     }
 
     def draw(*, peak_lr: float, min_lr: float, **values: Any) -> tuple[Figure, str]:
-        chosen_types: list[ScheduleType] = [kind for kind in _FUNCTIONS if values.pop(kind)]
+        chosen_types = [kind for kind in _TYPES if values.pop(kind)]
         return draw_schedules(chosen_types, peak_lr=peak_lr, min_lr=min_lr * peak_lr, **values)
 
     return explorer(draw, chosen | numbers)

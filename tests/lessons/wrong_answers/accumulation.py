@@ -8,6 +8,14 @@ from torch.nn import functional as F
 from course_lm import accumulation as package
 from course_lm.step import train_step
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("accumulation",)
+SABOTAGE = (
+    "accumulation.py",
+    'counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)',
+    'counts = ((batch["labels"] != ignore_index).sum() for batch in micro_batches)',
+)
+
 
 def token_groups(*, shift=1, ignore=True, rows=False, tail=True, exact=True, reset=True):
     """Windows by a running count, right unless told otherwise."""

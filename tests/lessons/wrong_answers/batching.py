@@ -8,6 +8,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from course_lm import batching
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("batching.loader",)
+SABOTAGE = (
+    "batching/loader.py",
+    "segments = attention_mask if document_ids is None else document_ids",
+    "segments = attention_mask",
+)
+
 # padding_share(lengths, batch_size)
 
 

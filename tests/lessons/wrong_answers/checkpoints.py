@@ -4,6 +4,14 @@ import hashlib
 import math
 import re
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("checkpoints.files", "checkpoints.atomic", "checkpoints.rng", "checkpoints.weights")
+SABOTAGE = (
+    "trainer/loop.py",
+    'self._generators = state["rng"]',
+    "self._generators = rng_state()",
+)
+
 
 def counted(step, batches_per_epoch, accumulation_steps, *, tail=True, closed=False):
     """Walk through the data step by step."""

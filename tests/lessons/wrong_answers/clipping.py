@@ -7,6 +7,14 @@ import torch
 
 from course_lm.clipping import clip_gradients
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("clipping",)
+SABOTAGE = (
+    "clipping.py",
+    "torch.where(norm.isfinite(), norm, 0.0)",
+    "torch.where(norm.isfinite(), norm + 0.1, 0.0)",
+)
+
 
 def flat(gradients):
     """All numbers of all gradients as one NumPy vector."""

@@ -9,6 +9,14 @@ import torch
 
 from course_lm.curriculum import CurriculumConfig, build_pacing
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("curriculum",)
+SABOTAGE = (
+    "curriculum/pacing.py",
+    "(1 - progress) * start**2 + progress",
+    "(1 - progress) * start + progress",
+)
+
 
 def threshold(*, power=2, warm=True, hold=True, length=lambda warmup, total: total - warmup, rooted=True):
     """Root pacing, right unless told otherwise."""

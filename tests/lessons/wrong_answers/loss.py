@@ -8,6 +8,14 @@ from torch.nn import functional as F
 
 from course_lm import loss as package
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("loss",)
+SABOTAGE = (
+    "loss.py",
+    "return losses / count_targets(labels, ignore_index)",
+    "return losses / labels[:, 1:].numel()",
+)
+
 
 def lse_naive(logits):
     return torch.log(torch.exp(logits).sum(dim=-1))

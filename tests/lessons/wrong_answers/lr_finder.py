@@ -7,6 +7,14 @@ import torch
 
 from course_lm import lr_finder
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("lr_finder",)
+SABOTAGE = (
+    "batching/reading.py",
+    "reader = copy(loader)",
+    "reader = loader",
+)
+
 
 def rates_in_a_line(start_lr, end_lr, num_iter):
     step = (end_lr - start_lr) / (num_iter - 1)

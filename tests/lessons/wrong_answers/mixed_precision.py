@@ -6,6 +6,14 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("precision",)
+SABOTAGE = (
+    "precision.py",
+    "if self.scaler.get_scale() < self.minimum_scale:",
+    "if self.scaler.get_scale() > self.minimum_scale:",
+)
+
 
 def spacing_by_frexp(x, fraction_bits, smallest_exponent):
     return math.ldexp(1.0, max(math.frexp(x)[1] - 1, smallest_exponent) - fraction_bits)

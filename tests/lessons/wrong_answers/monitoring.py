@@ -7,6 +7,14 @@ import math
 import numpy as np
 import torch
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("monitoring", "classroom.atlas")
+SABOTAGE = (
+    "monitoring/stopping.py",
+    "improved = value < self.best - self.min_delta",
+    "improved = not value >= self.best - self.min_delta",
+)
+
 
 def perplexity_with_equal_weights(records):
     return float(np.exp(np.nanmean([record["loss"] for record in records])))

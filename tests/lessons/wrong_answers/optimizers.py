@@ -7,6 +7,14 @@ from torch import nn
 
 from course_lm import optim
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("optim",)
+SABOTAGE = (
+    "optim.py",
+    '{"params": vectors, "weight_decay": 0.0}',
+    '{"params": vectors, "weight_decay": weight_decay}',
+)
+
 
 def sgd_without_velocity(weight, gradient, velocity, lr, momentum, weight_decay):
     total = gradient.add(weight, alpha=weight_decay)

@@ -12,6 +12,14 @@ from course_lm.config import LoopConfig
 from course_lm.schedules import ScheduleLR
 from course_lm.trainer.run import count_steps
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("schedules",)
+SABOTAGE = (
+    "schedules.py",
+    "math.cos(2 * math.pi * num_cycles * progress)",
+    "math.cos(math.pi * num_cycles * progress)",
+)
+
 
 def batches_of_all_epochs(num_documents, batch_size, accumulation_steps, num_epochs):
     return num_epochs * len(range(0, num_documents, batch_size))

@@ -10,6 +10,14 @@ import torch
 
 from course_lm.batching.packing import ranges
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("corpus", "tokenizer")
+SABOTAGE = (
+    "tokenizer.py",
+    "sizes[index] = len(token)  # one character of the byte alphabet stands for one byte",
+    "sizes[index] = len(tokenizer.decode([index]))",
+)
+
 # lost_to_truncation(lengths, max_length)
 
 

@@ -7,6 +7,14 @@ from torch.nn import functional as F
 from course_lm import schedules
 from course_lm.step import train_step
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ()
+SABOTAGE = (
+    "loss.py",
+    "F.pad(labels[:, 1:], (0, 1), value=ignore_index)",
+    "F.pad(labels[:, 2:], (0, 2), value=ignore_index)",
+)
+
 
 def floor_over_all_ids(neg_log_p, documents):
     return np.sum(neg_log_p) / len(np.concatenate(documents))

@@ -3,6 +3,14 @@
 import torch
 from torch.nn import functional as F
 
+# The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
+TAUGHT = ("trainer.loop",)
+SABOTAGE = (
+    "trainer/loop.py",
+    "self.settings, self.schedule(self.step)",
+    "self.settings, self.schedule(self.step + 1)",
+)
+
 
 def regrouped(batch_size, accumulation_steps, rows_that_fit):
     rows = batch_size * accumulation_steps

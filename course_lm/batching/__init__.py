@@ -4,10 +4,10 @@ loader.py makes batches, fixed, dynamic, bucketed or packed, and remembers its p
 fits their pieces into rows. reading.py reads any loader a second time, as evaluation and trials do, without a trace.
 """
 
+from course_lm.batching.batch import AnyBatch, Batch
 from course_lm.batching.loader import (
     IGNORE_INDEX,
     MODES,
-    Batch,
     Loader,
     epoch_generator,
     labels_of,
@@ -20,6 +20,7 @@ from course_lm.batching.loader import (
 __all__ = [
     "IGNORE_INDEX",
     "MODES",
+    "AnyBatch",
     "Batch",
     "Loader",
     "epoch_generator",

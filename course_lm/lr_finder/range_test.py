@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
 from course_lm.batch_checks import check_batch
+from course_lm.batching.reading import set_next_epoch
 from course_lm.clipping import check_max_norm, clip_gradients
-from course_lm.forward import Batch, device_of, forward_logits
+from course_lm.forward import AnyBatch, device_of, forward_logits
 from course_lm.loss import adapt_loss, count_targets, loss_sum, next_token_loss
 from course_lm.lr_finder.curve import (
     SKIP_END,
@@ -47,7 +48,7 @@ _AUTOCAST = {"fp32": {"enabled": False}, "bf16": {"dtype": torch.bfloat16}, "fp1
 
 def find_lr(
     model: nn.Module,
-    loader: Iterable[Batch],
+    loader: Iterable[AnyBatch],
     optimizer: Optimizer,
     *,
     start_lr: float = 1e-6,
@@ -111,7 +112,7 @@ class _Network(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: AnyBatch) -> Tensor:
         return forward_logits(self.model, batch)
 
     def train(self, mode: bool = True) -> "_Network":
@@ -121,12 +122,12 @@ class _Network(nn.Module):
 class _Batches(TrainDataLoaderIter):
     """Batches without end, each with its labels and the number of target tokens in its whole step."""
 
-    def __init__(self, model: nn.Module, reader: Iterable[Batch], accumulation_steps: int) -> None:
+    def __init__(self, model: nn.Module, reader: Iterable[AnyBatch], accumulation_steps: int) -> None:
         super().__init__(_endless(model, reader))
         self.accumulation_steps = accumulation_steps
-        self.window: list[Batch] = []
+        self.window: list[AnyBatch] = []
 
-    def __next__(self) -> tuple[Batch, tuple[Tensor, Tensor]]:
+    def __next__(self) -> tuple[AnyBatch, tuple[Tensor, Tensor]]:
         if not self.window:
             self.window = list(islice(self._iterator, self.accumulation_steps))
             self.tokens = count_window_targets(self.window)
@@ -182,7 +183,7 @@ def _criterion(loss_fn: Callable[..., Tensor], accumulation_steps: int) -> Calla
     return criterion
 
 
-def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
+def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
     """Epoch after epoch, without the batches that hold no target token."""
     while True:
         empty = True
@@ -193,8 +194,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
                 yield batch
         if empty:
             raise ValueError("the loader holds no batch with a target token")
-        if hasattr(reader, "set_epoch") and hasattr(reader, "epoch"):
-            reader.set_epoch(reader.epoch + 1)
+        set_next_epoch(reader)
 
 
 def _precision_like(precision: Precision | None, model: nn.Module) -> Precision:
@@ -245,7 +245,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _check_loader(loader: Iterable[Batch]) -> None:
+def _check_loader(loader: Iterable[AnyBatch]) -> None:
     if isinstance(loader, Mapping):
         raise ValueError("loader must be an iterable of batches, got a single batch: put it in a list")
     if isinstance(loader, Iterator):

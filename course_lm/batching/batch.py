@@ -1,0 +1,22 @@
+"""What a batch holds: `Batch` is what the loaders make, `AnyBatch` what the step, the trainer and validation take."""
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+from torch import Tensor
+
+
+class Batch(TypedDict):
+    """B rows of T tokens."""
+
+    input_ids: Tensor  # (B, T) int64
+    attention_mask: Tensor  # (B, T) int64: 1 for a token, 0 for PAD
+    labels: Tensor  # (B, T) int64, not shifted: the token itself, or -100 where it is no target
+    document_ids: NotRequired[Tensor]  # (B, T) int64, of packed rows: 0, 1, … in each row, -1 at PAD
+    position_ids: NotRequired[Tensor]  # (B, T) int64, of packed rows: from 0 in each document, 0 at PAD
+    num_bytes: NotRequired[int]  # UTF-8 bytes of the targets' text, for bits per byte
+
+
+# A loader of one's own may give another mapping with these keys, such as Hugging Face's BatchEncoding. It needs no
+# attention mask where no row is padded, and may hold more. `batch_checks.check_batch` says what is accepted.
+AnyBatch = Batch | Mapping[str, Any]

@@ -39,7 +39,7 @@ from course_lm.checkpoints.state_form import check_run_state
 from course_lm.checkpoints.weights import check_weights
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
-from course_lm.forward import Batch
+from course_lm.forward import AnyBatch
 from course_lm.loss import adapt_loss, next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
@@ -140,7 +140,7 @@ class Trainer:
         self._can_be_saved = False
         self._owes_validation = False  # one was begun, and an error broke it off
 
-    def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
+    def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
 
         What it sets for the whole process (deterministic kernels, signal handlers) is set back when it ends.
@@ -176,7 +176,7 @@ class Trainer:
         """Let `train` finish the step, save and return, as the signal of this number does; from any thread."""
         self.interrupted = number
 
-    def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
+    def train_epoch(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends."""
         settings = self.settings
         check_validation_loader(val_loader)
@@ -200,7 +200,7 @@ class Trainer:
             raise ValueError("the training loader held no target token in a whole epoch")
         self._end_epoch(val_loader)
 
-    def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
+    def evaluate(self, loader: Iterable[AnyBatch]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`."""
         return evaluate(self.runner, loader, self.precision)
 
@@ -318,7 +318,7 @@ class Trainer:
             "versions": library_versions(),
         }
 
-    def _start_or_resume(self, train_loader: Iterable[Batch]) -> None:
+    def _start_or_resume(self, train_loader: Iterable[AnyBatch]) -> None:
         """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
 
         Nothing is written before everything that can be refused was looked at.
@@ -351,7 +351,7 @@ class Trainer:
             self.config.to_yaml(folder / "config.yaml")
         self._in_folder = True
 
-    def _prepare(self, train_loader: Iterable[Batch]) -> None:
+    def _prepare(self, train_loader: Iterable[AnyBatch]) -> None:
         self.total_steps = count_steps(train_loader, self.settings)
         if self.schedule is None:
             over = {"peak_lr": self.config.optimizer.learning_rate, "total_steps": self.total_steps}
@@ -365,7 +365,7 @@ class Trainer:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def _take_step(self, window: list[Batch]) -> bool:
+    def _take_step(self, window: list[AnyBatch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
@@ -417,7 +417,7 @@ class Trainer:
     def _record(self, event: str, **metrics: Any) -> None:
         self.log.record(event, self.step, self.epoch, **metrics)
 
-    def _validate(self, val_loader: Iterable[Batch] | None) -> None:
+    def _validate(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Measure the validation loss, keep the best weights, and count for early stopping."""
         if val_loader is None or self.validated_at == self.step:
             return
@@ -433,7 +433,7 @@ class Trainer:
             self.best_loss = metrics["val_loss"]
             self._keep_best()
 
-    def _make_up_for_validation(self, val_loader: Iterable[Batch] | None) -> None:
+    def _make_up_for_validation(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Validate where an error broke the last validation off, and save the epoch that ended with it."""
         if self._owes_validation:
             self._validate(val_loader)
@@ -453,7 +453,7 @@ class Trainer:
             if self.settings.save_total_limit is not None:
                 prune_checkpoints(self.folder, self.settings.save_total_limit)
 
-    def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
+    def _end_epoch(self, val_loader: Iterable[AnyBatch] | None) -> None:
         described = self.position.describe_epoch()
         if described is not None:
             self._record("epoch", **described)
@@ -462,7 +462,7 @@ class Trainer:
             self._validate(val_loader)
         self._save(f"epoch_{self.epoch}")
 
-    def _finish(self, val_loader: Iterable[Batch] | None) -> None:
+    def _finish(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
         if self.interrupted is None:
             if self.log.pending:

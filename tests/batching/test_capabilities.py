@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from inspect import getmro
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from course_lm.curriculum import CurriculumTrainingManager
 from course_lm.curriculum.loader import CurriculumLoader
 from tests.training_run import DOCUMENTS, TOKENIZER
 
-OWN_KINDS = [kind for kind in TrainingLoader.__mro__ if kind.__module__ == capabilities.__name__]
+OWN_KINDS = [kind for kind in getmro(TrainingLoader) if kind.__module__ == capabilities.__name__]
 NAMED = {name for kind in OWN_KINDS for name in {**vars(kind), **kind.__annotations__} if name[0] != "_"}
 ASKED: list[Callable[[Any], Any]] = [
     capabilities.takes_epoch,

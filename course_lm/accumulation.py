@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import TypeVar
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from course_lm.batching import AnyBatch
@@ -31,7 +32,7 @@ def windows(loader: Iterable[_BatchT], accumulation_steps: int) -> Iterator[list
     return _read_windows(iter(loader), accumulation_steps)
 
 
-def count_window_targets(micro_batches: Sequence[AnyBatch], ignore_index: int = -100) -> Tensor:
+def count_window_targets(micro_batches: Sequence[AnyBatch], ignore_index: int = -100) -> Int64[Tensor, ""]:
     """Target tokens of all micro-batches, after the shift: a 0-d int64 tensor on the labels' device."""
     counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)
     return sum(counts, start=torch.tensor(0))

@@ -3,17 +3,18 @@
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
+from jaxtyping import Int64
 from torch import Tensor
 
 
 class Batch(TypedDict):
     """B rows of T tokens."""
 
-    input_ids: Tensor  # (B, T) int64
-    attention_mask: Tensor  # (B, T) int64: 1 for a token, 0 for PAD
-    labels: Tensor  # (B, T) int64, not shifted: the token itself, or -100 where it is no target
-    document_ids: NotRequired[Tensor]  # (B, T) int64, of packed rows: 0, 1, … in each row, -1 at PAD
-    position_ids: NotRequired[Tensor]  # (B, T) int64, of packed rows: from 0 in each document, 0 at PAD
+    input_ids: Int64[Tensor, "B T"]
+    attention_mask: Int64[Tensor, "B T"]  # 1 for a token, 0 for PAD
+    labels: Int64[Tensor, "B T"]  # not shifted: the token itself, or -100 where it is no target
+    document_ids: NotRequired[Int64[Tensor, "B T"]]  # of packed rows: 0, 1, … in each row, -1 at PAD
+    position_ids: NotRequired[Int64[Tensor, "B T"]]  # of packed rows: from 0 in each document, 0 at PAD
     num_bytes: NotRequired[int]  # UTF-8 bytes of the targets' text, for bits per byte
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 
 import torch
+from jaxtyping import Int64, Shaped
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -72,7 +73,11 @@ def make_loader(
     )
 
 
-def labels_of(input_ids: Tensor, attention_mask: Tensor, document_ids: Tensor | None = None) -> Tensor:
+def labels_of(
+    input_ids: Int64[Tensor, "B T"],
+    attention_mask: Shaped[Tensor, "B T"],
+    document_ids: Shaped[Tensor, "B T"] | None = None,
+) -> Int64[Tensor, "B T"]:
     """Labels (B, T), not shifted: `input_ids` with -100 wherever a token is no target.
 
     No target is: PAD, where `attention_mask` (B, T) is 0 (ids do not matter: PAD may share its id with EOS);

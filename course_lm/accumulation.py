@@ -5,17 +5,18 @@ whole window. A mean of micro-batch means gives the tokens of short micro-batche
 a window and does that division.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
+from course_lm.batching import AnyBatch
 from course_lm.loss import count_targets
 
-Batch = Mapping[str, Any]
 _BatchT = TypeVar("_BatchT")
 
 
@@ -31,7 +32,7 @@ def windows(loader: Iterable[_BatchT], accumulation_steps: int) -> Iterator[list
     return _read_windows(iter(loader), accumulation_steps)
 
 
-def count_window_targets(micro_batches: Sequence[Batch], ignore_index: int = -100) -> Tensor:
+def count_window_targets(micro_batches: Sequence[AnyBatch], ignore_index: int = -100) -> Int64[Tensor, ""]:
     """Target tokens of all micro-batches, after the shift: a 0-d int64 tensor on the labels' device."""
     counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)
     return sum(counts, start=torch.tensor(0))

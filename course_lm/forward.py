@@ -1,18 +1,16 @@
 """How a language model is called on a batch: what its forward takes, and where the logits are in what it returns."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lm.batching import AnyBatch
 from course_lm.packed_forward import Parameters, logits_of, packed_inputs, plain_inputs
 
-Batch = Mapping[str, Any]
 
-
-def forward_logits(model: nn.Module, batch: Batch) -> Tensor:
+def forward_logits(model: nn.Module, batch: AnyBatch) -> Tensor:
     """Logits (B, T, V) of any causal language model on one batch, packed or not.
 
     A forward that takes no `attention_mask` is called without: a causal model does not see PAD at the right of a row.
@@ -56,7 +54,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def move_batch(batch: Batch, device: torch.device) -> dict[str, Any]:
+def move_batch(batch: AnyBatch, device: torch.device) -> dict[str, Any]:
     """The batch with its tensors on `device`; the copy is asynchronous from pinned memory to CUDA."""
     return {
         name: value.to(device, non_blocking=device.type == "cuda" and value.is_pinned())

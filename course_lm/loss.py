@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 Reduction = Literal["mean", "sum", "none"]
@@ -28,19 +29,18 @@ _summing: dict[int, Callable[[], Any]] = {}  # losses that were seen to sum, by 
 
 
 def next_token_loss(
-    logits: Tensor,
-    labels: Tensor,
+    logits: Float[Tensor, "B T V"],
+    labels: Int64[Tensor, "B T"],
     *,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-) -> Tensor:
+) -> Float[Tensor, ""] | Float[Tensor, "B T-1"]:
     """Cross-entropy of each position's prediction of the next token, in nats.
 
-    `logits` (B, T, V); `labels` (B, T) int64, not shifted. Targets equal to `ignore_index` add nothing to
-    the loss, the gradient or the count. float16 and bfloat16 logits are scored in float32; float64 stays
-    float64.
+    Labels are not shifted. Targets equal to `ignore_index` add nothing to the loss, the gradient or the count.
+    float16 and bfloat16 logits are scored in float32; float64 stays float64.
 
     `reduction`: "mean" is the sum divided by the number of targets, and nan where there is none (a mean over
     nothing); "sum" is then 0 with a zero gradient; "none" gives (B, T - 1), 0 at ignored targets.
@@ -77,7 +77,7 @@ def next_token_loss(
     return losses
 
 
-def count_targets(labels: Tensor, ignore_index: int = -100) -> Tensor:
+def count_targets(labels: Int64[Tensor, "B T"], ignore_index: int = -100) -> Int64[Tensor, ""]:
     """Number of target tokens in unshifted `labels` (B, T): a 0-d int64 tensor on the labels' device.
 
     The first label of each row is no target, because nothing precedes it. Raises ValueError for another shape.
@@ -88,7 +88,9 @@ def count_targets(labels: Tensor, ignore_index: int = -100) -> Tensor:
 
 
 @torch.no_grad()
-def count_correct(logits: Tensor, labels: Tensor, ignore_index: int = -100) -> Tensor:
+def count_correct(
+    logits: Float[Tensor, "B T V"], labels: Int64[Tensor, "B T"], ignore_index: int = -100
+) -> Int64[Tensor, ""]:
     """Number of targets that have the highest logit: a 0-d int64 tensor.
 
     `logits` (B, T, V), `labels` (B, T) not shifted; divide by `count_targets` for the accuracy. Raises

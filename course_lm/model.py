@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -37,7 +38,9 @@ class ModelConfig:
         require(0.0 <= self.dropout < 1.0, "dropout", "in [0, 1)", self.dropout)
 
 
-def allowed_attention(attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor | None:
+def allowed_attention(
+    attention_mask: Shaped[Tensor, "B T"] | None, document_ids: Int[Tensor, "B T"] | None
+) -> Bool[Tensor, "B T T"] | None:
     """Which position may look at which, (B, T, T) bool, query before key; None stands for plain causal attention.
 
     A token sees itself and what came before it, never PAD, and in a packed row only its own document. Every position
@@ -59,7 +62,11 @@ def allowed_attention(attention_mask: Tensor | None, document_ids: Tensor | None
     return allowed | torch.eye(length, dtype=torch.bool, device=given.device)
 
 
-def positions_of(input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
+def positions_of(
+    input_ids: Int[Tensor, "B T"],
+    attention_mask: Shaped[Tensor, "B T"] | None,
+    document_ids: Int[Tensor, "B T"] | None,
+) -> Int64[Tensor, "B T"]:
     """Position of each token in its document, (B, T): counted from the first token that is not PAD."""
     index = torch.arange(input_ids.size(1), device=input_ids.device).expand_as(input_ids)
     if document_ids is not None:
@@ -211,11 +218,11 @@ class GPT(nn.Module):
 
     def forward(
         self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> Tensor:
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Shaped[Tensor, "B T"] | None = None,
+        document_ids: Int[Tensor, "B T"] | None = None,
+        position_ids: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
         """Logits of the next token at every position.
 
         Args:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from course_lm.accumulation import count_window_targets
 from course_lm.batch_checks import check_batch
 from course_lm.clipping import check_max_norm, clip_gradients
-from course_lm.forward import Batch, device_of, forward_logits, move_batch
+from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.loss import adapt_loss, loss_sum, next_token_loss
 from course_lm.optim import check_gradients, check_optimizer, name_of
 from course_lm.precision import Precision
@@ -55,7 +55,7 @@ class StepResult(NamedTuple):
 
 def train_step(
     model: nn.Module,
-    micro_batches: Sequence[Batch],
+    micro_batches: Sequence[AnyBatch],
     optimizer: Optimizer,
     *,
     lr: float | None = None,
@@ -195,7 +195,7 @@ def _empty_step(device: torch.device) -> StepResult:
 
 def _accumulate_gradients(
     model: nn.Module,
-    micro_batches: Sequence[Batch],
+    micro_batches: Sequence[AnyBatch],
     tokens: Tensor,
     loss_fn: Callable[..., Tensor],
     precision: Precision,

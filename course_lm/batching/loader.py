@@ -17,20 +17,19 @@ position in the data is two integers and is reached without reading what comes b
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import Any
 
 import torch
+from jaxtyping import Int64, Shaped
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from course_lm.batching.batch import Batch
 from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack, ranges
 from course_lm.tokenizer import pad_id
 
 IGNORE_INDEX = -100
 MODES = ("fixed", "dynamic", "bucketed", "packed")
-
-Batch = dict[str, Any]
 
 
 def make_loader(
@@ -74,7 +73,11 @@ def make_loader(
     )
 
 
-def labels_of(input_ids: Tensor, attention_mask: Tensor, document_ids: Tensor | None = None) -> Tensor:
+def labels_of(
+    input_ids: Int64[Tensor, "B T"],
+    attention_mask: Shaped[Tensor, "B T"],
+    document_ids: Shaped[Tensor, "B T"] | None = None,
+) -> Int64[Tensor, "B T"]:
     """Labels (B, T), not shifted: `input_ids` with -100 wherever a token is no target.
 
     No target is: PAD, where `attention_mask` (B, T) is 0 (ids do not matter: PAD may share its id with EOS);
@@ -121,7 +124,7 @@ def pack_rows(tokens: Tensor, lengths: Tensor, counts: Tensor, *, width: int, pa
     document_ids = torch.full(real.shape, -1).masked_scatter_(real, documents)
     position_ids = torch.zeros(real.shape, dtype=torch.int64).masked_scatter_(real, positions)
     labels = labels_of(batch["input_ids"], batch["attention_mask"], document_ids)
-    return batch | {"labels": labels, "document_ids": document_ids, "position_ids": position_ids}
+    return {**batch, "labels": labels, "document_ids": document_ids, "position_ids": position_ids}
 
 
 class Loader:
@@ -254,7 +257,7 @@ class Loader:
             batch = pack_rows(tokens, lengths, counts, width=width, pad_id=self.pad_id)
         else:
             batch = pad_rows(tokens, lengths, width=width, pad_id=self.pad_id)
-        return batch | {"num_bytes": int(rows.num_bytes[pieces].sum())}
+        return {**batch, "num_bytes": int(rows.num_bytes[pieces].sum())}
 
     def read(self, batches: list[Tensor]) -> Iterable[Batch]:
         """The batches made of these rows, in this order, by the loader's worker processes if it has any."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from course_lm.batching.capabilities import counts_epochs, from_start, keeps_position, parts_of, takes_epoch
 from course_lm.checkpoints import rng_state, set_rng_state
 
 Undo = Callable[[], None]
@@ -30,10 +31,11 @@ def read_from_start(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     undo = [keep_random_state(loader), keep_position(loader), _epochs(loader)]
     try:
         with RandomStream(0):
-            from_start = getattr(loader, "from_start", None)
-            if from_start is None:
+            batches = from_start(loader)
+            if batches is None:
                 set_epoch(loader, 0)
-            yield from_start() if from_start is not None else second_reader(loader)
+                batches = second_reader(loader)
+            yield batches
     finally:
         for put_back in reversed(undo):
             put_back()
@@ -93,18 +95,23 @@ def set_generator_states(loader: Any, states: list[Tensor]) -> None:
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Tell the epoch to the loader, its samplers and its dataset, those that want to know it."""
-    for part in _parts(loader):
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)
+    for part in filter(takes_epoch, parts_of(loader)):
+        part.set_epoch(epoch)
+
+
+def set_next_epoch(loader: Any) -> None:
+    """Tell the next epoch to a loader that counts them."""
+    if counts_epochs(loader):
+        loader.set_epoch(loader.epoch + 1)
 
 
 def may_hide_state(loader: Any) -> bool:
     """Whether an epoch may depend on more than its number, the generators in sight and the global ones."""
     if not isinstance(loader, DataLoader):
-        return not hasattr(loader, "set_epoch")
-    told = [part for part in _parts(loader) if not hasattr(part, "set_epoch")]
-    foreign = [part for part in told if part is not loader.dataset and not type(part).__module__.startswith("torch.")]
-    return bool(foreign) or (isinstance(loader.dataset, IterableDataset) and loader.dataset in told)
+        return not takes_epoch(loader)
+    untold = [part for part in parts_of(loader) if not takes_epoch(part)]
+    foreign = [part for part in untold if part is not loader.dataset and not type(part).__module__.startswith("torch.")]
+    return bool(foreign) or (isinstance(loader.dataset, IterableDataset) and loader.dataset in untold)
 
 
 def with_fresh_workers(loader: Any) -> Any:
@@ -151,7 +158,7 @@ def _set_host_state(state: tuple[Any, ...]) -> None:
 
 def keep_position(loader: Any) -> Undo:
     """What sets a loader that tells its position back to where it is now."""
-    if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+    if not keeps_position(loader):
         return lambda: None
     position = deepcopy(loader.state_dict())
 
@@ -177,7 +184,7 @@ def keep_random_state(loader: Any) -> Undo:
 
 def _epochs(loader: Any) -> Undo:
     """What the samplers and the dataset of a loader, which copies of it share, were told as their epoch."""
-    epochs = [(part, part.epoch) for part in _parts(loader) if hasattr(part, "set_epoch") and hasattr(part, "epoch")]
+    epochs = [(part, part.epoch) for part in parts_of(loader) if counts_epochs(part)]
 
     def put_back() -> None:
         for part, epoch in epochs:
@@ -198,16 +205,8 @@ def second_reader(loader: Any) -> Any:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    held = (value for part in _parts(loader) for value in getattr(part, "__dict__", {}).values())
+    held = (value for part in parts_of(loader) for value in getattr(part, "__dict__", {}).values())
     return list({id(value): value for value in held if isinstance(value, torch.Generator)}.values())
-
-
-def _parts(loader: Any) -> list[Any]:
-    """The loader, its samplers and its dataset: what an epoch is made by."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    sampler, inner = getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)
-    parts = (loader, sampler, batch_sampler, inner, getattr(loader, "dataset", None))
-    return list({id(part): part for part in parts if part is not None}.values())
 
 
 def _equal(state: Any, other: Any) -> bool:

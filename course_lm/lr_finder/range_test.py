@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.batch_checks import check_batch
-from course_lm.forward import Batch
+from course_lm.batching.reading import set_next_epoch
+from course_lm.forward import AnyBatch
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder.curve import SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
@@ -31,7 +32,7 @@ from course_lm.validation import require
 
 def find_lr(
     model: nn.Module,
-    loader: Iterable[Batch],
+    loader: Iterable[AnyBatch],
     optimizer: Optimizer,
     *,
     start_lr: float = 1e-6,
@@ -101,7 +102,7 @@ def find_lr(
     return LRFinderResult(lrs[: len(losses)], losses, stopped, smoothing, skip_start, skip_end)
 
 
-def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
+def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
     """Epoch after epoch, without the batches that hold no target token."""
     while True:
         empty = True
@@ -112,8 +113,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[Batch]:
                 yield batch
         if empty:
             raise ValueError("the loader holds no batch with a target token")
-        if hasattr(reader, "set_epoch") and hasattr(reader, "epoch"):
-            reader.set_epoch(reader.epoch + 1)
+        set_next_epoch(reader)
 
 
 def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_steps: int, threshold: float) -> None:
@@ -130,7 +130,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _check_loader(loader: Iterable[Batch]) -> None:
+def _check_loader(loader: Iterable[AnyBatch]) -> None:
     if isinstance(loader, Mapping):
         raise ValueError("loader must be an iterable of batches, got a single batch: put it in a list")
     if isinstance(loader, Iterator):

@@ -1,22 +1,23 @@
 """Validation: the plain next-token loss over a whole loader, every target token weighing the same."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from course_lm.batch_checks import check_batch
+from course_lm.batching.capabilities import length_of
 from course_lm.batching.reading import read_from_start
-from course_lm.forward import Batch, device_of, forward_logits, move_batch
+from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: Iterable[Batch], precision: Precision | None = None) -> dict[str, float]:
+def evaluate(model: nn.Module, loader: Iterable[AnyBatch], precision: Precision | None = None) -> dict[str, float]:
     """Loss and accuracy of next-token prediction, the same for every batch size.
 
     A loader is read from its start, the same batches at every call, and is afterwards where it was: the loader that is
@@ -63,15 +64,8 @@ def check_validation_loader(loader: Any) -> None:
             f"the validation loader is an iterator ({type(loader).__name__}), which the first validation would use up: "
             "give a list of its batches, or a loader that can be read again"
         )
-    if isinstance(loader, Sized) and _is_empty(loader):
+    if length_of(loader) == 0:
         raise ValueError("the validation loader is empty: give it batches, or none at all")
-
-
-def _is_empty(loader: Sized) -> bool:
-    try:
-        return len(loader) == 0
-    except TypeError:  # a DataLoader over an iterable dataset has a __len__ that raises
-        return False
 
 
 def _metrics(nats: float, tokens: int, correct: int, num_bytes: float) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The loop, put together (lesson 12).
 
 loop.py is the Trainer. run.py is what is around it: folder, loggers, length, signals. data_position.py knows its place
-in any loader; log.py counts and records its steps; resume.py says what may change when a run goes on. allocator.py
-keeps memory from going back to the system between steps.
+in any loader, and sources.py how each kind of loader gets there; log.py counts and records its steps; resume.py says
+what may change when a run goes on. allocator.py keeps memory from going back to the system between steps.
 """
 
 from course_lm.trainer.loop import Trainer

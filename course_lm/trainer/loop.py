@@ -39,7 +39,7 @@ from course_lm.checkpoints.state_form import check_run_state
 from course_lm.checkpoints.weights import check_weights
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
-from course_lm.forward import Batch
+from course_lm.forward import AnyBatch
 from course_lm.loss import adapt_loss, next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
@@ -142,7 +142,7 @@ class Trainer:
         self._loaded_from: Path | None = None
         self._begun = self._can_be_saved = False
 
-    def train(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> History:
+    def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
 
         What it sets for the whole process (deterministic kernels, signal handlers) is set back when it ends.
@@ -173,7 +173,7 @@ class Trainer:
             print(farewell(self.interrupted, self.step, self.config))
         return self.history
 
-    def train_epoch(self, train_loader: Iterable[Batch], val_loader: Iterable[Batch] | None = None) -> None:
+    def train_epoch(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends.
 
         `train` repeats this. Called by itself it neither seeds nor resumes, and no signal is caught.
@@ -208,7 +208,7 @@ class Trainer:
         """Let `train` finish the step, save and return, as the signal of this number does; from any thread."""
         self.interrupted = number
 
-    def evaluate(self, loader: Iterable[Batch]) -> dict[str, float]:
+    def evaluate(self, loader: Iterable[AnyBatch]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`."""
         return evaluate(self.runner, loader, self.precision)
 
@@ -228,7 +228,7 @@ class Trainer:
         if best is not None:
             load_weights(self.model, best)
 
-    def _take_step(self, window: list[Batch]) -> bool:
+    def _take_step(self, window: list[AnyBatch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
@@ -278,7 +278,7 @@ class Trainer:
     def _record(self, event: str, **metrics: Any) -> None:
         self.log.record(event, self.step, self.position.epoch, **metrics)
 
-    def _validate(self, val_loader: Iterable[Batch] | None) -> None:
+    def _validate(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Measure the validation loss, keep the best weights, and count for early stopping."""
         if val_loader is None or self.validated_at == self.step:
             return
@@ -296,7 +296,7 @@ class Trainer:
                 self.best_weights = copy_weights(self.model)
             self._save("best")
 
-    def _make_up_for_validation(self, val_loader: Iterable[Batch] | None) -> None:
+    def _make_up_for_validation(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Validate where an error broke the last validation off, and save the epoch that ended with it."""
         if self._owes_validation:
             self._validate(val_loader)
@@ -312,7 +312,7 @@ class Trainer:
             if self.settings.save_total_limit is not None:
                 prune_checkpoints(self.folder, self.settings.save_total_limit)
 
-    def _end_epoch(self, val_loader: Iterable[Batch] | None) -> None:
+    def _end_epoch(self, val_loader: Iterable[AnyBatch] | None) -> None:
         if self.log.empty_in_a_row * self.settings.gradient_accumulation_steps >= self.position.batch:
             raise ValueError("the training loader held no target token in a whole epoch")
         described = self.position.describe_epoch()
@@ -323,7 +323,7 @@ class Trainer:
             self._validate(val_loader)
         self._save(f"epoch_{self.position.epoch}")
 
-    def _finish(self, val_loader: Iterable[Batch] | None) -> None:
+    def _finish(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
         if self.interrupted is None:
             if self.log.pending:
@@ -333,7 +333,7 @@ class Trainer:
         if self.interrupted is None and self.settings.restore_best:
             self.restore_best()
 
-    def _start_or_resume(self, train_loader: Iterable[Batch]) -> None:
+    def _start_or_resume(self, train_loader: Iterable[AnyBatch]) -> None:
         """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
 
         Nothing is written before everything that can be refused was looked at.
@@ -375,7 +375,7 @@ class Trainer:
             )
         return None
 
-    def _plan(self, train_loader: Iterable[Batch]) -> None:
+    def _plan(self, train_loader: Iterable[AnyBatch]) -> None:
         """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""
         self.total_steps = count_steps(train_loader, self.settings)
         if self.schedule is None:

@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +13,7 @@ from types import FrameType
 import torch
 from filelock import FileLock, Timeout
 
+from course_lm.batching.capabilities import length_of, length_of_epoch
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
@@ -65,14 +66,6 @@ def default_observers(config: TrainingConfig, history: History) -> list[Observer
     return [*metrics, *trackers, ProgressBar()]  # the bar last, below what the others print when they start
 
 
-def length_of(loader: Iterable[object]) -> int | None:
-    """Batches in an epoch, or None where the loader cannot tell."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else None
-    except TypeError:  # a DataLoader over an iterable dataset has a __len__ that raises
-        return None
-
-
 def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
     """Optimizer steps of the whole run; ValueError where neither a length nor `max_steps` tells."""
     if settings.max_steps is not None:
@@ -81,9 +74,8 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
     if not batches:
         problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"
         raise ValueError(f"the training loader {problem}")
-    length_of_epoch = getattr(loader, "length_of_epoch", lambda epoch: batches)
-    epochs = range(settings.num_epochs)
-    return sum(math.ceil(length_of_epoch(epoch) / settings.gradient_accumulation_steps) for epoch in epochs)
+    lengths = (length_of_epoch(loader, epoch) for epoch in range(settings.num_epochs))
+    return sum(math.ceil(length / settings.gradient_accumulation_steps) for length in lengths)
 
 
 @contextmanager

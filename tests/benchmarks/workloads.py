@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from course_lm.accumulation import count_window_targets
-from course_lm.batching import Loader, make_loader
+from course_lm.batching import Batch, Loader, make_loader
 from course_lm.batching.packing import Rows, pack
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.corpus import load_corpus
@@ -167,7 +167,7 @@ class BareLoop:
     def __init__(self, model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
         self.model, self.optimizer, self.precision = model, optimizer, precision
 
-    def run(self, batches: Iterable[dict[str, Tensor]]) -> None:
+    def run(self, batches: Iterable[Batch]) -> None:
         for batch in batches:
             tokens = count_window_targets([batch])
             for group in self.optimizer.param_groups:
@@ -184,7 +184,7 @@ class BareLoop:
 class Turns:
     """A loader that hands one block of batches to whoever iterates it and then runs the same block bare."""
 
-    def __init__(self, batches: Sequence[dict[str, Tensor]], bare: BareLoop, *, pairs: int, warmup_pairs: int) -> None:
+    def __init__(self, batches: Sequence[Batch], bare: BareLoop, *, pairs: int, warmup_pairs: int) -> None:
         self.batches, self.bare = batches, bare
         self.pairs, self.warmup_pairs = pairs, warmup_pairs
         self.trainer_seconds: list[float] = []
@@ -193,7 +193,7 @@ class Turns:
     def __len__(self) -> int:
         return (self.warmup_pairs + self.pairs) * len(self.batches)
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         for pair in range(self.warmup_pairs + self.pairs):
             started = perf_counter()
             yield from self.batches

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lm.accumulation import count_window_targets, windows
+from course_lm.batching import AnyBatch
 from course_lm.classroom.checks.report import Report, compare
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.step import train_step
 
 _VOCAB_SIZE = 7
-
-Batch = Mapping[str, Tensor]
 
 
 def tokens_per_step(fn: Callable[..., object]) -> Report:
@@ -125,10 +124,10 @@ def token_windows(fn: Callable[..., object]) -> Report:
 
 def _windows_by(
     count: Callable[[Tensor], int], *, tail: bool = True, early: bool = False, reset: bool = True
-) -> Callable[..., Iterator[list[Batch]]]:
+) -> Callable[..., Iterator[list[AnyBatch]]]:
     """The exercise's answer with another count or one mistake."""
 
-    def group(batches: Iterable[Batch], min_tokens: int) -> Iterator[list[Batch]]:
+    def group(batches: Iterable[AnyBatch], min_tokens: int) -> Iterator[list[AnyBatch]]:
         window, tokens = [], 0
         for batch in batches:
             own = count(batch["labels"])
@@ -146,7 +145,7 @@ def _windows_by(
     return group
 
 
-def _numbers_of_windows(fn: Callable[..., Any], batches: Sequence[Batch], min_tokens: int) -> list[list[int]] | None:
+def _numbers_of_windows(fn: Callable[..., Any], batches: Sequence[AnyBatch], min_tokens: int) -> list[list[int]] | None:
     """The micro-batches of each window by number; None for a stub."""
     groups = fn(iter(batches), min_tokens)
     return None if groups in (None, ...) else [[int(batch["number"]) for batch in group] for group in groups]
@@ -187,7 +186,7 @@ def accumulate_gradient(fn: Callable[..., object]) -> Report:
 
 
 def _gradient_and_loss(
-    fn: Callable[..., Any], model: nn.Module, micro_batches: Sequence[Batch], before: float | None
+    fn: Callable[..., Any], model: nn.Module, micro_batches: Sequence[AnyBatch], before: float | None
 ) -> object:
     """Gradients that were `before` and are then what `fn` leaves, with the loss; None for a stub."""
     for parameter in model.parameters():
@@ -200,7 +199,7 @@ def _gradient_and_loss(
     return {"loss": loss.item() if isinstance(loss, Tensor) else loss, **gradients}
 
 
-def _by_train_step(model: nn.Module, micro_batches: Iterable[Batch]) -> float:
+def _by_train_step(model: nn.Module, micro_batches: Iterable[AnyBatch]) -> float:
     model.zero_grad()  # train_step leaves the gradients of before where there is no target
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a window without targets
@@ -210,10 +209,10 @@ def _by_train_step(model: nn.Module, micro_batches: Iterable[Batch]) -> float:
 
 def _accumulation(
     *, divisor: str = "window", means: bool = False, clear: str = "step", divides_by_zero: bool = False
-) -> Callable[[nn.Module, Iterable[Batch]], float]:
+) -> Callable[[nn.Module, Iterable[AnyBatch]], float]:
     """The exercise's answer with one mistake; `means` divides by the number of micro-batches as well."""
 
-    def accumulate(model: nn.Module, batches: Iterable[Batch]) -> float:
+    def accumulate(model: nn.Module, batches: Iterable[AnyBatch]) -> float:
         micro_batches = list(batches)
         tokens = int(count_window_targets(micro_batches))
         if clear == "step" or not tokens:

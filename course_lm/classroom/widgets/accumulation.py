@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import explorer
-from course_lm.forward import Batch, forward_logits
+from course_lm.forward import AnyBatch, forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import evaluation_mode
 
 _LOWEST_ERROR = 1e-9  # the left end of the axis; an error of 0 is drawn there
 
 
-def row_gradients(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def row_gradients(model: nn.Module, batch: AnyBatch) -> tuple[Tensor, Tensor]:
     """The gradient of each row's *sum* of losses, and its number of targets.
 
     Sums add up: the gradient of any group of rows is the sum of theirs, so that no cut needs another backward pass.
@@ -74,7 +74,7 @@ def draw_accumulation(gradients: Tensor, counts: Tensor, cuts: Sequence[int]) ->
     )
 
 
-def accumulation_explorer(model: nn.Module, batch: Batch) -> ipywidgets.VBox:
+def accumulation_explorer(model: nn.Module, batch: AnyBatch) -> ipywidgets.VBox:
     """Move three cuts through the rows of a batch, as they came or by length; every control works by keyboard."""
     gradients, counts = row_gradients(model, batch)
     orders = {"as they came": torch.arange(len(counts)), "by length": counts.argsort(stable=True)}

@@ -1,0 +1,166 @@
+"""Reading a loader a second time leaves no trace: its place, its epoch and what it draws are what they were."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+
+from course_lm.batching.reading import (
+    RandomStream,
+    digest_of,
+    keep_position,
+    keep_random_state,
+    read_from_start,
+    second_reader,
+    set_epoch,
+    set_next_epoch,
+)
+
+
+@contextmanager
+def read_on(loader: Any) -> Iterator[Any]:
+    """A second reader from the loader's place on; afterwards loader and generators are as they were."""
+    undo = [keep_random_state(loader), keep_position(loader)]
+    yield second_reader(loader)
+    for put_back in reversed(undo):
+        put_back()
+
+
+class Shelf:
+    """A loader whose position lives in an object that copies of it share."""
+
+    def __init__(self) -> None:
+        self.place = {"next": torch.tensor([0, 0])}
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.place["next"][0] += 1
+            yield int(self.place["next"][0])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.place
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.place = state
+
+
+def test_a_loader_that_shares_its_position_with_its_copies_is_set_back():
+    shelf = Shelf()
+    assert next(iter(shelf)) == 1
+    with read_on(shelf) as reader:
+        iterator = iter(reader)
+        assert [next(iterator), next(iterator)] == [2, 3]
+    assert next(iter(shelf)) == 2
+
+
+class Numbers(Dataset[int]):
+    """0, 1, … up to a count."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("where", ["nowhere", "loader", "sampler", "batch sampler"])
+def test_a_plain_loader_shuffles_afterwards_as_it_would_have(where):
+    def shuffled() -> DataLoader:
+        torch.manual_seed(1)
+        data, generator = Numbers(20), torch.Generator().manual_seed(2)
+        sampler = RandomSampler(data, generator=generator)
+        match where:
+            case "nowhere":
+                return DataLoader(data, shuffle=True)
+            case "loader":
+                return DataLoader(data, shuffle=True, generator=generator)
+            case "sampler":
+                return DataLoader(data, sampler=sampler)
+        return DataLoader(data, batch_sampler=BatchSampler(sampler, 2, drop_last=False))
+
+    expected = [batch.tolist() for batch in shuffled()]
+    loader = shuffled()
+    with read_on(loader) as reader:
+        assert [batch.tolist() for batch in reader] == expected
+        assert [batch.tolist() for batch in reader] != expected
+    assert [batch.tolist() for batch in loader] == expected
+
+
+@pytest.mark.long
+def test_workers_that_persist_go_on_with_their_own_pass():
+    loader = DataLoader(Numbers(6), num_workers=1, persistent_workers=True)
+    running = iter(loader)
+    first = next(running)
+    with read_on(loader) as reader:
+        assert [int(batch) for batch in reader] == list(range(6))
+    assert [int(first), *(int(batch) for batch in running)] == list(range(6))
+
+
+class Told:
+    """Numbers from the epoch that it was told; counts what it was told last."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch, self.epoch + 1])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def test_a_reading_from_the_start_is_that_of_epoch_0_and_ends_in_the_epoch_of_before():
+    loader = Told()
+    loader.set_epoch(3)
+    with read_from_start(loader) as batches:
+        assert list(batches) == [0, 1]
+    assert list(loader) == [3, 4]
+
+
+def test_the_next_epoch_is_told_to_a_loader_that_counts_and_to_no_other():
+    loader = Told()
+    set_next_epoch(loader)
+    assert loader.epoch == 1
+    set_next_epoch([1, 2])
+
+
+def test_an_epoch_is_told_to_a_loader_and_to_what_it_reads():
+    sampler = RandomSampler(Numbers(4))
+    sampler.set_epoch = lambda epoch: told.append(epoch)  # type: ignore[attr-defined]
+    told: list[int] = []
+    set_epoch(DataLoader(Numbers(4), sampler=sampler), 5)
+    assert told == [5]
+
+
+def test_a_random_stream_goes_on_where_it_ended_whatever_is_drawn_outside():
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    with RandomStream(3):
+        expected = [draw(), draw()]
+    stream, seen = RandomStream(3), []
+    for _ in range(2):
+        draw()
+        before = random.getstate(), torch.get_rng_state()
+        with stream:
+            seen.append(draw())
+        assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"a": torch.tensor([1, 3])}, {"b": torch.tensor([1, 2])}, {"a": torch.tensor([1.0, 2.0])}, {"a": [1, 2]}],
+    ids=["a value", "a name", "a dtype", "a kind"],
+)
+def test_a_digest_changes_with(other):
+    batch = {"a": torch.tensor([1, 2])}
+    assert digest_of(batch) == digest_of({"a": torch.tensor([1, 2])}) != digest_of(other)

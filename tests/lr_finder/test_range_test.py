@@ -606,7 +606,7 @@ def test_settings_out_of_range_are_refused(options, message):
         ({"loss_fn": nn.CrossEntropyLoss}, "loss_fn must be callable as"),
         ({"max_grad_norm": "large"}, "max_grad_norm must be a positive number or None"),
     ],
-    ids=str,
+    ids=["a name", "another device", "a class", "a word"],
 )
 def test_what_train_step_refuses_is_refused_and_nothing_is_left_behind(options, message):
     model, loader = make_model(), Recorder(make_batches())

@@ -78,7 +78,7 @@ def keep_position(loader: Any) -> Undo:
 
 
 def keep_epochs(loader: Any) -> Undo:
-    """What sets the samplers and the dataset of a loader, which copies of it share, back to the epoch they were told."""
+    """What sets samplers and dataset of a loader, which copies of it share, back to the epoch that they were told."""
     epochs = [(part, part.epoch) for part in parts_of(loader) if counts_epochs(part)]
 
     def put_back() -> None:

@@ -1,4 +1,4 @@
-"""Reading any loader: its generators, its epoch, and random draws that leave no trace."""
+"""Reading any loader: a second time without a trace, with its generators and its epoch, and random draws of its own."""
 
 import hashlib
 import random
@@ -28,7 +28,7 @@ def read_from_start(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     Yields:
         What to read in place of the loader.
     """
-    undo = [keep_random_state(loader), keep_position(loader), _epochs(loader)]
+    undo = [keep_random_state(loader), keep_position(loader), keep_epochs(loader)]
     try:
         with RandomStream(0):
             batches = from_start(loader)
@@ -39,6 +39,54 @@ def read_from_start(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     finally:
         for put_back in reversed(undo):
             put_back()
+
+
+def second_reader(loader: Any) -> Any:
+    """A reader of the same data that leaves the pass of the loader itself alone."""
+    if isinstance(loader, Iterator):  # there is but one pass, and some kinds cannot be copied
+        return loader
+    reader = copy(loader)
+    if isinstance(reader, DataLoader):
+        reader._iterator = None  # worker processes that persist belong to the loader's own pass
+    return reader
+
+
+def keep_random_state(loader: Any) -> Undo:
+    """What sets the global generators, and those that a loader draws from, back to what they are now."""
+    state = rng_state()
+    generators = [(generator, generator.get_state()) for generator in _generators(loader)]
+
+    def put_back() -> None:
+        for generator, generator_state in generators:
+            generator.set_state(generator_state)
+        set_rng_state(state)
+
+    return put_back
+
+
+def keep_position(loader: Any) -> Undo:
+    """What sets a loader that keeps its position back to where it is now."""
+    if not keeps_position(loader):
+        return lambda: None
+    position = deepcopy(loader.state_dict())
+
+    def put_back() -> None:
+        if not _equal(loader.state_dict(), position):  # loading a position that holds would end a running pass
+            loader.load_state_dict(position)
+
+    return put_back
+
+
+def keep_epochs(loader: Any) -> Undo:
+    """What sets samplers and dataset of a loader, which copies of it share, back to the epoch that they were told."""
+    epochs = [(part, part.epoch) for part in parts_of(loader) if counts_epochs(part)]
+
+    def put_back() -> None:
+        for part, epoch in epochs:
+            if part.epoch != epoch:
+                part.set_epoch(epoch)
+
+    return put_back
 
 
 class RandomStream:
@@ -154,54 +202,6 @@ def _set_host_state(state: tuple[Any, ...]) -> None:
     random.setstate(in_python)
     np.random.set_state(in_numpy)
     torch.set_rng_state(in_torch)
-
-
-def keep_position(loader: Any) -> Undo:
-    """What sets a loader that tells its position back to where it is now."""
-    if not keeps_position(loader):
-        return lambda: None
-    position = deepcopy(loader.state_dict())
-
-    def put_back() -> None:
-        if not _equal(loader.state_dict(), position):  # loading a position that holds would end a running pass
-            loader.load_state_dict(position)
-
-    return put_back
-
-
-def keep_random_state(loader: Any) -> Undo:
-    """What sets the global generators, and those that a loader draws from, back to what they are now."""
-    state = rng_state()
-    generators = [(generator, generator.get_state()) for generator in _generators(loader)]
-
-    def put_back() -> None:
-        for generator, generator_state in generators:
-            generator.set_state(generator_state)
-        set_rng_state(state)
-
-    return put_back
-
-
-def _epochs(loader: Any) -> Undo:
-    """What the samplers and the dataset of a loader, which copies of it share, were told as their epoch."""
-    epochs = [(part, part.epoch) for part in parts_of(loader) if counts_epochs(part)]
-
-    def put_back() -> None:
-        for part, epoch in epochs:
-            if part.epoch != epoch:
-                part.set_epoch(epoch)
-
-    return put_back
-
-
-def second_reader(loader: Any) -> Any:
-    """A reader of the same data that leaves the pass of the loader itself alone."""
-    if isinstance(loader, Iterator):  # there is but one pass, and some kinds cannot be copied
-        return loader
-    reader = copy(loader)
-    if isinstance(reader, DataLoader):
-        reader._iterator = None  # worker processes that persist belong to the loader's own pass
-    return reader
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -35,6 +35,7 @@ from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig
 from course_lm.trainer import Trainer
+from course_lm.trainer.data_position import DataPosition
 from course_lm.trainer.log import MAX_EMPTY_IN_A_ROW
 from tests.training_run import DOCUMENTS, TOKENIZER, assert_same, counting, interrupt_at, quiet, without_measures
 
@@ -352,6 +353,19 @@ def test_a_foreign_state_that_no_checkpoint_can_hold_is_found_before_the_first_s
     with pytest.raises(ValueError, match=r"the training loader's state_dict\(\)\"\]\['lock'\] is a builtins.object"):
         run(None, Odd(), act=steps.append)
     assert steps == []
+
+
+@pytest.mark.parametrize("kind", ["shuffled by a generator", "a sampler", "a batch sampler"])
+def test_the_generators_of_a_loader_go_on_from_epoch_to_epoch(kind):
+    def epochs(read: Callable[[], Any]) -> list[list[int]]:
+        return [[int(batch["input_ids"].sum()) for batch in read()] for _ in range(3)]
+
+    def read_epoch() -> Iterator[Any]:
+        yield from position.rest_of_epoch(loader)
+        position.end_epoch()
+
+    position, loader, untouched = DataPosition(), LOADERS[kind](), LOADERS[kind]()
+    assert epochs(read_epoch) == epochs(lambda: untouched)
 
 
 # Iterators

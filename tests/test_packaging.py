@@ -163,6 +163,19 @@ def test_an_import_against_the_order_is_refused(tmp_path, module, statement, con
     assert contract in result.stdout
 
 
+def commit_hooks():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    return {hook["id"]: hook["entry"].split() for hook in repository["hooks"]}
+
+
+@pytest.mark.parametrize("hook", commit_hooks())
+def test_a_hook_at_every_commit_names_a_command_that_there_is(hook):
+    tool, *arguments = commit_hooks()[hook]
+    assert Path(tool).parent == Path(".venv/bin")
+    result = run(Path(sys.executable).parent / Path(tool).name, *arguments, "--help")
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")

@@ -19,6 +19,7 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -133,9 +134,15 @@ def library_versions() -> dict[str, str]:
         "python": platform.python_version(),
         "course_lm": __version__,
         "torch": str(torch.__version__),
-        "numpy": metadata.version("numpy"),
-        "tokenizers": metadata.version("tokenizers"),
+        "numpy": _installed_version("numpy"),
+        "tokenizers": _installed_version("tokenizers"),
     }
+
+
+@cache
+def _installed_version(name: str) -> str:
+    """Looked up once: it takes milliseconds, and every checkpoint asks."""
+    return metadata.version(name)
 
 
 class _Plain:

@@ -174,8 +174,8 @@ def announce_writes(events: int, room: tuple[int, int] | None) -> None:
 
     checkpoints.atomic_file = announced  # type: ignore[assignment]
     checkpoints._Sink.write = slow_write  # type: ignore[method-assign]
-    for name in ("fsync", "replace"):
-        setattr(os, name, unhurried(getattr(os, name)))
+    os.fsync = unhurried(lambda descriptor: None)  # what is written outlives a process that is killed
+    os.replace = unhurried(os.replace)
 
 
 def unhurried(call: Any) -> Any:

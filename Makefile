@@ -6,15 +6,17 @@ PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with tests/lessons/nbval_sanitize.cfg
 # Two processes of one OpenMP thread each: with two threads each they slow each other many times over on two cores.
-# A file's tests stay together, for they share fixtures; the hash seed gives every worker the same order of sets.
-PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile
+# A file's tests stay together, for they share fixtures, and tests/conftest.py gives the order of the files; the hash
+# seed gives every worker the same order of sets.
+ONE_THREAD := OMP_NUM_THREADS=1 PYTHONHASHSEED=0
+PYTEST := $(ONE_THREAD) $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
 NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" \
 	--level=sys_prefix > $(VENV)/news.log 2>&1 || { cat $(VENV)/news.log; exit 1; }
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test check lint test-slow notebooks lock clean
+.PHONY: help lab test check fast-tests lint style types test-slow durations notebooks lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -25,17 +27,29 @@ lab: $(VENV)/.lab ## open the lessons in JupyterLab
 test: lint ## lint, types, all tests but the slow ones, and every lesson
 	$(PYTEST) -m "not slow" $(NBVAL) tests $(LESSONS)
 
-check: lint ## the fast loop: lint, types, fast tests
+# Side by side: pyright alone would leave one of two processors idle for half the time.
+check: $(VENV)/.test ## the fast loop: lint, types, fast tests
+	@$(MAKE) --no-print-directory --jobs 3 style types fast-tests
+
+fast-tests: $(VENV)/.test
 	$(PYTEST) -m "not slow and not long" -q tests
 
-lint: $(VENV)/.test ## ruff, pyright, import order
+lint: style types ## ruff, import order, pyright
+
+style: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pyright
 	$(VENV)/bin/lint-imports
+
+types: $(VENV)/.test
+	$(PY) -m pyright
 
 test-slow: $(VENV)/.test ## the long sets: other CPU kernels, wheel, browser
 	$(PYTEST) -m slow tests
+
+# One process: beside others a test is slow for no reason of its own.
+durations: $(VENV)/.test ## the 20 slowest tests of `make test`, and the seconds of each file
+	$(ONE_THREAD) $(PY) -m pytest -m "not slow" -q --durations 20 tests
 
 notebooks: $(VENV)/.test ## run every lesson and store its outputs
 	@$(VENV)/bin/course-lm lessons --write

@@ -1,7 +1,8 @@
-"""Settings for every test: no network, and reproducible property tests."""
+"""Settings for every test: no network, reproducible property tests, and an order that keeps all workers busy."""
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,45 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to wh
 settings.register_profile("local", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no worker is left with one when the others are done."""
+    seconds: Counter[str] = Counter()
+    for item in items:
+        seconds[str(item.path)] += expected_seconds(item)
+    items.sort(key=lambda item: -seconds[str(item.path)])
+
+
+def expected_seconds(item: pytest.Item) -> int:
+    """A rough guess: what a slow test says of itself, and one second for a long one."""
+    slow = item.get_closest_marker("slow")
+    if slow is not None:
+        return slow.kwargs.get("seconds", 10)
+    return item.get_closest_marker("long") is not None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Beside the slowest tests that `--durations` asks for, the seconds of each file."""
+    if config.getoption("durations") is None:
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("seconds of each file")
+    for file, total in seconds.most_common():
+        terminalreporter.line(f"{total:8.2f}  {file}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """A sync serves for a loss of power alone, which no test causes; most of a toy run would be waiting for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ check: $(VENV)/.test ## the fast loop: lint, types, fast tests
 	@$(MAKE) --no-print-directory --jobs 3 style types fast-tests
 
 fast-tests: $(VENV)/.test
-	$(PYTEST) -m "not slow and not long" -q tests
+	$(PYTEST) -m "not slow and not long" --hypothesis-profile=quick -q tests
 
 lint: style types ## ruff, import order, pyright
 

@@ -17,6 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to wh
 
 settings.register_profile("local", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("quick", deadline=None, print_blob=True, max_examples=20)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 

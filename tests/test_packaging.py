@@ -106,6 +106,7 @@ def test_importing_the_package_loads_none_of_its_modules():
     assert run(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_a_module_is_loaded_when_it_is_named():
     result = run(sys.executable, "-c", "import course_lm; print(course_lm.clipping.clip_gradients.__module__)")
     assert result.stdout.strip() == "course_lm.clipping"
@@ -145,6 +146,7 @@ def test_the_order_of_imports_holds():
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "statement", "contract"),
     [

@@ -204,6 +204,7 @@ def save_and_die(path: Path, at_call: int) -> None:
         save_checkpoint(path, small_state(2))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked, which is fast enough for one kill a write")
 def test_a_process_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
@@ -325,6 +326,7 @@ def test_a_file_cut_at_any_byte_is_recognised(scratch: Path, intact: bytes, data
         load_checkpoint(path)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_flipped_bit_is_recognised(scratch: Path, intact: bytes, data: st.DataObject) -> None:

@@ -186,6 +186,7 @@ def _gap_to_floor(tokenize: Callable[[str], Sequence], train: Corpus, held_out: 
     return min(_trigram_loss(known, tokens, discount) for discount in (0.25, 0.5, 0.75)) - floor
 
 
+@pytest.mark.long
 def test_a_trigram_of_words_stays_0_3_nats_per_token_above_the_floor(stories: Corpus) -> None:
     assert _gap_to_floor(_words, *stories.split()) >= 0.3
 
@@ -368,6 +369,7 @@ def test_neg_log_p_of_another_length_is_refused() -> None:
 # Hugging Face datasets, from local files
 
 
+@pytest.mark.long
 def test_a_dataset_folder_is_read_by_split(folder: Path) -> None:
     assert load_corpus(f"hf:{folder}:validation").documents == ["validation one", "validation two"]
 

@@ -250,6 +250,7 @@ def test_a_subject_in_the_direct_case_agrees_with_the_participle_at_the_end() ->
     assert checked > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -329,6 +330,7 @@ def check_derivations(texts: list[str], costs: list[float], tolerance: float) ->
         assert sentence_derivations(text) == [pytest.approx(cost, abs=tolerance)], text
 
 
+@pytest.mark.long
 def test_stored_sentences_have_one_derivation_with_the_stored_cost(corpus: Corpus) -> None:
     assert corpus.neg_log_p is not None
     check_derivations(corpus.documents[::24], corpus.neg_log_p[::24], 1e-6)
@@ -347,6 +349,7 @@ def test_reading_recovers_the_cost_of_writing_for_any_seed(seed: int) -> None:
     check_derivations([sentence.text], [sentence.neg_log_p], 1e-9)
 
 
+@pytest.mark.long
 def test_sentences_come_as_often_as_their_probability_says() -> None:
     rng = random.Random(3)
     drawn = Counter(draw_sentence(rng).text for _ in range(10_000))

@@ -41,6 +41,7 @@ def same(left, right):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threshold_on", ["score", "quantile"])
 @pytest.mark.parametrize("mode", MODES)
 def test_an_epoch_reads_exactly_the_documents_below_the_threshold(mode, threshold_on):
@@ -58,6 +59,7 @@ def test_an_epoch_reads_exactly_the_documents_below_the_threshold(mode, threshol
         assert loader.describe_epoch()["examples"] == len(admitted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_with_everything_admitted_it_is_the_loader_itself(mode):
     loader = curriculum(mode, schedule="none")
@@ -85,6 +87,7 @@ def test_fewer_documents_than_a_batch_are_all_admitted(schedule):
     assert loader.describe_epoch()["examples"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["linear", "root", "exponential", "step", "performance", "none"])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_length_of_every_epoch_is_known_beforehand(mode, schedule):

@@ -54,6 +54,7 @@ def test_an_answer_that_returns_none_or_raises_not_implemented_is_not_written_ye
         assert check_of(exercise)(unwritten).status == "not written yet"
 
 
+@pytest.mark.long
 @of_each_exercise
 def test_typical_wrong_answers_are_rejected_by_name(lesson, exercise):
     wrong = answers_of(lesson).WRONG_ANSWERS[exercise.check]
@@ -70,6 +71,7 @@ def test_right_answers_written_in_another_way_pass(lesson, exercise):
         assert check_of(exercise)(answer).passed, check_of(exercise)(answer)
 
 
+@pytest.mark.long
 @of_each_exercise
 def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, exercise, monkeypatch):
     module = importlib.import_module(check_of(exercise).__module__)

@@ -115,6 +115,7 @@ def test_an_empty_folder_is_an_error_and_not_a_pass(folder):
         lessons.lesson_paths()
 
 
+@pytest.mark.long
 def test_run_reports_seconds_and_changes_no_file(folder, capsys):
     path = save(folder, "00_first", "print(1 + 1)")
     before = path.read_bytes()
@@ -140,6 +141,7 @@ def test_a_cell_that_takes_too_long_fails_its_lesson(folder, monkeypatch):
     assert result.error is not None and result.error.startswith("code cell 2: CellTimeoutError")
 
 
+@pytest.mark.long
 def test_written_twice_a_lesson_does_not_change(folder):
     path = save(folder, "00_first", "x = 2", "print(x)", "import os; print(os.path.basename(os.getcwd()) != '')")
     lessons.write([path])
@@ -170,6 +172,7 @@ def test_a_widget_leaves_no_trace_where_outputs_are_not_compared(folder):
     assert nbformat.read(path, as_version=4).cells[1].outputs == []
 
 
+@pytest.mark.long
 def test_a_lesson_that_fails_is_not_written(folder):
     path = save(folder, "00_broken", "print('new')", "1 / 0")
     before = path.read_bytes()

@@ -90,6 +90,7 @@ def test_the_words_below_a_batch_count_its_positions_targets_and_padding(mode):
     assert f"{len(loader)} steps" in of_epoch and f"padding {padding_share(loader):.1%}" in of_epoch
 
 
+@pytest.mark.long
 @modes
 def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
     choice, rows, length, _, words = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
@@ -163,6 +164,7 @@ def test_schedules_are_overlaid_and_taken_away_in_the_explorer():
     assert "choose a schedule" in words.value
 
 
+@pytest.mark.long
 def test_every_control_of_the_schedule_explorer_changes_words_or_picture():
     box = widgets.schedule_explorer()
     *controls, picture, words = box.children
@@ -236,6 +238,7 @@ def test_a_sweep_of_few_points_can_be_explored(count):
     assert "no usable slope" in widgets.lr_finder_explorer(result).children[-1].value
 
 
+@pytest.mark.long
 def test_every_control_of_the_finder_explorer_changes_picture_and_words():
     *controls, picture, words = widgets.lr_finder_explorer(sweep(noise=0.3)).children
     for control in controls:

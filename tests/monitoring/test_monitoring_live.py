@@ -162,6 +162,7 @@ def points(line: Line2D) -> tuple[list[float], list[float]]:
     return xs, ys
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "records",
     [

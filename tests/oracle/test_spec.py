@@ -104,6 +104,7 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] =
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_weights_and_moments_equal_those_of_torch(name: str, decay: float) -> None:

@@ -289,6 +289,7 @@ def test_what_cannot_be_checked_at_the_start_of_an_epoch_is_said_once(kind, tmp_
     assert len([one for one in caught if "it cannot be checked that epoch 1" in str(one.message)]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind not in UNPROVEN])
 def test_a_loader_that_hides_nothing_goes_on_without_a_warning(kind, tmp_path):
     with pytest.raises(OSError, match="the node"):
@@ -494,6 +495,7 @@ def failing_once(loader: Any, at: int, **training: Any) -> tuple[Trainer, list[l
     return trainer, seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_after_a_step_that_failed_training_goes_on_with_its_window(kind, at):
@@ -642,6 +644,7 @@ def test_a_validation_leaves_the_generator_of_cuda_alone():
 # Lengths
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:skipped a step")
 def test_a_stream_that_never_holds_a_target_ends_in_one_error():
     class Endless(IterableDataset):

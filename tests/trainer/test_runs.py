@@ -202,11 +202,13 @@ def assert_recorded_to_the_last_step(trainer: Trainer) -> None:
 # Resume
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("micro_batch", [1, 4, 5, 6, 8, 15])
 def test_stopping_and_going_on_changes_no_bit(tmp_path, micro_batch):
     assert_stop_changes_nothing("list", tmp_path, micro_batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in CASES if case != "list"])
 def test_stopping_in_the_second_epoch_changes_no_bit(tmp_path, case):
     _, total = straight(case)
@@ -257,6 +259,7 @@ class SignalAtStart:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["list", "packed", "eval_steps", "float64"])
 def test_a_run_that_died_goes_on_from_its_newest_step(tmp_path, case):
     expected, total = straight(case)
@@ -314,6 +317,7 @@ def test_a_run_goes_on_when_its_last_state_is_damaged(tmp_path):
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("save", range(1, 11))
 def test_a_run_that_died_just_before_it_saved_goes_on(tmp_path, monkeypatch, save):
     saves = 0
@@ -352,6 +356,7 @@ def test_a_run_that_died_while_it_validated_goes_on(tmp_path, reading):
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["list", "eval_steps"])
 @pytest.mark.parametrize("reading", [1, 2, 3])
 def test_a_validation_that_an_error_broke_off_is_made_up_for(tmp_path, case, reading):
@@ -491,6 +496,7 @@ def test_a_run_can_be_made_longer_under_a_schedule_that_does_not_look_at_its_end
     assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == long
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [{"num_epochs": 5}, {"num_epochs": 1}, {"max_steps": 100}, {"max_steps": 2}])
 def test_another_length_under_a_schedule_that_spans_the_run_is_refused(tmp_path, change):
     start("list", tmp_path, loss_fn=signal_at(7))  # three steps an epoch: in the second one
@@ -829,6 +835,7 @@ def test_a_run_that_never_resumes_says_what_to_set_to_go_on(tmp_path, capsys):
     assert line.endswith(f"run it again with training.resume auto to go on from {tmp_path / 'toy'}")
 
 
+@pytest.mark.long
 def test_a_folder_is_free_again_when_its_process_has_died(tmp_path):
     code = f"""
 import pathlib, time

@@ -1,11 +1,15 @@
 """A short run with all that makes going on hard: dropout, accumulation with a tail, shuffled batches, early stopping.
 
-`start` begins it, or goes on with it, in a folder; `outcome` reads from that folder what must not depend on where the
-run was stopped, and `assert_same` compares two outcomes bit for bit.
+`start` begins it, or goes on with it, in a folder. `counting` makes a loss that calls an act with the number of
+micro-batches so far; `interrupt_at` and `crash_at` are acts, and `stop_and_go_on` stops a run and goes on with it.
+`outcome` reads from the folder what must not depend on where the run was stopped, and `assert_same` compares two
+outcomes bit for bit.
 """
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ MEASURED = ("tokens_per_second", "peak_memory_bytes")
 NAME = "toy"
 
 Loss = Callable[..., Tensor]
+Act = Callable[[int], None]
 
 
 def loaders(mode: str, documents: int = len(DOCUMENTS)) -> tuple[Loader, Loader]:
@@ -41,7 +46,13 @@ def loaders(mode: str, documents: int = len(DOCUMENTS)) -> tuple[Loader, Loader]
     return loader(DOCUMENTS[:documents], True), loader(DOCUMENTS[-4:], False)
 
 
-def configure(folder: Path | str, **training: Any) -> TrainingConfig:
+def model_of(length: int = LENGTH, dtype: torch.dtype = torch.float32) -> GPT:
+    """The model with its first weights, the same every time; dropout needs the random numbers of the right step."""
+    torch.manual_seed(0)
+    return GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, length).to(dtype)
+
+
+def configure(folder: Path | str, learning_rate: float = 3e-3, **training: Any) -> TrainingConfig:
     """Three micro-batches a step; a record, a checkpoint or a validation after almost every one."""
     values: dict[str, Any] = {
         "gradient_accumulation_steps": 3,
@@ -56,7 +67,7 @@ def configure(folder: Path | str, **training: Any) -> TrainingConfig:
     }
     return TrainingConfig(
         experiment_name=NAME,
-        optimizer=OptimizerConfig(learning_rate=3e-3),
+        optimizer=OptimizerConfig(learning_rate=learning_rate),
         training=LoopConfig(**{**values, **training}),
     )
 
@@ -65,9 +76,7 @@ def start(
     config: TrainingConfig, train: Iterable[Batch], validation: Loader, loss_fn: Loss = next_token_loss
 ) -> Trainer:
     """Train, or go on training, with a model and a trainer built anew."""
-    torch.manual_seed(0)
-    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)
-    trainer = Trainer(model, config, loss_fn=loss_fn)
+    trainer = Trainer(model_of(), config, loss_fn=loss_fn)
     trainer.train(train, validation)
     return trainer
 
@@ -120,7 +129,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.cpu().reshape(-1).view(torch.uint8)
 
 
-def counting(act: Callable[[int], None], loss_fn: Loss = next_token_loss) -> Loss:
+def counting(act: Act, loss_fn: Loss = next_token_loss) -> Loss:
     """The loss; `act` is called with the number of micro-batches so far.
 
     Without gradients the loss is only asked whether it sums.
@@ -135,3 +144,49 @@ def counting(act: Callable[[int], None], loss_fn: Loss = next_token_loss) -> Los
         return loss_fn(logits, labels, reduction=reduction)
 
     return counted
+
+
+class Crash(Exception):
+    """Stands for a process that dies."""
+
+
+def quiet(count: int) -> None:
+    """Leave the run alone."""
+
+
+def interrupt_at(micro_batch: int, number: int = signal.SIGINT) -> Act:
+    """Send this process a signal, once."""
+
+    def act(count: int) -> None:
+        if count == micro_batch:
+            os.kill(os.getpid(), number)
+
+    return act
+
+
+def crash_at(micro_batch: int) -> Act:
+    """Raise Crash, once."""
+
+    def act(count: int) -> None:
+        if count == micro_batch:
+            raise Crash
+
+    return act
+
+
+def stop_and_go_on(
+    run: Callable[[Act], Trainer],
+    micro_batch: int,
+    number: int = signal.SIGINT,
+    check_stopped: Callable[[Trainer], None] = lambda trainer: None,
+) -> Trainer:
+    """Stop the run by a signal in the step of this micro-batch, and go on to its end.
+
+    `run` trains, or goes on training, with everything built anew and a loss that is `counting` the act.
+    """
+    stopped = run(interrupt_at(micro_batch, number))
+    assert stopped.interrupted == number
+    check_stopped(stopped)
+    resumed = run(quiet)
+    assert resumed.interrupted is None
+    return resumed

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -23,18 +22,26 @@ from course_lm.config import TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
-from tests.training_run import DOCUMENTS, LENGTH, NAME, TOKENIZER, VOCABULARY, configure, counting, loaders, start
-
-
-def interrupt_at(micro_batch: int) -> Any:
-    return counting(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == micro_batch else None)
+from tests.training_run import (
+    DOCUMENTS,
+    LENGTH,
+    NAME,
+    TOKENIZER,
+    VOCABULARY,
+    configure,
+    counting,
+    interrupt_at,
+    loaders,
+    model_of,
+    start,
+)
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was stopped in its second epoch, after 7 of 10 steps."""
     folder = tmp_path_factory.mktemp("stopped")
-    trainer = start(configure(folder), *loaders("bucketed"), interrupt_at(18))
+    trainer = start(configure(folder), *loaders("bucketed"), counting(interrupt_at(18)))
     assert (trainer.step, trainer.position.epoch, trainer.position.batch) == (7, 1, 6)
     return folder
 
@@ -149,9 +156,7 @@ def test_a_folder_in_which_every_checkpoint_is_damaged_is_not_written_over(stopp
 
 
 def test_other_versions_are_a_warning_that_names_them(stopped, state):
-    trainer = Trainer(
-        GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH), configure(stopped)
-    )
+    trainer = Trainer(model_of(), configure(stopped))
     with pytest.warns(UserWarning, match=r"saved with torch 1\.0 \(now 2\.\S+\): it may not go on bit for bit"):
         trainer.load_state_dict({**state, "versions": {**state["versions"], "torch": "1.0"}})
     with warnings.catch_warnings():

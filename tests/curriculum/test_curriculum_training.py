@@ -1,9 +1,8 @@
 """Claims about training with a curriculum: each strategy with each schedule trains, and goes on where it stopped."""
 
-import os
-import signal
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,26 @@ from course_lm.corpus import Corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumLoader
 from course_lm.schedules import build_schedule
 from course_lm.trainer import Trainer
-from tests.training_run import DOCUMENTS, assert_same, configure, counting, loaders, outcome, start
+from tests.training_run import (
+    DOCUMENTS,
+    Act,
+    assert_same,
+    configure,
+    counting,
+    interrupt_at,
+    loaders,
+    outcome,
+    quiet,
+    start,
+    stop_and_go_on,
+)
 
 STRATEGIES = ("length", "frequency", "morphological", "combined", "dynamic", "random")
 SCHEDULES = ("linear", "root", "exponential", "step", "performance", "none")
 
 
-def run(folder: Path, strategy: str, schedule: str, mode: str, stop_at: int = 0, **training) -> Trainer:
-    """Train, or go on training; at micro-batch `stop_at` of this process comes a signal."""
-
-    def act(count: int) -> None:
-        if count == stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
-
+def run(folder: Path, strategy: str, schedule: str, mode: str, act: Act = quiet, **training) -> Trainer:
+    """Train, or go on training."""
     chosen: dict[str, Any] = {"strategy": strategy, "schedule": schedule, "threshold_on": "quantile"}
     curriculum = CurriculumConfig(enabled=True, num_epochs=3, warmup_epochs=1, **chosen)
     config = replace(configure(folder, num_epochs=3, eval_steps=2, **training), curriculum=curriculum)
@@ -48,8 +54,7 @@ def test_every_curriculum_trains_and_goes_on_bit_for_bit(strategy, schedule, mod
     micro_batches = sum(record["batches"] for record in reports)
     for stop_at in {1, micro_batches // 2, micro_batches - 1}:
         folder = tmp_path / str(stop_at)
-        assert run(folder, strategy, schedule, mode, stop_at).interrupted == signal.SIGINT
-        assert run(folder, strategy, schedule, mode).interrupted is None
+        stop_and_go_on(partial(run, folder, strategy, schedule, mode), stop_at)
         assert_same(outcome(folder), expected, f"stopped at micro-batch {stop_at}")
 
 
@@ -74,7 +79,7 @@ def test_a_report_reaches_the_curriculum_after_every_validation(strategy, tmp_pa
 
 
 def test_a_resume_with_another_curriculum_is_refused(tmp_path):
-    run(tmp_path, "length", "linear", "fixed", stop_at=4)
+    run(tmp_path, "length", "linear", "fixed", interrupt_at(4))
     with pytest.raises(ValueError, match=r"curriculum.schedule 'linear', this run has 'root'"):
         run(tmp_path, "length", "root", "fixed")
 

@@ -35,10 +35,14 @@ from tests.training_run import (
     NAME,
     TOKENIZER,
     VOCABULARY,
+    Act,
+    Crash,
     assert_same,
     configure,
     counting,
     loaders,
+    model_of,
+    quiet,
     without_measures,
 )
 
@@ -67,10 +71,6 @@ OTHER_RUNS = {
 SAME_RUN = {"save_steps": 2, "save_total_limit": 1, "restore_best": True, "early_stopping_patience": 9_999}
 
 
-class Crash(Exception):
-    """Stands for a process that dies."""
-
-
 class Failure(Exception):
     """Stands for an error in a cell of a notebook: the trainer is still there."""
 
@@ -93,11 +93,9 @@ def data_of(kind: str, documents: int = 16) -> tuple[Any, Any]:
     return (list(train) if kind == "list" else train), validation
 
 
-def trainer_of(config: TrainingConfig, act: Callable[[int], None] = lambda count: None) -> Trainer:
+def trainer_of(config: TrainingConfig, act: Act = quiet) -> Trainer:
     """A trainer built anew, whose loss calls `act` with the number of its micro-batches so far."""
-    torch.manual_seed(0)
-    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)
-    return Trainer(model, config, loss_fn=counting(act))
+    return Trainer(model_of(), config, loss_fn=counting(act))
 
 
 def base(folder: Path) -> TrainingConfig:
@@ -131,7 +129,7 @@ class Session(RuleBasedStateMachine):
         self.kind, self.folder = kind, Path(tempfile.mkdtemp())
         self.config = base(self.folder)
         self.trainer: Trainer | None = None
-        self.act: Callable[[int], None] = lambda count: None
+        self.act: Act = quiet
 
     def teardown(self) -> None:
         """Start it once more, undisturbed: it must end as the unbroken run."""
@@ -262,7 +260,7 @@ class Session(RuleBasedStateMachine):
                 pass
             except Crash:
                 self.trainer = None
-        self.act = lambda count: None
+        self.act = quiet
 
     @contextmanager
     def refusal(self) -> Iterator[None]:

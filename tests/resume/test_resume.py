@@ -3,13 +3,11 @@
 And about going on when the newest checkpoint is damaged: the run goes on from the one before, and says so (C14).
 """
 
-import os
 import random
 import shutil
-import signal
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -21,7 +19,20 @@ from torch import Tensor
 from course_lm.checkpoints import latest_checkpoint, load_checkpoint
 from course_lm.loss import next_token_loss
 from course_lm.trainer import Trainer
-from tests.training_run import NAME, assert_same, configure, counting, loaders, outcome, start, without_measures
+from tests.training_run import (
+    NAME,
+    Act,
+    assert_same,
+    configure,
+    counting,
+    interrupt_at,
+    loaders,
+    outcome,
+    quiet,
+    start,
+    stop_and_go_on,
+    without_measures,
+)
 
 Damage = Callable[[bytearray], object]
 
@@ -41,9 +52,7 @@ def loss_of(precision: str) -> Callable[..., Tensor]:
     return loss_fn
 
 
-def run(
-    folder: Path, mode: str, precision: str, device: str = "cpu", act: Callable[[int], None] = lambda count: None
-) -> Trainer:
+def run(folder: Path, mode: str, precision: str, device: str = "cpu", act: Act = quiet) -> Trainer:
     config = configure(folder, precision=precision, device=device, eval_steps=3, on_nonfinite="skip")
     return start(config, *loaders(mode), counting(act, loss_of(precision)))
 
@@ -66,15 +75,8 @@ def straight(mode: str, precision: str, device: str = "cpu") -> tuple[dict[str, 
     return left, ends
 
 
-def stop_and_go_on(folder: Path, mode: str, precision: str, micro_batch: int, device: str = "cpu") -> None:
-    """Stop the run in the step of this micro-batch, go on with everything built anew, and compare."""
-
-    def act(count: int) -> None:
-        if count == micro_batch:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    assert run(folder, mode, precision, device, act).interrupted == signal.SIGINT
-    assert run(folder, mode, precision, device).interrupted is None
+def assert_stop_changes_nothing(folder: Path, mode: str, precision: str, micro_batch: int, device: str = "cpu") -> None:
+    stop_and_go_on(partial(run, folder, mode, precision, device), micro_batch)
     assert_same(outcome(folder), straight(mode, precision, device)[0], f"stopped at micro-batch {micro_batch}")
 
 
@@ -85,30 +87,25 @@ def stop_and_go_on(folder: Path, mode: str, precision: str, micro_batch: int, de
 def test_stopping_after_any_step_changes_no_bit(tmp_path, mode, precision, device):
     ends = straight(mode, precision, device)[1]
     for micro_batch in ends:
-        stop_and_go_on(tmp_path / str(micro_batch), mode, precision, micro_batch, device)
+        assert_stop_changes_nothing(tmp_path / str(micro_batch), mode, precision, micro_batch, device)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("mode", "precision"), [("fixed", "bf16"), ("dynamic", "fp16"), ("packed", "fp32")])
 def test_stopping_in_the_middle_changes_no_bit(tmp_path, mode, precision):
     ends = straight(mode, precision)[1]
-    stop_and_go_on(tmp_path, mode, precision, ends[len(ends) // 2])
+    assert_stop_changes_nothing(tmp_path, mode, precision, ends[len(ends) // 2])
 
 
 @pytest.mark.long
 def test_stopping_after_every_single_step_changes_no_bit(tmp_path):
     left, ends = straight("bucketed", "fp16")
     stops = 0
-    while run(tmp_path, "bucketed", "fp16", act=interrupt_at_once).interrupted:
+    while run(tmp_path, "bucketed", "fp16", act=interrupt_at(1)).interrupted:
         stops += 1
         assert stops <= len(ends)
     assert stops == len(ends)
     assert_same(outcome(tmp_path), left)
-
-
-def interrupt_at_once(count: int) -> None:
-    if count == 1:
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.long
@@ -128,12 +125,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that was stopped in the middle."""
     folder = tmp_path_factory.mktemp("stopped")
     middle = straight("bucketed", "fp32")[1][6]
-
-    def act(count: int) -> None:
-        if count == middle:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    run(folder, "bucketed", "fp32", act=act)
+    run(folder, "bucketed", "fp32", act=interrupt_at(middle))
     return folder
 
 

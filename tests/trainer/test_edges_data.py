@@ -1,7 +1,6 @@
 """Claims about every kind of data loader: a run that stops and goes on, fails, or validates never loses its place."""
 
 import multiprocessing
-import os
 import random
 import signal
 import warnings
@@ -37,7 +36,7 @@ from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig
 from course_lm.trainer import Trainer
 from course_lm.trainer.log import MAX_EMPTY_IN_A_ROW
-from tests.training_run import DOCUMENTS, TOKENIZER, assert_same, counting, without_measures
+from tests.training_run import DOCUMENTS, TOKENIZER, assert_same, counting, interrupt_at, quiet, without_measures
 
 VOCABULARY, LENGTH, BATCHES = 17, 6, 5
 
@@ -208,10 +207,6 @@ def configure(folder: Path | None = None, **training: Any) -> TrainingConfig:
     )
 
 
-def quiet(count: int) -> None:
-    pass
-
-
 def run(folder: Path | None, loader: Any, val: Any = None, act: Callable[[int], None] = quiet, **training: Any):
     trainer = Trainer(model(), configure(folder, **training), loss_fn=counting(act))
     trainer.train(loader, val)
@@ -228,14 +223,6 @@ def straight(kind: str, workers: bool) -> Any:
     loader = (WITH_WORKERS if workers else LOADERS)[kind]()
     run(folder, loader, LOADERS["shuffled by a generator"]())
     return end_of(folder)
-
-
-def interrupt_at(micro_batch: int) -> Callable[[int], None]:
-    def act(count: int) -> None:
-        if count == micro_batch:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return act
 
 
 def fail_at(micro_batch: int) -> Callable[[int], None]:

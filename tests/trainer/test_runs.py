@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,15 +25,25 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.loss import Reduction, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import History
-from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer, resume
 from course_lm.trainer.resume import check_rates, check_same_run
 from course_lm.trainer.run import default_observers, on_interrupt, run_folder
-from tests.training_run import assert_same, counting
+from tests import training_run
+from tests.training_run import (
+    VOCABULARY,
+    Act,
+    Crash,
+    assert_same,
+    counting,
+    crash_at,
+    interrupt_at,
+    model_of,
+    stop_and_go_on,
+)
 
-VOCABULARY, LENGTH = 262, 8
+LENGTH = 8
 DOCUMENTS = [f"the {animal} sat on a {place}" for animal in ("cat", "dog") for place in ("mat", "hat", "sun", "bed")]
 TOKENIZER = train_tokenizer(DOCUMENTS, VOCABULARY)
 MACHINE = {"tokens_per_second", "peak_memory_bytes"}
@@ -45,18 +55,10 @@ def configure(folder: Path, **training: Any) -> TrainingConfig:
     values: dict[str, Any] = {
         "gradient_accumulation_steps": 2,
         "num_epochs": 3,
-        "precision": "fp32",
-        "device": "cpu",
-        "logging_steps": 2,
-        "save_steps": 2,
+        "save_total_limit": 3,
         "early_stopping_patience": 5,
-        "output_dir": str(folder),
     }
-    return TrainingConfig(
-        experiment_name="toy",
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        training=LoopConfig(**{**values, **training}),
-    )
+    return training_run.configure(folder, learning_rate=1e-2, **{**values, **training})
 
 
 def batch_list() -> list[dict[str, Any]]:
@@ -85,26 +87,7 @@ def loader_of(kind: str, num_workers: int = 0) -> Any:
 
 def trainer_of(config: TrainingConfig, dtype: torch.dtype = torch.float32, **parts: Any) -> Trainer:
     """A trainer with a freshly built model, the same every time."""
-    torch.manual_seed(0)
-    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)
-    return Trainer(model.to(dtype), config, **parts)
-
-
-def signal_at(micro_batch: int, number: int = signal.SIGINT) -> Callable[..., Tensor]:
-    """A loss that sends this process a signal once."""
-    return counting(lambda count: os.kill(os.getpid(), number) if count == micro_batch else None)
-
-
-class Crash(Exception):
-    """Stands for a process that dies."""
-
-
-def crash_at(micro_batch: int) -> Callable[..., Tensor]:
-    def act(count: int) -> None:
-        if count == micro_batch:
-            raise Crash
-
-    return counting(act)
+    return Trainer(model_of(LENGTH, dtype), config, **parts)
 
 
 def without_machine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,6 +145,10 @@ def start(case: str, folder: Path, **parts: Any) -> Trainer:
     return trainer
 
 
+def start_with(case: str, folder: Path, act: Act) -> Trainer:
+    return start(case, folder, loss_fn=counting(act))
+
+
 def run_with(config: TrainingConfig, **parts: Any) -> Trainer:
     """Train, or go on training, on the list of batches with everything built anew."""
     trainer = trainer_of(config, **parts)
@@ -179,13 +166,14 @@ def straight(case: str) -> tuple[dict[str, Any], int]:
 
 def assert_stop_changes_nothing(case: str, folder: Path, micro_batch: int, number: int = signal.SIGINT) -> None:
     expected, total = straight(case)
-    first = start(case, folder, loss_fn=signal_at(micro_batch, number))
-    assert first.interrupted == number
-    assert first.step <= -(-micro_batch // first.settings.gradient_accumulation_steps) + 2
-    assert_recorded_to_the_last_step(first)
-    second = start(case, folder)
-    assert total >= micro_batch and second.interrupted is None
-    assert_same(outcome(second), expected)
+    assert total >= micro_batch
+
+    def check_stopped(trainer: Trainer) -> None:
+        assert trainer.step <= -(-micro_batch // trainer.settings.gradient_accumulation_steps) + 2
+        assert_recorded_to_the_last_step(trainer)
+
+    run = partial(start_with, case, folder)
+    assert_same(outcome(stop_and_go_on(run, micro_batch, number, check_stopped)), expected)
 
 
 def assert_recorded_to_the_last_step(trainer: Trainer) -> None:
@@ -225,7 +213,7 @@ def test_stopping_at_any_micro_batch_changes_no_bit(tmp_path, case):
 @pytest.mark.slow
 def test_stopping_after_every_single_step_changes_no_bit(tmp_path):
     expected, _ = straight("packed")
-    while (trainer := start("packed", tmp_path, loss_fn=signal_at(1))).interrupted:
+    while (trainer := start("packed", tmp_path, loss_fn=counting(interrupt_at(1)))).interrupted:
         assert trainer.step < 20
     assert_same(outcome(trainer), expected)
 
@@ -266,12 +254,12 @@ def test_a_run_that_died_goes_on_from_its_newest_step(tmp_path, case):
     for micro_batch in range(1, total + 1, 1 if case == "list" else 5):
         folder = tmp_path / str(micro_batch)
         with pytest.raises(Crash):
-            start(case, folder, loss_fn=crash_at(micro_batch))
+            start(case, folder, loss_fn=counting(crash_at(micro_batch)))
         assert_same(outcome(start(case, folder)), expected, f"died at {micro_batch}")
 
 
 def test_a_run_that_died_has_recorded_every_finished_step(tmp_path):
-    trainer = trainer_of(configure(tmp_path, logging_steps=4), loss_fn=crash_at(6))
+    trainer = trainer_of(configure(tmp_path, logging_steps=4), loss_fn=counting(crash_at(6)))
     with pytest.raises(Crash):
         trainer.train(loader_of("list"))
     assert trainer.step == 3
@@ -280,7 +268,7 @@ def test_a_run_that_died_has_recorded_every_finished_step(tmp_path):
 
 @pytest.mark.parametrize("lost", [slice(None), slice(1, 3), slice(-1, None)], ids=["all", "some", "the last"])
 def test_lines_that_the_log_has_lost_are_written_again_from_the_checkpoint(tmp_path, lost):
-    start("list", tmp_path, loss_fn=signal_at(13))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(13)))
     log = tmp_path / "toy" / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     del lines[lost]
@@ -304,14 +292,14 @@ def test_patience_is_counted_on_across_a_stop(tmp_path):
 
 
 def test_a_run_goes_on_from_a_step_when_its_last_state_is_lost(tmp_path):
-    start("list", tmp_path, loss_fn=signal_at(9))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(9)))
     (tmp_path / "toy" / "checkpoint_last.pt").unlink()
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
 
 @pytest.mark.filterwarnings("ignore:passing over a checkpoint")
 def test_a_run_goes_on_when_its_last_state_is_damaged(tmp_path):
-    start("list", tmp_path, loss_fn=signal_at(9))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(9)))
     path = tmp_path / "toy" / "checkpoint_last.pt"
     path.write_bytes(path.read_bytes()[:-100])
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
@@ -381,7 +369,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
 
 
 def test_a_run_goes_on_in_the_same_process(tmp_path):
-    trainer = trainer_of(configure(tmp_path), loss_fn=signal_at(8))
+    trainer = trainer_of(configure(tmp_path), loss_fn=counting(interrupt_at(8)))
     trainer.train(loader_of("fixed"), loader_of("fixed"))
     assert trainer.interrupted
     trainer.train(loader_of("fixed"), loader_of("fixed"))
@@ -390,7 +378,7 @@ def test_a_run_goes_on_in_the_same_process(tmp_path):
 
 def test_a_run_without_a_folder_goes_on_in_the_same_process():
     config = configure(Path(), output_dir=None)
-    trainer = trainer_of(config, loss_fn=signal_at(8))
+    trainer = trainer_of(config, loss_fn=counting(interrupt_at(8)))
     data = loader_of("list")
     trainer.train(data, data)
     trainer.train(data, data)
@@ -400,13 +388,12 @@ def test_a_run_without_a_folder_goes_on_in_the_same_process():
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 3, 6, 10])
 def test_workers_change_nothing(tmp_path, micro_batch):
-    config = configure(tmp_path)
-    trainer = trainer_of(config, loss_fn=signal_at(micro_batch))
-    trainer.train(loader_of("fixed", num_workers=1), loader_of("fixed"))
-    assert trainer.interrupted == signal.SIGINT
-    second = trainer_of(config)
-    second.train(loader_of("fixed", num_workers=1), loader_of("fixed"))
-    assert_same(outcome(second), straight("fixed")[0])
+    def run(act: Act) -> Trainer:
+        trainer = trainer_of(configure(tmp_path), loss_fn=counting(act))
+        trainer.train(loader_of("fixed", num_workers=1), loader_of("fixed"))
+        return trainer
+
+    assert_same(outcome(stop_and_go_on(run, micro_batch)), straight("fixed")[0])
 
 
 class Shuffled:
@@ -429,7 +416,7 @@ class Shuffled:
 def test_a_loader_that_only_knows_epochs_is_told_the_right_one(tmp_path):
     config = configure(tmp_path)
     with pytest.raises(Crash):
-        trainer_of(config, loss_fn=crash_at(11)).train(Shuffled())
+        trainer_of(config, loss_fn=counting(crash_at(11))).train(Shuffled())
     loader = Shuffled()
     trainer_of(config).train(loader)
     assert loader.read == [2]
@@ -455,7 +442,7 @@ def test_a_loader_that_only_knows_epochs_is_told_the_right_one(tmp_path):
 )
 def test_a_resume_with_another_setting_is_refused(tmp_path, section, change, parts):
     config = configure(tmp_path)
-    start("list", tmp_path, loss_fn=signal_at(3))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
     changed = replace(config, **{section: replace(getattr(config, section), **change)})
     with pytest.raises(ValueError) as caught:
         trainer_of(changed).train(batch_list())
@@ -465,14 +452,14 @@ def test_a_resume_with_another_setting_is_refused(tmp_path, section, change, par
 
 
 def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
-    start("list", tmp_path, loss_fn=signal_at(3))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
     with pytest.raises(ValueError):
         trainer_of(configure(tmp_path, seed=1)).train(batch_list())
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
 
 def test_a_resume_with_a_model_of_another_size_is_refused_in_one_line(tmp_path):
-    start("list", tmp_path, loss_fn=signal_at(3))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
     other = GPT(ModelConfig(n_layer=1, n_head=2, d_model=16), VOCABULARY, LENGTH)
     with pytest.raises(ValueError) as caught:
         Trainer(other, configure(tmp_path)).train(batch_list())
@@ -499,7 +486,7 @@ def test_a_run_can_be_made_longer_under_a_schedule_that_does_not_look_at_its_end
 @pytest.mark.long
 @pytest.mark.parametrize("change", [{"num_epochs": 5}, {"num_epochs": 1}, {"max_steps": 100}, {"max_steps": 2}])
 def test_another_length_under_a_schedule_that_spans_the_run_is_refused(tmp_path, change):
-    start("list", tmp_path, loss_fn=signal_at(7))  # three steps an epoch: in the second one
+    start("list", tmp_path, loss_fn=counting(interrupt_at(7)))  # three steps an epoch: in the second one
     with pytest.raises(ValueError) as caught:
         trainer_of(configure(tmp_path, **change)).train(batch_list())
     assert "training.resume" in str(caught.value) and "\n" not in str(caught.value)
@@ -524,7 +511,7 @@ def test_a_decay_that_has_not_begun_can_be_put_off():
 
 
 def test_another_schedule_function_is_refused(tmp_path):
-    start("list", tmp_path, loss_fn=signal_at(7), schedule=lambda step: 1e-3)
+    start("list", tmp_path, loss_fn=counting(interrupt_at(7)), schedule=lambda step: 1e-3)
     with pytest.raises(ValueError, match=r"taken with learning rate 0\.001, and would now have 0\.002"):
         start("list", tmp_path, schedule=lambda step: 2e-3)
     start("list", tmp_path, schedule=lambda step: 1e-3)
@@ -653,7 +640,7 @@ def test_what_precision_auto_meant_is_saved(tmp_path):
 
 
 def test_a_refused_run_leaves_the_saved_settings_alone(tmp_path):
-    start("list", tmp_path, loss_fn=signal_at(3))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
     before = {path.name: path.read_bytes() for path in (tmp_path / "toy").iterdir() if path.is_file()}
     with pytest.raises(ValueError):
         trainer_of(configure(tmp_path, max_grad_norm=0.5)).train(batch_list())
@@ -662,7 +649,7 @@ def test_a_refused_run_leaves_the_saved_settings_alone(tmp_path):
 
 def test_a_patience_given_later_counts_from_the_start(tmp_path):
     hopeless: dict[str, Any] = {"early_stopping_threshold": 9.0}
-    run_with(configure(tmp_path, early_stopping_patience=None, **hopeless), loss_fn=signal_at(8))
+    run_with(configure(tmp_path, early_stopping_patience=None, **hopeless), loss_fn=counting(interrupt_at(8)))
     patient = configure(tmp_path, early_stopping_patience=2, **hopeless)
     trainer = run_with(patient)
     unbroken = run_with(replace(patient, experiment_name="unbroken"))
@@ -686,7 +673,7 @@ def test_a_finished_run_that_is_given_other_data_is_refused(tmp_path):
 
 def test_a_state_loaded_by_hand_does_not_overwrite_another_run(tmp_path):
     start("list", tmp_path)
-    other = run_with(configure(tmp_path / "other"), loss_fn=signal_at(3))
+    other = run_with(configure(tmp_path / "other"), loss_fn=counting(interrupt_at(3)))
     assert other.folder is not None
     trainer = trainer_of(configure(tmp_path))
     trainer.load_checkpoint(other.folder / "checkpoint_last.pt")
@@ -703,7 +690,7 @@ def test_a_run_can_be_taken_up_at_an_older_checkpoint_of_its_own(tmp_path):
 
 
 def test_what_is_drawn_between_two_calls_changes_nothing(tmp_path):
-    trainer = trainer_of(configure(tmp_path), loss_fn=signal_at(8))
+    trainer = trainer_of(configure(tmp_path), loss_fn=counting(interrupt_at(8)))
     trainer.train(loader_of("list"), loader_of("list"))
     torch.rand(7)
     trainer.save_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")
@@ -764,19 +751,19 @@ def test_a_run_without_a_folder_has_a_progress_bar_and_no_metrics_file():
 
 
 def test_the_step_in_which_the_signal_comes_is_finished(tmp_path):
-    trainer = start("list", tmp_path, loss_fn=signal_at(3))
+    trainer = start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
     assert (trainer.step, trainer.position.batch) == (2, 4)
     assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["step"] == 2
 
 
 def test_a_stopped_run_says_so_in_one_line(tmp_path, capsys):
-    start("list", tmp_path, loss_fn=signal_at(3))
+    start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
     (line,) = capsys.readouterr().out.splitlines()
     assert line == f"stopped by SIGINT after step 2: run it again to go on from {tmp_path / 'toy'}"
 
 
 def test_a_stopped_run_without_a_folder_says_that_nothing_is_saved(capsys):
-    trainer_of(configure(Path(), output_dir=None), loss_fn=signal_at(3)).train(batch_list())
+    trainer_of(configure(Path(), output_dir=None), loss_fn=counting(interrupt_at(3))).train(batch_list())
     assert "after step 2: nothing was saved" in capsys.readouterr().out
 
 
@@ -830,7 +817,7 @@ def test_stop_from_another_thread_leaves_a_run_that_goes_on(tmp_path):
 
 
 def test_a_run_that_never_resumes_says_what_to_set_to_go_on(tmp_path, capsys):
-    run_with(configure(tmp_path, resume="never"), loss_fn=signal_at(3))
+    run_with(configure(tmp_path, resume="never"), loss_fn=counting(interrupt_at(3)))
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith(f"run it again with training.resume auto to go on from {tmp_path / 'toy'}")
 

@@ -434,7 +434,7 @@ def test_a_hundred_changed_files_repeat_themselves_or_are_refused(tmp_path):
     assert 10 < sum(read) < 90  # else the changes prove nothing
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_two_thousand_changed_files_repeat_themselves_or_are_refused(tmp_path):
     read = [outcome(tmp_path, seed) for seed in range(100, 2100)]
     assert 200 < sum(read) < 1800

@@ -349,14 +349,14 @@ def test_any_model_trains_on_packed_rows_as_on_their_documents_or_refuses_them(m
     check_lands_or_refuses(PLAIN._replace(model=model, packed=True), may_refuse=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=50)
 @given(jobs(MODELS, list(OPTIMIZERS)))
 @settings(max_examples=300)
 def test_any_model_with_any_optimizer_lands_on_the_weights_of_a_plain_loop(job):
     check_lands_or_refuses(job, may_refuse=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=50)
 @given(jobs(sorted(set(MODELS) - DRAWS), list(OPTIMIZERS), packed=True))
 @settings(max_examples=150)
 def test_any_model_with_any_optimizer_trains_packed_rows_right_or_refuses(job):

@@ -35,7 +35,8 @@ def run(folder: Path, strategy: str, schedule: str, mode: str, act: Act = quiet,
     """Train, or go on training."""
     chosen: dict[str, Any] = {"strategy": strategy, "schedule": schedule, "threshold_on": "quantile"}
     curriculum = CurriculumConfig(enabled=True, num_epochs=3, warmup_epochs=1, **chosen)
-    config = replace(configure(folder, num_epochs=3, eval_steps=2, **training), curriculum=curriculum)
+    training = {"num_epochs": 3, "eval_steps": 2, "save_steps": 1000, **training}  # each epoch is saved, and each stop
+    config = replace(configure(folder, **training), curriculum=curriculum)
     train, validation = loaders(mode)
     loader = with_curriculum(config, train, Corpus("animals", DOCUMENTS))
     return start(config, loader, validation, counting(act))

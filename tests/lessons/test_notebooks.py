@@ -276,7 +276,7 @@ def test_each_lesson_has_a_fault_that_must_turn_it_red():
     assert [lesson.stem for lesson in LESSONS] == list(SABOTAGE)
 
 
-@pytest.mark.long
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
     file, right, wrong = SABOTAGE[name]
@@ -307,7 +307,7 @@ def baseline_runs(request):
         }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
 def test_a_lesson_passes_with_the_baseline_cpu_kernels_and_one_thread(lesson, baseline_runs):
     result = baseline_runs[lesson].result()

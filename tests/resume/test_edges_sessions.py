@@ -299,7 +299,7 @@ def test_a_session_ends_as_the_unbroken_run_or_in_a_refusal(capsys):
     run_state_machine_as_test(Session, settings=settings(max_examples=12, stateful_step_count=6, **QUIET))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=200)
 def test_three_hundred_sessions_end_as_the_unbroken_run_or_in_a_refusal(capsys):
     run_state_machine_as_test(Session, settings=settings(max_examples=300, stateful_step_count=8, **QUIET))
 

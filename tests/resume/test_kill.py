@@ -99,7 +99,7 @@ def test_a_run_killed_three_times_ends_like_one_never_killed(server, short_run, 
     kill_and_go_on(server, short_run, tmp_path, SHORT_RUN, ["in a save", "in training", "in a save"], far=2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_a_run_killed_at_25_random_moments_ends_like_one_never_killed(server, long_run, tmp_path):
     plan = random.Random(0).sample(KILLS, len(KILLS))
     inside = kill_and_go_on(server, long_run, tmp_path, LONG_RUN, plan, far=6)
@@ -124,12 +124,12 @@ def test_a_run_terminated_three_times_ends_like_one_never_stopped(server, short_
     terminate_and_go_on(server, short_run, tmp_path, SHORT_RUN, times=3)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_a_run_terminated_at_25_random_moments_ends_like_one_never_stopped(server, long_run, tmp_path):
     terminate_and_go_on(server, long_run, tmp_path, LONG_RUN, times=25)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 def test_a_run_killed_while_it_obeys_a_first_signal_ends_like_one_never_stopped(server, long_run, tmp_path):
     draw = random.Random(3)
     for _ in range(15):

@@ -44,7 +44,7 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(PY) -m pyright
 
-test-slow: $(VENV)/.test ## the long sets: other CPU kernels, wheel, browser
+test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser
 	$(PYTEST) -m slow tests
 
 # One process: beside others a test is slow for no reason of its own.

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -42,13 +42,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Beside the slowest tests that `--durations` asks for, the seconds of each file."""
     if config.getoption("durations") is None:
         return
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
     terminalreporter.section("seconds of each file")
-    for file, total in seconds.most_common():
+    for file, total in sorted(seconds.items(), key=lambda item: -item[1]):
         terminalreporter.line(f"{total:8.2f}  {file}")
 
 

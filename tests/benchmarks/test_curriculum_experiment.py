@@ -37,6 +37,7 @@ def test_no_arm_had_its_best_learning_rate_at_the_end_of_the_sweep(corpus):
         assert best not in (str(RATES[0]), str(RATES[-1]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arm", ARMS)
 def test_an_arm_is_what_its_name_says(arm):
     loader = training_data(configured("hindi", arm, RATES[0], seed=0))

@@ -97,6 +97,7 @@ def test_the_saved_configuration_repeats_the_run(text):
     assert metrics(text.parent / "again" / "toy") == metrics(first)
 
 
+@pytest.mark.long
 def test_a_run_with_a_curriculum_says_what_it_admits_and_is_repeated(text, capsys):
     settings = ("schedule=root", "num_epochs=2", "warmup_epochs=0", "settings={length: {max_length: 40}}")
     arguments = [f"--curriculum.{setting}" for setting in ("enabled=true", "threshold_on=quantile", *settings)]
@@ -451,6 +452,7 @@ def test_each_command_has_its_help(capsys, arguments, parts):
         assert part in printed
 
 
+@pytest.mark.long
 def test_the_command_is_installed():
     command = Path(sys.executable).with_name("course-lm")
     done = subprocess.run([command, "train", "--training.batch_size=0"], capture_output=True, text=True, timeout=60)

@@ -6,12 +6,12 @@ Neither can take a point back, so a partial record (see `History`) is not sent t
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from course_lm.monitoring.records import Record
-from course_lm.validation import import_extra, require_kinds
+from course_lm.validation import import_extra, readable, require, require_kinds
 
-WANDB_MODES = ("offline", "online", "disabled")
+WandbMode = Literal["offline", "online", "disabled"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,10 @@ class WandbConfig:
     enabled: bool = False
     project: str = "my-lm"
     name: str | None = None
-    mode: str = "offline"
+    mode: WandbMode = "offline"
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
-        _check_mode(self.mode)
 
 
 class TensorBoardLogger:
@@ -88,11 +87,11 @@ class WandbLogger:
         self,
         project: str,
         name: str | None = None,
-        mode: str = "offline",
+        mode: WandbMode = "offline",
         folder: str | os.PathLike[str] = ".",
         settings: dict[str, Any] | None = None,
     ) -> None:
-        _check_mode(mode)
+        require(mode in get_args(WandbMode), "mode", readable(WandbMode), mode)
         self._wandb = import_extra("wandb", "track")
         self.project, self.name, self.mode = project, name, mode
         self.folder, self.settings = Path(folder), settings
@@ -133,8 +132,3 @@ class WandbLogger:
 def _tagged(record: Record) -> dict[str, float]:
     metrics = ((key, value) for key, value in record.items() if key not in ("event", "step"))
     return {f"{record['event']}/{key}": float(value) for key, value in metrics if not isinstance(value, str | None)}
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in WANDB_MODES:
-        raise ValueError(f"mode must be one of {', '.join(WANDB_MODES)}, got {mode!r}")

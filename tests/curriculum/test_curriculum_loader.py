@@ -248,5 +248,5 @@ def test_settings_of_the_strategy_may_stand_beside_the_others():
     beside = CurriculumTrainingManager("length", "root", {"num_epochs": 4, "max_length": 9})
     nested = CurriculumTrainingManager("length", "root", {"num_epochs": 4, "settings": {"max_length": 9}})
     assert beside.config == nested.config
-    with pytest.raises(ValueError, match="length: unknown key num_epoch"):
+    with pytest.raises(ValueError, match="unknown key num_epoch; did you mean num_epochs"):
         CurriculumTrainingManager("length", "root", {"num_epoch": 4})

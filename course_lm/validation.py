@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Section = TypeVar("Section", bound="DataclassInstance")
+Owners = Mapping[str, Sequence[str]]
 
 SHOWN_CHARACTERS = 120
 LARGEST_INT = 2**63 - 1  # what torch and every file format of the package can hold
@@ -27,18 +28,18 @@ def require(holds: bool, key: str, accepted: str, value: object) -> None:
         raise ValueError(f"{key} must be {accepted}, got {shown(value)}")
 
 
-def updated(base: Section, tree: Any, where: str = "", hints: Mapping[str, str] | None = None) -> Section:
+def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = None) -> Section:
     """The dataclass `base` with the values of `tree` in place of its own; dataclasses that it holds are read alike.
 
     Args:
         tree: keys and values; keys that it leaves out keep their values.
         where: precedes the keys in messages, such as "data.".
-        hints: see `check_keys`.
+        owners: see `check_keys`.
 
     Raises:
         ValueError: an unknown key, or a value that its dataclass refuses.
     """
-    check_keys(tree, [part.name for part in fields(base)], where, hints)
+    check_keys(tree, [part.name for part in fields(base)], where, owners)
     held = vars(base)
     parts = {key: updated(held[key], tree[key], f"{where}{key}.") for key in tree if is_dataclass(held[key])}
     try:
@@ -47,15 +48,17 @@ def updated(base: Section, tree: Any, where: str = "", hints: Mapping[str, str] 
         raise ValueError(f"{where}{error}") from None
 
 
-def check_keys(tree: Any, accepted: Sequence[str], where: str = "", hints: Mapping[str, str] | None = None) -> None:
+def check_keys(tree: Any, accepted: Sequence[str], where: str = "", owners: Owners | None = None) -> None:
     """Raise ValueError unless `tree` is a mapping and each of its keys is `accepted`.
 
-    `where` precedes the keys in the message; `hints` says of keys that belong elsewhere where that is.
+    `where` precedes the keys in the message; `owners` names those that have a key which is not accepted here.
     """
     require(isinstance(tree, Mapping), where.rstrip(".") or "it", "keys and values", tree)
     for key in tree:
         if key not in accepted:
-            hint = f"{hints[key]}; " if hints and key in hints else did_you_mean(key, accepted, where)
+            others = (owners or {}).get(key, [])
+            under = next((f", here under {where}{other}" for other in others if other in accepted), "")
+            hint = f"it belongs to {' and '.join(others)}{under}; " if others else did_you_mean(key, accepted, where)
             raise ValueError(f"unknown key {where}{one_line(key)}; {hint}accepted: {', '.join(accepted)}")
 
 

@@ -38,7 +38,8 @@ class CurriculumTrainingManager:
         config = {} if config is None else config
         require(isinstance(config, Mapping), "config", "keys and values", config)
         section = {**config, "strategy": strategy_type, "schedule": schedule_type}
-        self.config = updated(CurriculumConfig(), gather_settings(section))
+        default = CurriculumConfig()
+        self.config = updated(default, gather_settings(section, default))
         self.seed = seed
         self.strategy = create_curriculum_strategy(self.config.strategy, self.config.strategy_settings)
         self._pacing = build_pacing(self.config)

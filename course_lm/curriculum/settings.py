@@ -267,9 +267,7 @@ class CurriculumConfig:
             require(value in (default, other), f"settings.{name}", f"{value}, as {name} beside it", other)
 
 
-def gather_settings(
-    section: Mapping[Any, Any], base: CurriculumConfig | None = None, where: str = ""
-) -> Mapping[Any, Any]:
+def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: str = "") -> Mapping[Any, Any]:
     """The section with its strategy's settings, which may stand beside the other keys, moved under "settings".
 
     What the section leaves out it has of `base`: the strategy, and the settings that others join. `where` precedes the
@@ -279,34 +277,23 @@ def gather_settings(
         ValueError: a strategy or key that does not exist, a setting of another strategy, or one that is given twice
             with different values.
     """
-    base = base or CurriculumConfig()
     strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
     require(strategy in list(SETTINGS), f"{where}strategy", readable(Strategy), strategy)
     require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
     own = keys_of(CurriculumConfig)
-    check_keys(section, list(dict.fromkeys([*own, *KEYS[strategy]])), where, _where_it_belongs(strategy, where))
+    check_keys(section, list(dict.fromkeys([*own, *KEYS[strategy]])), where, OWNERS)
     beside = {key: value for key, value in section.items() if key not in own}
     for key in beside.keys() & section.get("settings", {}).keys():
         require(settings[key] == beside[key], f"{where}{key}", f"{shown(settings[key])}, as in settings", beside[key])
-    kept = {key: value for key, value in section.items() if key in own}
-    return {**kept, "settings": {**settings, **beside}}
+    return {key: section[key] for key in section if key in own} | {"settings": {**settings, **beside}}
 
 
 def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, strategy: str) -> Settings:
     """The settings of a strategy from a plain dict; ValueError names the key, the value and what is accepted."""
     try:
-        return updated(kind(), {} if config is None else config, hints=_where_it_belongs(strategy))
+        return updated(kind(), {} if config is None else config, owners=OWNERS)
     except ValueError as error:
         raise ValueError(f"{strategy}: {error}") from None
-
-
-def _where_it_belongs(strategy: str, where: str = "") -> dict[str, str]:
-    """Of each setting that another strategy has, in words: which one, and where it stands if this one contains it."""
-    words = {}
-    for key, owners in OWNERS.items():
-        inside = [owner for owner in owners if owner in KEYS[strategy]]
-        words[key] = f"it belongs to {' and '.join(owners)}" + (f", here under {where}{inside[0]}" if inside else "")
-    return words
 
 
 def _require_weights(settings: Any) -> None:

@@ -41,7 +41,7 @@ def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = N
     """
     check_keys(tree, [part.name for part in fields(base)], where, owners)
     held = vars(base)
-    parts = {key: updated(held[key], tree[key], f"{where}{key}.") for key in tree if is_dataclass(held[key])}
+    parts = {key: updated(held[key], tree[key], f"{where}{key}.", owners) for key in tree if is_dataclass(held[key])}
     try:
         return replace(base, **{**tree, **parts})
     except ValueError as error:
@@ -89,7 +89,7 @@ def readable(hint: Any) -> str:
         return " or ".join(readable(one) for one in arguments)
     if kind is Literal:
         return f"one of {', '.join(arguments)}"
-    if kind in (dict, Mapping):
+    if kind is dict:
         return "keys and values"
     if kind in (list, Sequence):
         return f"a list, each item {readable(arguments[0])}"
@@ -131,7 +131,7 @@ def _fits(value: object, hint: Any) -> bool:
         return type(value) is int and abs(value) <= LARGEST_INT
     if kind is str:
         return type(value) is str and not any("\ud800" <= character <= "\udfff" for character in value)
-    if kind in (dict, Mapping):
+    if kind is dict:
         return type(value) is dict and all(type(key) is str for key in value)
     if kind in (list, Sequence):
         return type(value) in (list, kind) and all(_fits(item, arguments[0]) for item in value)  # type: ignore[attr-defined]

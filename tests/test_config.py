@@ -130,7 +130,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path):
         ("optimizer: {learning_rat: 1}", ["optimizer.learning_rat", "did you mean optimizer.learning_rate?"]),
         ("lr_scheduler: {warmup: 1}", ["unknown key lr_scheduler.warmup", "warmup_ratio"]),
         ("curriculum: {on: 1}", ["unknown key curriculum."]),
-        ("curriculum: {settings: {frequency: {ref: x}}}", ["combined: frequency: unknown key ref", "reference"]),
+        ("curriculum: {settings: {frequency: {ref: x}}}", ["combined: unknown key frequency.ref", "reference"]),
         ("training: {batchsize: 1}", ["training.batchsize", "did you mean training.batch_size?"]),
         ("tensorboard: {enable: true}", ["tensorboard.enable", "did you mean tensorboard.enabled?"]),
         ("wandb: {projekt: x}", ["wandb.projekt", "did you mean wandb.project?"]),

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from course_lm.validation import check_keys, readable, require, require_kinds, shown, updated
 
@@ -63,15 +63,23 @@ class CombinedSettings:
     morphological_weight: float = 0.5
     length_weight: float = 0.25
     frequency_weight: float = 0.25
-    morphological: Mapping[str, Any] = field(default_factory=dict)
-    length: Mapping[str, Any] = field(default_factory=dict)
-    frequency: Mapping[str, Any] = field(default_factory=dict)
+    morphological: MorphologicalSettings = field(default_factory=MorphologicalSettings)
+    length: LengthSettings = field(default_factory=LengthSettings)
+    frequency: FrequencySettings = field(default_factory=FrequencySettings)
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
         _require_weights(self)
-        for name in ("morphological", "length", "frequency"):
-            read_settings(SETTINGS[name], getattr(self, name), name)
+
+
+@dataclass(frozen=True)
+class RandomSettings:
+    """Another seed gives other scores."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,11 @@ class DynamicSettings:
     min_threshold: float = 0.2
     max_threshold: float = 1.0
     performance_window: int = 3
-    length: Mapping[str, Any] = field(default_factory=dict)
-    frequency: Mapping[str, Any] = field(default_factory=dict)
-    morphological: Mapping[str, Any] = field(default_factory=dict)
-    combined: Mapping[str, Any] = field(default_factory=dict)
-    random: Mapping[str, Any] = field(default_factory=dict)
+    length: LengthSettings = field(default_factory=LengthSettings)
+    frequency: FrequencySettings = field(default_factory=FrequencySettings)
+    morphological: MorphologicalSettings = field(default_factory=MorphologicalSettings)
+    combined: CombinedSettings = field(default_factory=CombinedSettings)
+    random: RandomSettings = field(default_factory=RandomSettings)
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
@@ -96,18 +104,6 @@ class DynamicSettings:
         require(0 <= low <= 1, "min_threshold", "in [0, 1]", low)
         require(low <= high <= 1, "max_threshold", f"in [min_threshold ({low}), 1]", high)
         require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
-        for name in get_args(BaseStrategy):
-            read_settings(SETTINGS[name], getattr(self, name), name)
-
-
-@dataclass(frozen=True)
-class RandomSettings:
-    """Another seed gives other scores."""
-
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
 
 
 SETTINGS: dict[str, type["DataclassInstance"]] = {

@@ -171,7 +171,11 @@ def test_random_scores_are_uniform_and_change_with_the_seed():
         ("morphological", {"case_weight": -1}, "case_weight must be a number of at least 0, got -1"),
         ("morphological", {"verb_weight": math.nan}, "verb_weight must be a number of at least 0, got nan"),
         ("combined", {f"{n}_weight": 0 for n in ("morphological", "length", "frequency")}, "sum of the weights must"),
-        ("combined", {"length": {"min_len": 1}}, "length: unknown key min_len; did you mean min_length"),
+        (
+            "combined",
+            {"length": {"min_len": 1}},
+            "unknown key length.min_len; did you mean length.min_length",
+        ),
         ("dynamic", {"base_strategy": "dynamic"}, "base_strategy must be one of length, .* got 'dynamic'"),
         (
             "dynamic",
@@ -179,7 +183,7 @@ def test_random_scores_are_uniform_and_change_with_the_seed():
             r"max_threshold must be in \[min_threshold \(0.6\), 1\]",
         ),
         ("dynamic", {"adaptation_rate": 0}, r"adaptation_rate must be in \(0, 1\], got 0"),
-        ("dynamic", {"length": {"longest": 3}}, "length: unknown key longest"),
+        ("dynamic", {"length": {"longest": 3}}, "dynamic: unknown key length.longest"),
         ("random", {"seed": "x"}, "random: seed must be an int .*, got 'x'"),
     ],
 )

@@ -430,7 +430,7 @@ def test_a_run_whose_gradient_is_not_finite_fails_in_one_line(capsys, text):
         (["nothing"], ["nothing", "lab", "lessons", "train", "find-lr"]),
         (["--versio"], []),
         (["lab", "stray"], ["stray", "course-lm lab --help"]),
-        (["lessons", "--writ"], ["--writ", "did you mean --write?"]),
+        (["lessons", "99", "--writ"], ["--writ", "did you mean --write?"]),
         (["train", "--confi", "tiny"], ["--confi", "did you mean --config?"]),
         (["train", "--config"], ["--config", "expected one argument"]),
         (["find-lr", "--num_ite", "3"], ["--num_ite", "did you mean --num_iter?"]),

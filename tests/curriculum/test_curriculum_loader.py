@@ -9,7 +9,13 @@ from torch.utils.data import TensorDataset
 
 from course_lm.batching import make_loader
 from course_lm.corpus import load_corpus
-from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager, LengthBasedCurriculum, words_of
+from course_lm.curriculum import (
+    CurriculumLoader,
+    CurriculumTrainingManager,
+    DynamicCurriculum,
+    LengthBasedCurriculum,
+    words_of,
+)
 from course_lm.loss import count_targets
 from course_lm.tokenizer import decode, train_tokenizer
 
@@ -242,6 +248,16 @@ def test_prepare_epoch_counts_in_steps_too():
 def test_prepare_epoch_refuses_a_dataset_of_another_size():
     with pytest.raises(ValueError, match="dataset and examples must be equally many, got 3 and 120"):
         CurriculumTrainingManager().prepare_epoch(TensorDataset(torch.arange(3)), 2, 0, DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("config", "rate"),
+    [({}, 0.1), ({"adaptation_rate": 0.3}, 0.3), ({"settings": {"adaptation_rate": 0.4}}, 0.4)],
+)
+def test_a_key_that_the_strategy_has_too_counts_for_both(config, rate):
+    strategy = CurriculumTrainingManager("dynamic", "linear", config).strategy
+    assert isinstance(strategy, DynamicCurriculum)
+    assert strategy.feedback.rate == rate
 
 
 def test_settings_of_the_strategy_may_stand_beside_the_others():

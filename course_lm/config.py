@@ -5,35 +5,26 @@ accepted. Each module of the package owns its section; the two that belong to no
 """
 
 import dataclasses
-import difflib
 import math
-import os
-import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
-import torch.utils.deterministic as deterministic_settings
-from jsonargparse import ArgumentError, ArgumentParser, set_loader
-
 from course_lm.checkpoints import atomic_file
-from course_lm.curriculum.settings import CurriculumConfig, gather_settings, is_setting, keys_of
+from course_lm.curriculum.settings import CurriculumConfig, gather_settings
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
+from course_lm.reproducibility import deterministic_kernels as deterministic_kernels
+from course_lm.reproducibility import resolve_device as resolve_device
+from course_lm.reproducibility import seed_everything as seed_everything
 from course_lm.schedules import ScheduleConfig
 from course_lm.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
-from course_lm.validation import one_line, require, require_kinds, shown
-from course_lm.yaml_tree import dump_yaml, load_yaml, read_yaml_file
-
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-_YAML_MODE = "course_lm"
+from course_lm.validation import require, require_kinds, updated
+from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -159,7 +150,24 @@ class TrainingConfig:
             ValueError: not YAML, an unknown key, or a bad value.
         """
         source = find_config(path)
-        return _build(cls(), read_yaml(source), str(source))
+        return cls().updated(read_yaml_file(source), str(source))
+
+    def updated(self, tree: Any, source: str) -> "TrainingConfig":
+        """This configuration with the values of `tree` in place of its own.
+
+        Settings of the curriculum's strategy may stand beside the other keys of its section. `source` says in messages
+        where the tree comes from.
+
+        Raises:
+            ValueError: names the source, the key, the value and what is accepted.
+        """
+        section = tree.get("curriculum") if isinstance(tree, Mapping) else None
+        try:
+            if isinstance(section, Mapping):
+                tree = {**tree, "curriculum": gather_settings(section, self.curriculum, "curriculum.")}
+            return updated(self, tree)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
 
     def to_yaml(self, path: str | Path) -> None:
         """Write the whole tree, so that `from_yaml(path)` gives this configuration again."""
@@ -170,8 +178,7 @@ class TrainingConfig:
 
 def sections() -> dict[str, type]:
     """The dataclass of each section of the tree, by name."""
-    made = {part.name: part.default_factory for part in dataclasses.fields(TrainingConfig)}
-    return {name: kind for name, kind in made.items() if isinstance(kind, type)}
+    return {name: type(part) for name, part in vars(TrainingConfig()).items() if dataclasses.is_dataclass(part)}
 
 
 def find_config(name_or_path: str | Path) -> Path:
@@ -183,145 +190,3 @@ def find_config(name_or_path: str | Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"no configuration {path}: give a YAML file or one of {', '.join(sorted(shipped))}")
     return path
-
-
-def read_yaml(path: Path) -> Any:
-    """The file's tree, {} for an empty one; ValueError names the file and what is wrong with it."""
-    tree = read_yaml_file(path)
-    return {} if tree is None else tree
-
-
-def config_parser() -> ArgumentParser:
-    """A parser with an option for every key of the tree, such as `--optimizer.learning_rate`."""
-    set_loader(_YAML_MODE, load_yaml, exceptions=(ValueError,))  # one reading of values for files and arguments
-    parser = ArgumentParser(prog="course-lm train", exit_on_error=False, allow_abbrev=False, parser_mode=_YAML_MODE)
-    parser.add_class_arguments(TrainingConfig)
-    return parser
-
-
-def parse_config(parser: ArgumentParser, tree: Any, source: str, arguments: Sequence[str] = ()) -> TrainingConfig:
-    """The configuration in `tree`, overridden by command-line `arguments`.
-
-    Settings of the curriculum's strategy may stand beside its own keys, in the tree and as arguments.
-
-    Raises:
-        ValueError: names the key, the value, where it came from and what is accepted.
-    """
-    config = _build(TrainingConfig(), tree, source)
-    if not arguments:
-        return config
-    parser.set_defaults(_flat(config))  # `--help` shows them
-    arguments = [_to_settings(argument) for argument in arguments]
-    try:
-        given = parser.parse_args(arguments, defaults=False).as_dict()
-    except (ArgumentError, RecursionError) as error:
-        raise ValueError(f"command line: {_one_line(error)}") from None
-    settings = given.get("curriculum", {}).get("settings")
-    if settings is not None and not any(argument.split("=")[0] == "--curriculum.settings" for argument in arguments):
-        given["curriculum"]["settings"] = {**config.curriculum.settings, **settings}
-    parts = {part.name for part in dataclasses.fields(TrainingConfig)}  # a parser may have options of its own
-    return _build(config, {name: value for name, value in given.items() if name in parts}, "command line")
-
-
-def seed_everything(seed: int, deterministic: bool = True) -> None:
-    """Seed Python, NumPy and torch on every device; `deterministic` also asks torch for deterministic kernels."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    _choose_kernels(deterministic)
-
-
-@contextmanager
-def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Have torch take deterministic kernels, or not, while the body runs; what was set before is set again."""
-    chosen = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = deterministic_settings.fill_uninitialized_memory  # type: ignore[attr-defined]
-    workspace = os.environ.get(_WORKSPACE)
-    _choose_kernels(wanted)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(chosen[0], warn_only=chosen[1])
-        deterministic_settings.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        if workspace is None:
-            os.environ.pop(_WORKSPACE, None)
-
-
-def _choose_kernels(deterministic: bool) -> None:
-    if deterministic:
-        os.environ.setdefault(_WORKSPACE, ":4096:8")  # read when CUDA starts
-        deterministic_settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that `training.device` names; ValueError where this machine has none of that kind."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, there in available.items() if there)
-    if not available.get(name, False):
-        there = ", ".join(kind for kind, is_there in available.items() if is_there)
-        raise ValueError(f"training.device {name!r} is not on this machine; it has {there}")
-    return torch.device(name)
-
-
-def _build(base: TrainingConfig, tree: Any, source: str) -> TrainingConfig:
-    """`base` with the values of `tree` in place of its own."""
-    where = ""
-    try:
-        _check_keys(tree, [part.name for part in dataclasses.fields(TrainingConfig)], "")
-        changed = dict(tree)
-        for name, kind in sections().items():
-            if name in tree:
-                where, old = "", getattr(base, name)
-                values = _keys_and_values(old, tree[name], f"{name}.")
-                where = f"{name}."
-                require_kinds(kind, dict(values))
-                changed[name] = dataclasses.replace(old, **values)
-        where = ""
-        return dataclasses.replace(base, **changed)
-    except ValueError as error:
-        raise ValueError(f"{source}: {where}{error}") from None
-
-
-def _keys_and_values(base: Any, values: Any, where: str) -> Mapping[str, Any]:
-    """What replaces values of the section `base`, its keys checked."""
-    accepted = [part.name for part in dataclasses.fields(base)]
-    if isinstance(base, CurriculumConfig) and isinstance(values, Mapping):
-        values = gather_settings({"strategy": base.strategy, **values}, where)
-        accepted += keys_of(values["strategy"])
-    _check_keys(values, accepted, where)
-    return values
-
-
-def _check_keys(values: Any, accepted: Sequence[str], where: str) -> None:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where.rstrip('.') or 'the file'} must hold keys and values, got {shown(values)}")
-    for key in values:
-        if key not in accepted:
-            close = difflib.get_close_matches(str(key), accepted, n=1)
-            hint = f"did you mean {where}{close[0]}? " if close else ""
-            raise ValueError(f"unknown key {where}{one_line(key)}; {hint}accepted: {', '.join(accepted)}")
-
-
-def _flat(config: TrainingConfig) -> dict[str, Any]:
-    """Every value by its full key, such as "optimizer.learning_rate"."""
-    tree = vars(config)
-    nested = {f"{name}.{key}": value for name in sections() for key, value in vars(tree[name]).items()}
-    return {"experiment_name": config.experiment_name, **nested}
-
-
-def _to_settings(argument: str) -> str:
-    """`--curriculum.max_length` as `--curriculum.settings.max_length`; other arguments as they are."""
-    prefix = "--curriculum."
-    key = argument.removeprefix(prefix).split("=")[0]
-    moves = argument.startswith(prefix) and is_setting(key)
-    return argument.replace(prefix, f"{prefix}settings.", 1) if moves else argument
-
-
-def _one_line(error: Exception) -> str:
-    """A library's message of several lines, with Python's spelling of types made readable."""
-    text = re.sub(r"<class '(\w+)'>", r"\1", " ".join(str(error).split()))
-    text = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", text)
-    text = text.replace("Expected a one of", "Expected one of").replace("Expected a int", "Expected an int")
-    return text.replace('Parser key "', "").replace('": ', ": ", 1).replace("NoneType", "null")

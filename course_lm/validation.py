@@ -1,9 +1,21 @@
-"""How a bad value is refused: in one line that names the key, the value and what is accepted."""
+"""How plain data becomes a dataclass of settings, and how a bad key or value is refused.
 
-from collections.abc import Mapping, Sequence
+A refusal is one line that names the key, the value and what is accepted. Files, arguments and the settings of a
+curriculum's strategy all pass through `updated`, so the same mistake has the same message everywhere.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from types import ModuleType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Section = TypeVar("Section", bound="DataclassInstance")
+Owners = Mapping[str, Sequence[str]]
 
 SHOWN_CHARACTERS = 120
 LARGEST_INT = 2**63 - 1  # what torch and every file format of the package can hold
@@ -14,6 +26,46 @@ def require(holds: bool, key: str, accepted: str, value: object) -> None:
     """Raise ValueError "<key> must be <accepted>, got <value>" unless `holds`."""
     if not holds:
         raise ValueError(f"{key} must be {accepted}, got {shown(value)}")
+
+
+def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = None) -> Section:
+    """The dataclass `base` with the values of `tree` in place of its own; dataclasses that it holds are read alike.
+
+    Args:
+        tree: keys and values; keys that it leaves out keep their values.
+        where: precedes the keys in messages, such as "data.".
+        owners: see `check_keys`.
+
+    Raises:
+        ValueError: an unknown key, or a value that its dataclass refuses.
+    """
+    check_keys(tree, [part.name for part in fields(base)], where, owners)
+    held = vars(base)
+    parts = {key: updated(held[key], tree[key], f"{where}{key}.", owners) for key in tree if is_dataclass(held[key])}
+    try:
+        return replace(base, **{**tree, **parts})
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
+
+
+def check_keys(tree: Any, accepted: Sequence[str], where: str = "", owners: Owners | None = None) -> None:
+    """Raise ValueError unless `tree` is a mapping and each of its keys is `accepted`.
+
+    `where` precedes the keys in the message; `owners` names those that have a key which is not accepted here.
+    """
+    require(isinstance(tree, Mapping), where.rstrip(".") or "it", "keys and values", tree)
+    for key in tree:
+        if key not in accepted:
+            others = (owners or {}).get(key, [])
+            under = next((f", here under {where}{other}" for other in others if other in accepted), "")
+            hint = f"it belongs to {' and '.join(others)}{under}; " if others else did_you_mean(key, accepted, where)
+            raise ValueError(f"unknown key {where}{one_line(key)}; {hint}accepted: {', '.join(accepted)}")
+
+
+def did_you_mean(word: object, accepted: Iterable[str], where: str = "") -> str:
+    """The question "did you mean …? " for the nearest of `accepted`, or nothing where none is near."""
+    close = difflib.get_close_matches(str(word), accepted, n=1)
+    return f"did you mean {where}{close[0]}? " if close else ""
 
 
 def require_kinds(section: type, values: dict[str, Any]) -> None:
@@ -27,7 +79,21 @@ def require_kinds(section: type, values: dict[str, Any]) -> None:
         if key in values:
             if getattr(values[key], "ndim", None) == 0:
                 values[key] = values[key].item()
-            require(_fits(values[key], hint), key, _readable(hint), values[key])
+            require(_fits(values[key], hint), key, readable(hint), values[key])
+
+
+def readable(hint: Any) -> str:
+    """What a type hint accepts, in words: "an int (of at most 64 bits) or null"."""
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join(readable(one) for one in arguments)
+    if kind is Literal:
+        return f"one of {', '.join(arguments)}"
+    if kind is dict:
+        return "keys and values"
+    if kind in (list, Sequence):
+        return f"a list, each item {readable(arguments[0])}"
+    return "null" if kind is NoneType else PLAIN_KINDS.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def shown(value: object) -> str:
@@ -65,21 +131,8 @@ def _fits(value: object, hint: Any) -> bool:
         return type(value) is int and abs(value) <= LARGEST_INT
     if kind is str:
         return type(value) is str and not any("\ud800" <= character <= "\udfff" for character in value)
-    if kind in (dict, Mapping):
+    if kind is dict:
         return type(value) is dict and all(type(key) is str for key in value)
     if kind in (list, Sequence):
         return type(value) in (list, kind) and all(_fits(item, arguments[0]) for item in value)  # type: ignore[attr-defined]
     return kind is Any or type(value) is kind
-
-
-def _readable(hint: Any) -> str:
-    kind, arguments = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, UnionType):
-        return " or ".join(_readable(one) for one in arguments)
-    if kind is Literal:
-        return f"one of {', '.join(arguments)}"
-    if kind in (dict, Mapping):
-        return "keys and values"
-    if kind in (list, Sequence):
-        return f"a list, each item {_readable(arguments[0])}"
-    return "null" if kind is NoneType else PLAIN_KINDS.get(kind, getattr(kind, "__name__", str(kind)))

@@ -105,15 +105,21 @@ def load_yaml(text: str) -> Any:
 
 
 def read_yaml_file(path: Path) -> Any:
-    """What a YAML file holds; ValueError names the file and what is wrong with it. OSError: it cannot be read."""
+    """What a YAML file holds, {} for an empty one.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: names the file and what is wrong with it.
+    """
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     try:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES // 1024} KiB")
-        return load_yaml(content.decode("utf-8"))
+        tree = load_yaml(content.decode("utf-8"))
     except ValueError as error:  # bytes that are no UTF-8 are one, too
         raise ValueError(f"{path} is not a YAML file of settings: {error}") from None
+    return {} if tree is None else tree
 
 
 def dump_yaml(tree: Any) -> str:

@@ -2,27 +2,14 @@
 
 import dataclasses
 import math
-import random
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lm.config import (
-    DataConfig,
-    LoopConfig,
-    TrainingConfig,
-    config_parser,
-    find_config,
-    parse_config,
-    resolve_device,
-    sections,
-    seed_everything,
-)
+from course_lm.config import DataConfig, LoopConfig, TrainingConfig, find_config
 from course_lm.model import ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig
@@ -143,7 +130,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path):
         ("optimizer: {learning_rat: 1}", ["optimizer.learning_rat", "did you mean optimizer.learning_rate?"]),
         ("lr_scheduler: {warmup: 1}", ["unknown key lr_scheduler.warmup", "warmup_ratio"]),
         ("curriculum: {on: 1}", ["unknown key curriculum."]),
-        ("curriculum: {settings: {frequency: {ref: x}}}", ["combined: frequency: unknown key ref", "reference"]),
+        ("curriculum: {settings: {frequency: {ref: x}}}", ["combined: unknown key frequency.ref", "reference"]),
         ("training: {batchsize: 1}", ["training.batchsize", "did you mean training.batch_size?"]),
         ("tensorboard: {enable: true}", ["tensorboard.enable", "did you mean tensorboard.enabled?"]),
         ("wandb: {projekt: x}", ["wandb.projekt", "did you mean wandb.project?"]),
@@ -242,7 +229,7 @@ def test_null_is_refused_where_a_key_needs_a_value(tmp_path, key):
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2", "training: 3", "just words", "a: b: c", "\t: x"])
 def test_a_file_that_holds_no_tree_is_refused(tmp_path, text):
     message = refusal(tmp_path, text)
-    assert "is not a YAML file" in message or "must hold keys and values" in message, message
+    assert "is not a YAML file" in message or "must be keys and values" in message, message
 
 
 def test_a_file_that_is_not_utf8_is_refused(tmp_path):
@@ -333,67 +320,3 @@ def test_a_path_is_found_as_it_is(tmp_path):
 def test_a_missing_configuration_is_refused_with_the_shipped_names(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.yaml: give a YAML file or one of .*python-docs"):
         find_config(tmp_path / "nothing.yaml")
-
-
-def test_command_line_arguments_win_over_the_file():
-    tree = {"training": {"batch_size": 3, "seed": 5}}
-    config = parse_config(config_parser(), tree, "here", ["--training.batch_size=7", "--training.max_steps=null"])
-    assert (config.training.batch_size, config.training.seed, config.training.max_steps) == (7, 5, None)
-
-
-@pytest.mark.parametrize(
-    "argument", ["--training.batch_size=0", "--training.batch_size=x", "--training.batchsize=1", "stray"]
-)
-def test_a_bad_argument_is_blamed_on_the_command_line(argument):
-    with pytest.raises(ValueError, match="command line") as caught:
-        parse_config(config_parser(), {}, "the-file.yaml", [argument])
-    assert "the-file.yaml" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_key_has_an_option_on_the_command_line():
-    text = config_parser().format_help()
-    for name, kind in sections().items():
-        for part in dataclasses.fields(kind):
-            assert f"--{name}.{part.name}" in text
-
-
-def draws() -> tuple[float, float, float]:
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-def test_a_seed_fixes_python_numpy_and_torch():
-    seed_everything(3)
-    first = draws()
-    seed_everything(3)
-    assert draws() == first
-
-
-def test_another_seed_changes_python_numpy_and_torch():
-    seed_everything(3)
-    first = draws()
-    seed_everything(4)
-    assert all(a != b for a, b in zip(draws(), first))
-
-
-def test_deterministic_asks_torch_for_deterministic_kernels():
-    seed_everything(0, deterministic=False)
-    assert not torch.are_deterministic_algorithms_enabled()
-    seed_everything(0, deterministic=True)
-    assert torch.are_deterministic_algorithms_enabled()
-
-
-def test_the_cpu_is_always_there():
-    assert resolve_device("cpu") == torch.device("cpu")
-
-
-def test_auto_takes_an_accelerator_before_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert resolve_device("auto") == torch.device("cuda")
-
-
-def test_a_device_that_is_not_there_is_refused_with_what_is(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="'cuda' is not on this machine; it has cpu"):
-        resolve_device("cuda")

@@ -12,7 +12,8 @@ import torch
 import yaml
 
 from course_lm import cli
-from course_lm.config import DataConfig, LoopConfig, TrainingConfig, config_parser, parse_config, sections
+from course_lm.cli.options import config_parser, parse_config
+from course_lm.config import DataConfig, LoopConfig, TrainingConfig, sections
 from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
@@ -41,7 +42,8 @@ def refusal(folder: Path, text: str | bytes) -> str:
 
 
 def overridden(tree: dict[str, Any], *arguments: str) -> TrainingConfig:
-    return parse_config(config_parser(), tree, "here", arguments)
+    config = TrainingConfig().updated(tree, "here")
+    return parse_config(config_parser("course-lm train", config), config, arguments)[0]
 
 
 # Files that are meant to do harm, or do it by accident
@@ -241,7 +243,7 @@ def test_an_argument_joins_the_settings_of_the_file():
     ("section", "parts"),
     [
         ("strategy: length, case_weight: 1", ["unknown key curriculum.case_weight", "it belongs to morphological"]),
-        ("strategy: combined, max_length: 1", ["goes under curriculum.length", "it belongs to length"]),
+        ("strategy: combined, max_length: 1", ["here under curriculum.length", "it belongs to length"]),
         ("strategy: length, max_lenght: 1", ["did you mean curriculum.max_length?"]),
         ("strategy: length, settings: {case_weight: 1}", ["unknown key case_weight; it belongs to morphological"]),
         (

@@ -7,7 +7,6 @@ Face datasets.
 
 from __future__ import annotations
 
-import difflib
 import glob
 import hashlib
 import json
@@ -20,6 +19,7 @@ from typing import Any
 
 from course_lm.corpus.files import paragraphs, read_bytes, read_documents, refuse_surrogate
 from course_lm.corpus.shipped import data_file
+from course_lm.validation import did_you_mean
 
 SPLITS = ("train", "validation")
 
@@ -196,9 +196,7 @@ def _matching_files(pattern: str) -> list[Path]:
         return files
     if path.suffix or path.name != pattern:
         raise FileNotFoundError(f"there is no file {pattern}")
-    close = difflib.get_close_matches(pattern, CORPORA, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"unknown corpus {pattern!r}: accepted are {ACCEPTED}{hint}")
+    raise ValueError(f"unknown corpus {pattern!r}: {did_you_mean(pattern, CORPORA)}accepted are {ACCEPTED}")
 
 
 def _read_files(name: str, paths: list[Path]) -> Corpus:

@@ -128,8 +128,8 @@ class CombinedCurriculum(Curriculum):
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.settings = read_settings(CombinedSettings, config, "combined")
-        names = ("morphological", "length", "frequency")
-        self.parts = [create_curriculum_strategy(name, getattr(self.settings, name)) for name in names]
+        names, settings = ("morphological", "length", "frequency"), dataclasses.asdict(self.settings)
+        self.parts = [create_curriculum_strategy(name, settings[name]) for name in names]
         self.weights = [getattr(self.settings, f"{name}_weight") for name in names]
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
@@ -151,7 +151,8 @@ class DynamicCurriculum(Curriculum):
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         settings = read_settings(DynamicSettings, config, "dynamic")
         self.settings = settings
-        self.base = create_curriculum_strategy(settings.base_strategy, getattr(settings, settings.base_strategy))
+        base = settings.base_strategy
+        self.base = create_curriculum_strategy(base, dataclasses.asdict(settings)[base])
         self.feedback = FeedbackThreshold(
             low=settings.min_threshold,
             high=settings.max_threshold,

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -12,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from course_lm.batching import epoch_generator
 from course_lm.curriculum.difficulty import DynamicCurriculum, Example, create_curriculum_strategy, text_of
 from course_lm.curriculum.pacing import FeedbackThreshold, build_pacing
-from course_lm.curriculum.settings import SETTINGS, CurriculumConfig, gather_settings
-from course_lm.validation import require
+from course_lm.curriculum.settings import CurriculumConfig, gather_settings
+from course_lm.validation import require, updated
 
 
 class CurriculumTrainingManager:
@@ -36,9 +35,13 @@ class CurriculumTrainingManager:
         *,
         seed: int = 0,
     ) -> None:
-        self.config = _read_config(strategy_type, schedule_type, {} if config is None else config)
+        config = {} if config is None else config
+        require(isinstance(config, Mapping), "config", "keys and values", config)
+        section = {**config, "strategy": strategy_type, "schedule": schedule_type}
+        default = CurriculumConfig()
+        self.config = updated(default, gather_settings(section, default))
         self.seed = seed
-        self.strategy = create_curriculum_strategy(self.config.strategy, self.config.settings)
+        self.strategy = create_curriculum_strategy(self.config.strategy, self.config.strategy_settings)
         self._pacing = build_pacing(self.config)
         self._listeners: dict[str, FeedbackThreshold] = {}
         if self.config.schedule == "performance":
@@ -132,14 +135,3 @@ class CurriculumTrainingManager:
         """Go on from what `state_dict` returned."""
         for name, listener in self._listeners.items():
             listener.load_state_dict(state[name])
-
-
-def _read_config(strategy: str, schedule: str, config: Mapping[str, Any]) -> CurriculumConfig:
-    """Keys that the strategy takes too, such as `adaptation_rate` of "dynamic", count for both."""
-    require(isinstance(config, Mapping), "config", "keys and values", config)
-    gathered = gather_settings({**config, "strategy": strategy, "schedule": schedule})
-    own = {part.name for part in fields(CurriculumConfig)}
-    taken = {part.name for part in fields(SETTINGS[strategy])} if strategy in SETTINGS else set()
-    kept = {key: value for key, value in gathered.items() if key in own}
-    beside = {key: value for key, value in gathered.items() if key in taken or key not in own}
-    return CurriculumConfig(**{**kept, "settings": {**beside, **gathered.get("settings", {})}})

@@ -1,17 +1,20 @@
 """What can be set: the strategies' settings, and the `curriculum` section of a run's configuration."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from course_lm.validation import one_line, require, require_kinds, shown
+from course_lm.validation import check_keys, readable, require, require_kinds, shown, updated
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+BaseStrategy = Literal["length", "frequency", "morphological", "combined", "random"]
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
 EPOCHS_WITHOUT_A_RUN = 10
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -59,43 +62,13 @@ class CombinedSettings:
     morphological_weight: float = 0.5
     length_weight: float = 0.25
     frequency_weight: float = 0.25
-    morphological: Mapping[str, Any] = field(default_factory=dict)
-    length: Mapping[str, Any] = field(default_factory=dict)
-    frequency: Mapping[str, Any] = field(default_factory=dict)
+    morphological: MorphologicalSettings = field(default_factory=MorphologicalSettings)
+    length: LengthSettings = field(default_factory=LengthSettings)
+    frequency: FrequencySettings = field(default_factory=FrequencySettings)
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
         _require_weights(self)
-        for name in ("morphological", "length", "frequency"):
-            read_settings(SETTINGS[name], getattr(self, name), name)
-
-
-@dataclass(frozen=True)
-class DynamicSettings:
-    """How a threshold follows the validation loss, and the strategy that scores, with its settings under its name."""
-
-    base_strategy: str = "combined"
-    adaptation_rate: float = 0.1
-    min_threshold: float = 0.2
-    max_threshold: float = 1.0
-    performance_window: int = 3
-    length: Mapping[str, Any] = field(default_factory=dict)
-    frequency: Mapping[str, Any] = field(default_factory=dict)
-    morphological: Mapping[str, Any] = field(default_factory=dict)
-    combined: Mapping[str, Any] = field(default_factory=dict)
-    random: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        bases = [part.name for part in dataclasses.fields(self) if part.name in SETTINGS]
-        require(self.base_strategy in bases, "base_strategy", f"one of {', '.join(bases)}", self.base_strategy)
-        require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
-        low, high = self.min_threshold, self.max_threshold
-        require(0 <= low <= 1, "min_threshold", "in [0, 1]", low)
-        require(low <= high <= 1, "max_threshold", f"in [min_threshold ({low}), 1]", high)
-        require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
-        for name in bases:
-            read_settings(SETTINGS[name], getattr(self, name), name)
 
 
 @dataclass(frozen=True)
@@ -108,8 +81,32 @@ class RandomSettings:
         require_kinds(type(self), vars(self))
 
 
+@dataclass(frozen=True)
+class DynamicSettings:
+    """How a threshold follows the validation loss, and the strategy that scores, with its settings under its name."""
+
+    base_strategy: BaseStrategy = "combined"
+    adaptation_rate: float = 0.1
+    min_threshold: float = 0.2
+    max_threshold: float = 1.0
+    performance_window: int = 3
+    length: LengthSettings = field(default_factory=LengthSettings)
+    frequency: FrequencySettings = field(default_factory=FrequencySettings)
+    morphological: MorphologicalSettings = field(default_factory=MorphologicalSettings)
+    combined: CombinedSettings = field(default_factory=CombinedSettings)
+    random: RandomSettings = field(default_factory=RandomSettings)
+
+    def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
+        require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
+        low, high = self.min_threshold, self.max_threshold
+        require(0 <= low <= 1, "min_threshold", "in [0, 1]", low)
+        require(low <= high <= 1, "max_threshold", f"in [min_threshold ({low}), 1]", high)
+        require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
+
+
 # Every strategy that a configuration may name, and its settings; `difficulty.STRATEGIES` says how each scores.
-SETTINGS: dict[str, type] = {
+SETTINGS: dict[str, type["DataclassInstance"]] = {
     "length": LengthSettings,
     "frequency": FrequencySettings,
     "morphological": MorphologicalSettings,
@@ -122,6 +119,15 @@ if TYPE_CHECKING:
     StrategyName = str  # a type checker cannot read a dict's keys
 else:
     StrategyName = Literal[tuple(SETTINGS)]
+
+
+def keys_of(section: type["DataclassInstance"]) -> list[str]:
+    """The keys that a dataclass of settings has."""
+    return [part.name for part in dataclasses.fields(section)]
+
+
+KEYS = {strategy: keys_of(kind) for strategy, kind in SETTINGS.items()}
+OWNERS = {key: [strategy for strategy in KEYS if key in KEYS[strategy]] for keys in KEYS.values() for key in keys}
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,11 @@ class CurriculumConfig:
         self._check_jumps()
         read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
         self._check_given_once()
+
+    @property
+    def strategy_settings(self) -> dict[str, Any]:
+        """What the strategy is made of: `settings`, and what the strategy shares with this section."""
+        return {key: getattr(self, key) for key in BOTH if key in KEYS[self.strategy]} | self.settings
 
     @property
     def warmup(self) -> int:
@@ -257,62 +268,33 @@ class CurriculumConfig:
             require(value in (default, other), f"settings.{name}", f"{value}, as {name} beside it", other)
 
 
-def gather_settings(section: Mapping[Any, Any], where: str = "") -> dict[Any, Any]:
-    """A curriculum's section with the strategy's settings that stand beside its own keys moved under "settings".
+def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: str = "") -> Mapping[Any, Any]:
+    """The section with its strategy's settings, which may stand beside the other keys, moved under "settings".
 
-    `where` precedes the keys in messages. Raises ValueError, naming the key, where one is given twice with different
-    values, or belongs to another strategy.
+    What the section leaves out it has of `base`: the strategy, and the settings that others join. `where` precedes the
+    keys in messages.
+
+    Raises:
+        ValueError: a strategy or key that does not exist, a setting of another strategy, or one that is given twice
+            with different values.
     """
-    strategy = section.get("strategy", CurriculumConfig.strategy)
-    taken, nested = keys_of(strategy), section.get("settings", {})
-    require(isinstance(nested, Mapping), f"{where}settings", "keys and values", nested)
-    beside = {key: value for key, value in section.items() if key in taken and is_setting(key)}
-    for key, value in section.items():
-        if key in beside:
-            other = nested.get(key, value)
-            require(other == value, f"{where}{key}", f"{shown(other)}, as in settings", value)
-        elif taken and is_setting(key):
-            under = [name for name in _owners(key) if name in taken]
-            place = f" (there it goes under {where}{under[0]})" if under else ""
-            raise ValueError(
-                f"unknown key {where}{key} for strategy {strategy}{place}; it belongs to {' and '.join(_owners(key))}; "
-                f"accepted: {', '.join(taken)}"
-            )
-    kept = {key: value for key, value in section.items() if key not in beside}
-    return {**kept, "settings": {**beside, **nested}} if beside else kept
+    strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
+    require(strategy in list(SETTINGS), f"{where}strategy", readable(Strategy), strategy)
+    require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
+    own = keys_of(CurriculumConfig)
+    check_keys(section, list(dict.fromkeys([*own, *KEYS[strategy]])), where, OWNERS)
+    beside = {key: value for key, value in section.items() if key not in own}
+    for key in beside.keys() & section.get("settings", {}).keys():
+        require(settings[key] == beside[key], f"{where}{key}", f"{shown(settings[key])}, as in settings", beside[key])
+    return {key: section[key] for key in section if key in own} | {"settings": {**settings, **beside}}
 
 
-def keys_of(strategy: object) -> list[str]:
-    """The settings of a strategy; none of one that does not exist."""
-    kind = SETTINGS.get(strategy) if isinstance(strategy, str) else None
-    return [part.name for part in dataclasses.fields(kind)] if kind else []
-
-
-def is_setting(key: object) -> bool:
-    """Whether a strategy has a setting of this name, and the section `curriculum` has no key of that name."""
-    return key not in {part.name for part in dataclasses.fields(CurriculumConfig)} and bool(_owners(key))
-
-
-def _owners(key: object) -> list[str]:
-    """The strategies that have a setting of this name."""
-    return [name for name in SETTINGS if key in keys_of(name)]
-
-
-def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, where: str) -> Settings:
-    """A settings dataclass from a plain dict; ValueError names the key, the value and what is accepted."""
-    config = {} if config is None else config
-    require(isinstance(config, Mapping), f"the settings of {where}", "keys and values", config)
-    accepted = keys_of(where)
-    for key in config:
-        if key not in accepted:
-            close, owners = difflib.get_close_matches(str(key), accepted, n=1), _owners(key)
-            hint = f"did you mean {close[0]}? " if close else ""
-            hint = f"it belongs to {' and '.join(owners)}; " if owners else hint
-            raise ValueError(f"{where}: unknown key {one_line(key)}; {hint}accepted: {', '.join(accepted)}")
+def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, strategy: str) -> Settings:
+    """The settings of a strategy from a plain dict; ValueError names the key, the value and what is accepted."""
     try:
-        return kind(**config)
+        return updated(kind(), {} if config is None else config, owners=OWNERS)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{strategy}: {error}") from None
 
 
 def _require_weights(settings: Any) -> None:

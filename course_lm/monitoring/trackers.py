@@ -7,13 +7,13 @@ configuration: a `TrackerConfig` of its own that makes its logger, and a field o
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from course_lm.monitoring.observers import Observer
 from course_lm.monitoring.records import Record
-from course_lm.validation import import_extra, require_kinds
+from course_lm.validation import import_extra, readable, require, require_kinds
 
-WANDB_MODES = ("offline", "online", "disabled")
+WandbMode = Literal["offline", "online", "disabled"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,10 @@ class WandbConfig(TrackerConfig):
 
     project: str = "my-lm"
     name: str | None = None
-    mode: str = "offline"
+    mode: WandbMode = "offline"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_mode(self.mode)
 
     def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
         """A `WandbLogger` that carries `settings` as its configuration."""
@@ -106,11 +105,11 @@ class WandbLogger:
         self,
         project: str,
         name: str | None = None,
-        mode: str = "offline",
+        mode: WandbMode = "offline",
         folder: str | os.PathLike[str] = ".",
         settings: dict[str, Any] | None = None,
     ) -> None:
-        _check_mode(mode)
+        require(mode in get_args(WandbMode), "mode", readable(WandbMode), mode)
         self._wandb = import_extra("wandb", "track")
         self.project, self.name, self.mode = project, name, mode
         self.folder, self.settings = Path(folder), settings
@@ -151,8 +150,3 @@ class WandbLogger:
 def _tagged(record: Record) -> dict[str, float]:
     metrics = ((key, value) for key, value in record.items() if key not in ("event", "step"))
     return {f"{record['event']}/{key}": float(value) for key, value in metrics if not isinstance(value, str | None)}
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in WANDB_MODES:
-        raise ValueError(f"mode must be one of {', '.join(WANDB_MODES)}, got {mode!r}")

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from course_lm import checkpoints, config
+from course_lm import checkpoints
 from course_lm.batching import loader as batching
 from course_lm.batching import make_loader
 from course_lm.checkpoints import load_weights
@@ -22,6 +22,7 @@ from course_lm.config import TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
+from course_lm.yaml_tree import read_yaml_file
 from tests.training_run import (
     DOCUMENTS,
     LENGTH,
@@ -181,7 +182,7 @@ def test_half_a_configuration_never_takes_the_place_of_a_whole_one(tmp_path, mon
     with pytest.raises(OSError, match=r"cannot write .*config\.yaml: No space left on device"):
         configure(tmp_path, seed=4).to_yaml(path)
     monkeypatch.setattr(os, "fsync", fsync)
-    assert path.read_text() == before and config.read_yaml(path)["training"]["seed"] == 3
+    assert path.read_text() == before and read_yaml_file(path)["training"]["seed"] == 3
 
 
 def test_a_finished_command_leaves_weights_that_anyone_can_read(tmp_path, capsys):

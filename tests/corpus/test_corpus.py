@@ -343,9 +343,9 @@ def test_a_folder_is_refused_with_the_glob_to_use(tmp_path: Path) -> None:
         load_corpus(str(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "hint"), [("storys", "did you mean 'stories'"), ("hindu", "did you mean 'hindi'")])
-def test_an_unknown_corpus_is_refused_with_what_is_accepted(name: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown corpus '{name}': .*{hint}") as error:
+@pytest.mark.parametrize(("name", "meant"), [("storys", "stories"), ("hindu", "hindi")])
+def test_an_unknown_corpus_is_refused_with_what_is_accepted(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"unknown corpus '{name}': did you mean {meant}\? accepted") as error:
         load_corpus(name)
     assert "stories, hindi, python-docs" in str(error.value) and "\n" not in str(error.value)
 

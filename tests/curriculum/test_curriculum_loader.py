@@ -10,7 +10,13 @@ from torch.utils.data import TensorDataset
 
 from course_lm.batching import make_loader
 from course_lm.corpus import load_corpus
-from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager, LengthBasedCurriculum, words_of
+from course_lm.curriculum import (
+    CurriculumLoader,
+    CurriculumTrainingManager,
+    DynamicCurriculum,
+    LengthBasedCurriculum,
+    words_of,
+)
 from course_lm.loss import count_targets
 from course_lm.tokenizer import decode, train_tokenizer
 
@@ -247,9 +253,19 @@ def test_prepare_epoch_refuses_a_dataset_of_another_size():
         CurriculumTrainingManager().prepare_epoch(TensorDataset(torch.arange(3)), 2, 0, DOCUMENTS)
 
 
+@pytest.mark.parametrize(
+    ("config", "rate"),
+    [({}, 0.1), ({"adaptation_rate": 0.3}, 0.3), ({"settings": {"adaptation_rate": 0.4}}, 0.4)],
+)
+def test_a_key_that_the_strategy_has_too_counts_for_both(config, rate):
+    strategy = CurriculumTrainingManager("dynamic", "linear", config).strategy
+    assert isinstance(strategy, DynamicCurriculum)
+    assert strategy.feedback.rate == rate
+
+
 def test_settings_of_the_strategy_may_stand_beside_the_others():
     beside = CurriculumTrainingManager("length", "root", {"num_epochs": 4, "max_length": 9})
     nested = CurriculumTrainingManager("length", "root", {"num_epochs": 4, "settings": {"max_length": 9}})
     assert beside.config == nested.config
-    with pytest.raises(ValueError, match="length: unknown key num_epoch"):
+    with pytest.raises(ValueError, match="unknown key num_epoch; did you mean num_epochs"):
         CurriculumTrainingManager("length", "root", {"num_epoch": 4})

@@ -146,4 +146,4 @@ def test_a_missing_tracker_names_the_extra(
 
 def test_an_unknown_wandb_mode_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^mode must be one of offline, online, disabled, got 'cloud'"):
-        WandbConfig(mode="cloud")
+        WandbConfig(mode="cloud")  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""The keys of a configuration as options of a command: `--section.key`, each with its default in `--help`."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import docstring_parser
+
+from course_lm.cli.parser import CommandParser
+from course_lm.config import TrainingConfig
+from course_lm.curriculum.settings import OWNERS
+from course_lm.validation import one_line, readable
+from course_lm.yaml_tree import load_yaml
+
+NULL = ("null", "~")
+
+
+def config_parser(prog: str, config: TrainingConfig) -> CommandParser:
+    """A parser with an option for every key of the tree, such as `--optimizer.learning_rate`.
+
+    `--help` shows the values of `config` as defaults; an option that is not given leaves nothing in what is parsed.
+    """
+    usage = f"{prog} [--config CONFIG] [--section.key VALUE ...]"
+    parser = CommandParser(prog, usage, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", help="YAML file, or the name of a shipped one, that options override")
+    _add_options(parser, config)
+    group = parser.add_argument_group("curriculum, settings of its strategy")
+    for key, strategies in OWNERS.items():
+        if key not in vars(config.curriculum):  # else the option of the section counts for its strategy too
+            names = (f"--curriculum.{key}", f"--curriculum.settings.{key}")
+            help = f"of strategy {' and '.join(strategies)}"
+            group.add_argument(*names, dest=names[0][2:], type=_yaml, metavar=key.upper(), help=help)
+    return parser
+
+
+def parse_config(
+    parser: CommandParser, config: TrainingConfig, arguments: Sequence[str]
+) -> tuple[TrainingConfig, argparse.Namespace]:
+    """`config` with the values that `arguments` give, and everything that was parsed, for options of other kinds.
+
+    Raises:
+        ValueError: names the key, the value and what is accepted.
+    """
+    options, unknown = parser.parse_known_args(arguments)
+    parser.refuse(unknown)
+    tree: dict[str, Any] = {}
+    for name, value in vars(options).items():
+        section, _, key = name.rpartition(".")
+        if section:
+            tree.setdefault(section, {})[key] = value
+        elif key in vars(config):
+            tree[key] = value
+    return config.updated(tree, "command line"), options
+
+
+def _add_options(parser: CommandParser, section: Any, where: str = "") -> None:
+    described = docstring_parser.parse(type(section).__doc__ or "")
+    texts = {parameter.arg_name: parameter.description or "" for parameter in described.params}
+    group = parser.add_argument_group(where.rstrip(".") or "the run", described.short_description)
+    for key, hint in get_type_hints(type(section)).items():
+        value = vars(section)[key]
+        if is_dataclass(value):
+            _add_options(parser, value, f"{where}{key}.")
+            continue
+        text = f"{texts.get(key, '')} [{readable(hint)}; default: {json.dumps(value)}]".strip().replace("%", "%%")
+        group.add_argument(f"--{where}{key}", type=_reader(hint), metavar=key.upper(), help=text)
+
+
+def _reader(hint: Any) -> Callable[[str], Any]:
+    """How the argument for a key of this kind is read: as YAML, or as it stands where the key takes nothing but text.
+
+    So a corpus may be `*.txt` and a name `3`, without quotation marks.
+    """
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if not all(kind in (str, NoneType) or get_origin(kind) is Literal for kind in kinds):
+        return _yaml
+    return _text_or_null if NoneType in kinds else str
+
+
+def _yaml(text: str) -> Any:
+    """The value that a YAML text holds; what is empty stays text, so that a shell's unset variable is not null."""
+    try:
+        value = load_yaml(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, got {one_line(text)}") from None
+    return text if value is None and text not in NULL else value
+
+
+def _text_or_null(text: str) -> str | None:
+    return None if text in NULL else text

@@ -1,0 +1,54 @@
+"""What makes a run repeat itself on a machine: its seed, its kernels, and the device that it computes on."""
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.utils.deterministic as deterministic_settings
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def seed_everything(seed: int, deterministic: bool = True) -> None:
+    """Seed Python, NumPy and torch on every device; `deterministic` also asks torch for deterministic kernels."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    _choose_kernels(deterministic)
+
+
+@contextmanager
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
+    """Have torch take deterministic kernels, or not, while the body runs; what was set before is set again."""
+    chosen = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = deterministic_settings.fill_uninitialized_memory  # type: ignore[attr-defined]
+    workspace = os.environ.get(_WORKSPACE)
+    _choose_kernels(wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(chosen[0], warn_only=chosen[1])
+        deterministic_settings.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
+
+
+def _choose_kernels(deterministic: bool) -> None:
+    if deterministic:
+        os.environ.setdefault(_WORKSPACE, ":4096:8")  # read when CUDA starts
+        deterministic_settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `training.device` names; ValueError where this machine has none of that kind."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, there in available.items() if there)
+    if not available.get(name, False):
+        there = ", ".join(kind for kind, is_there in available.items() if is_there)
+        raise ValueError(f"training.device {name!r} is not on this machine; it has {there}")
+    return torch.device(name)

@@ -1,0 +1,50 @@
+"""Claims about seeds, kernels and devices."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from course_lm.reproducibility import resolve_device, seed_everything
+
+
+def draws() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_a_seed_fixes_python_numpy_and_torch():
+    seed_everything(3)
+    first = draws()
+    seed_everything(3)
+    assert draws() == first
+
+
+def test_another_seed_changes_python_numpy_and_torch():
+    seed_everything(3)
+    first = draws()
+    seed_everything(4)
+    assert all(a != b for a, b in zip(draws(), first))
+
+
+def test_deterministic_asks_torch_for_deterministic_kernels():
+    seed_everything(0, deterministic=False)
+    assert not torch.are_deterministic_algorithms_enabled()
+    seed_everything(0, deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_cpu_is_always_there():
+    assert resolve_device("cpu") == torch.device("cpu")
+
+
+def test_auto_takes_an_accelerator_before_the_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto") == torch.device("cuda")
+
+
+def test_a_device_that_is_not_there_is_refused_with_what_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="'cuda' is not on this machine; it has cpu"):
+        resolve_device("cuda")

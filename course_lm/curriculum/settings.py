@@ -279,7 +279,7 @@ def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: s
             with different values.
     """
     strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
-    require(strategy in list(SETTINGS), f"{where}strategy", readable(Strategy), strategy)
+    require(strategy in list(SETTINGS), f"{where}strategy", readable(StrategyName), strategy)
     require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
     own = keys_of(CurriculumConfig)
     check_keys(section, list(dict.fromkeys([*own, *KEYS[strategy]])), where, OWNERS)

@@ -47,9 +47,6 @@ class WandbConfig(TrackerConfig):
     name: str | None = None
     mode: WandbMode = "offline"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
         """A `WandbLogger` that carries `settings` as its configuration."""
         return WandbLogger(self.project, self.name, self.mode, folder, settings)

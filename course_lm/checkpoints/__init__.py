@@ -1,10 +1,11 @@
 """Checkpoints (lesson 11): a file holds a whole state or does not exist, and loading it runs no code.
 
-files.py saves, verifies and finds them; atomic.py replaces a file at once; archive.py reads what a file would build.
-rng.py, weights.py and optimizer_state.py take parts of a state and put them back; state_form.py checks a whole one.
+files.py saves, verifies and finds them; atomic_write.py replaces a file at once; archive.py reads what a file would
+build. rng.py, weights.py and optimizer_state.py take parts of a state and put them back; state_form.py checks a whole
+one.
 """
 
-from course_lm.checkpoints.atomic import atomic_file
+from course_lm.checkpoints.atomic_write import atomic_file
 from course_lm.checkpoints.files import (
     FORMAT_VERSION,
     RESUMABLE,

@@ -29,7 +29,7 @@ import torch
 
 from course_lm import __version__
 from course_lm.checkpoints.archive import UnsafeArchiveError, check_archive
-from course_lm.checkpoints.atomic import atomic_file, remove_leftovers
+from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
 from course_lm.checkpoints.weights import is_dense
 
 FORMAT_VERSION = 2

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lm.checkpoints.atomic import atomic_file
+from course_lm.checkpoints.atomic_write import atomic_file
 
 
 def export_weights(

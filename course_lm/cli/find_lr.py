@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from course_lm.cli.text_run import describe, prepare, table
+from course_lm.cli.preparation import describe, prepare, table
 from course_lm.config import TrainingConfig
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.trainer import Trainer

@@ -9,20 +9,14 @@ from dataclasses import asdict
 import torch
 
 from course_lm.checkpoints import atomic_file, export_weights
-from course_lm.cli.text_run import TextRun, describe, prepare, settle_curriculum, table
+from course_lm.cli.preparation import PreparedRun, describe, prepare, settle_curriculum, table
 from course_lm.config import TrainingConfig
 from course_lm.model import generate
 from course_lm.tokenizer import decode, eos_id
 from course_lm.trainer import Trainer
 from course_lm.trainer.run import run_folder, sole_writer
 
-SAMPLES = 3
-
-
-SAMPLE_TOKENS = 80
-
-
-SAMPLE_TEMPERATURE = 0.8
+SAMPLES, SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 3, 80, 0.8
 
 
 def train_on_text(config: TrainingConfig) -> int:
@@ -56,7 +50,7 @@ def _model_card(config: TrainingConfig) -> dict[str, str]:
     return {"model": json.dumps(sizes), "corpus": config.data.corpus}
 
 
-def report(run: TextRun, trainer: Trainer, seconds: float) -> str:
+def report(run: PreparedRun, trainer: Trainer, seconds: float) -> str:
     """A table of the finished run's best weights, with `xz -9e` on the same held-out text beside it."""
     measured = trainer.history.best or trainer.history.validation[-1]
     speeds = sorted(record["tokens_per_second"] for record in trainer.history.train)
@@ -87,7 +81,7 @@ def _xz_size(text: bytes) -> int:
     return len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
 
 
-def sample(run: TextRun, seed: int) -> str:
+def sample(run: PreparedRun, seed: int) -> str:
     """`SAMPLES` documents drawn from the model, each from its first token on, divided by blank lines."""
     generator = torch.Generator().manual_seed(seed)
     eos = eos_id(run.tokenizer)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from course_lm.batching import Batch, Loader, make_loader
-from course_lm.cli.text_run import TextRun, prepare, with_curriculum
+from course_lm.cli.preparation import PreparedRun, prepare, with_curriculum
 from course_lm.config import TrainingConfig
 from course_lm.corpus.shipped import data_file
 from course_lm.curriculum import CurriculumConfig, CurriculumLoader
@@ -67,7 +67,7 @@ def configured(corpus: str, arm: str, rate: float, seed: int) -> TrainingConfig:
 
 
 @cache
-def text(corpus: str) -> TextRun:
+def text(corpus: str) -> PreparedRun:
     """Both splits, the tokenizer and the validation loader: the same in every run of a process."""
     return prepare(configured(corpus, "no curriculum", RATES[0], seed=0))
 

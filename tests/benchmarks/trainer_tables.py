@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from course_lm.cli.text_run import prepare
+from course_lm.cli.preparation import prepare
 from course_lm.config import TrainingConfig
 from course_lm.corpus.shipped import data_file
 from course_lm.model import count_parameters

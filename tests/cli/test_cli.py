@@ -215,7 +215,7 @@ def test_ctrl_c_before_the_first_step_ends_in_one_line(text, capsys, monkeypatch
     def press(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("course_lm.cli.text_run.load_corpus", press)
+    monkeypatch.setattr("course_lm.cli.preparation.load_corpus", press)
     try:
         code = main(train(text))
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from course_lm.cli.text_run import settle_curriculum, with_curriculum
+from course_lm.cli.preparation import settle_curriculum, with_curriculum
 from course_lm.corpus import Corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumLoader
 from course_lm.curriculum.difficulty import STRATEGIES

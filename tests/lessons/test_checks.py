@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from course_lm.classroom import checks
-from course_lm.classroom.checks.differences import difference
+from course_lm.classroom.checks.comparison import difference
 from course_lm.classroom.checks.report import Report, compare
 from tests.lessons.exercises import Exercise, define, exercises_of
 

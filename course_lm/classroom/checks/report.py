@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks.differences import difference
+from course_lm.classroom.checks.comparison import difference
 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
 _SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}

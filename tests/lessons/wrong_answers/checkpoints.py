@@ -5,7 +5,7 @@ import math
 import re
 
 # The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
-TAUGHT = ("checkpoints.files", "checkpoints.atomic", "checkpoints.rng", "checkpoints.weights")
+TAUGHT = ("checkpoints.files", "checkpoints.atomic_write", "checkpoints.rng", "checkpoints.weights")
 SABOTAGE = (
     "trainer/loop.py",
     'self._generators = state["rng"]',

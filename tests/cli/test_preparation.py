@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from course_lm.cli.find_lr import find_lr_on_text, lr_report
-from course_lm.cli.text_run import TextRun, prepare
+from course_lm.cli.preparation import PreparedRun, prepare
 from course_lm.cli.train import report, sample, xz_bits_per_byte
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.loss import next_token_loss
@@ -42,7 +42,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainingConfig:
 
 
 @pytest.fixture(scope="module")
-def trained(config: TrainingConfig) -> tuple[TextRun, Trainer]:
+def trained(config: TrainingConfig) -> tuple[PreparedRun, Trainer]:
     run = prepare(config)
     trainer = Trainer(run.model, config)
     trainer.train(run.train_loader, run.val_loader)

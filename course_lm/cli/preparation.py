@@ -17,7 +17,7 @@ from course_lm.trainer.run import explain_out_of_memory
 
 
 @dataclass(frozen=True)
-class TextRun:
+class PreparedRun:
     """What a configuration makes before the first step: both splits, the tokenizer, loaders and the model."""
 
     train: Corpus
@@ -28,7 +28,7 @@ class TextRun:
     model: GPT
 
 
-def prepare(config: TrainingConfig) -> TextRun:
+def prepare(config: TrainingConfig) -> PreparedRun:
     """Read the text and build everything from it; ValueError or OSError for bad input."""
     data, settings = config.data, config.training
     seed_everything(settings.seed, settings.deterministic)
@@ -50,7 +50,7 @@ def prepare(config: TrainingConfig) -> TextRun:
     with explain_out_of_memory(config):
         model = GPT(config.model, data.vocab_size, data.max_length)
     train_loader = with_curriculum(config, loader(train, True), train)
-    return TextRun(train, validation, tokenizer, train_loader, loader(validation, False), model)
+    return PreparedRun(train, validation, tokenizer, train_loader, loader(validation, False), model)
 
 
 def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
@@ -104,7 +104,7 @@ def _warn_of_early_end(loader: CurriculumLoader, settings: LoopConfig) -> None:
     )
 
 
-def describe(run: TextRun, trainer: Trainer) -> str:
+def describe(run: PreparedRun, trainer: Trainer) -> str:
     """One line: the text, the size of the model, and how it computes; and one more about a curriculum."""
     line = (
         f"{trainer.config.data.corpus}: {len(run.train.documents):,} documents to train on, "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from course_lm.checkpoints import atomic_file
-from course_lm.checkpoints.atomic_write import remove_leftovers
+from course_lm.checkpoints.atomic_write import LEFTOVER_SECONDS, remove_leftovers
 
 
 def names_in(folder: Path) -> set[str]:
@@ -128,7 +128,7 @@ def test_what_killed_processes_left_is_removed_once_it_is_old(tmp_path: Path) ->
     )
     for path in (old, older, young, foreign, visible):
         path.write_bytes(b"half a file")
-    long_ago = time.time() - 2 * atomic_write.LEFTOVER_SECONDS
+    long_ago = time.time() - 2 * LEFTOVER_SECONDS
     for path in (old, older, foreign, visible):
         os.utime(path, (long_ago, long_ago))
     remove_leftovers(tmp_path)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lm.batching import AnyBatch
-from course_lm.batching import Batch as Batch
 from course_lm.packed_forward import Parameters, logits_of, packed_inputs, plain_inputs
 
 

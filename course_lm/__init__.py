@@ -16,13 +16,13 @@ def __getattr__(name: str) -> ModuleType:
         try:
             return import_module(full_name)
         except ModuleNotFoundError as error:
-            if error.name != full_name:
+            if error.name != full_name:  # the module is there, and something that it imports is missing
                 raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    from pkgutil import iter_modules
+    from pkgutil import iter_modules  # here, as only dir() needs it
 
     own = [name for name in globals() if name.startswith("__")]
     return sorted(own + [module.name for module in iter_modules(__path__)])

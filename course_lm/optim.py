@@ -27,6 +27,7 @@ _left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters
 def _adamw(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
     betas = (config.beta1, config.beta2)
+    # no weight_decay here or below: each group brings its own
     return AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
 
 
@@ -148,12 +149,14 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise TypeError(f"optimizer must update from one gradient, got {kind}, which evaluates the loss by itself")
     if isinstance(optimizer, SparseAdam):
         raise TypeError("optimizer must take dense gradients, got SparseAdam: take AdamW, and sparse=False")
+    # by id, as == would compare numbers
     held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     left_out = [parameter for parameter in trainable if id(parameter) not in held]
     if trainable and len(left_out) == len(trainable):
         raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
     for parameter in held.values():
+        # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
         if parameter.requires_grad and parameter.itemsize < 4:
             raise ValueError(
                 f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
@@ -164,7 +167,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         warnings.warn(
             f"the optimizer leaves out {len(left_out)} of the model's {len(trainable)} trainable parameters, first "
             f"{name_of(left_out[0], model)}: they will not change",
-            stacklevel=3,
+            stacklevel=3,  # the line that called train_step or built the Trainer
         )
 
 
@@ -186,7 +189,7 @@ def name_of(parameter: torch.Tensor, model: nn.Module) -> str:
 @lru_cache
 def _needs_closure(kind: type[Optimizer]) -> bool:
     closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+    return closure is not None and closure.default is inspect.Parameter.empty  # elsewhere its default is None
 
 
 def _can_fuse(parameters: list[torch.Tensor]) -> bool:

@@ -60,7 +60,7 @@ def _check_keys(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def _integer(least: int) -> Callable[[Any, str], None]:
     def check(value: Any, name: str) -> None:
-        if type(value) is not int or not least <= value < 2**63:
+        if type(value) is not int or not least <= value < 2**63:  # to isinstance, True is an int
             raise ValueError(f"the state's {name} must be an integer of at least {least}, got {describe(value)}")
 
     return check
@@ -193,6 +193,7 @@ def _check_pending(value: Any, parameters: int) -> None:
             fits = is_dense(part) and part.ndim == 0 and _kind(part) == _PENDING_KINDS[name]
             if not fits:
                 raise ValueError(f"{where} has {describe(part)} for its {name}, not one {_PENDING_KINDS[name]}")
+        # tokens and bad_parameter, which `raise_if_nonfinite` uses as an index
         if int(parts[1]) < 0 or not -1 <= int(parts[4]) < parameters:
             raise ValueError(f"{where} counts {int(parts[1])} tokens and blames parameter {int(parts[4])}")
 

@@ -76,6 +76,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     check_weights(model, weights)
     state = model.state_dict()
     before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    # what a module's get_extra_state returned; load_state_dict hands it to set_extra_state at once
     extra = {name: deepcopy(value) for name, value in state.items() if not isinstance(value, Tensor)}
     loaded = OrderedDict(weights)
     loaded._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # else layers take it for an old form
@@ -126,6 +127,7 @@ def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str |
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in mine.items():
         if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+            # the same place and form: one tensor under two names
             place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
             other = saved[first.setdefault(place, name)]
             if other is not saved[name] and not torch.equal(other, saved[name]):
@@ -144,10 +146,11 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
             raise ValueError(f"weights must hold tensors, got {type(tensor).__name__} for {name!r}")
         tensor = tensor.detach()
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and first.setdefault(place, name) != name:
+        if tensor.numel() and first.setdefault(place, name) != name:  # all empty tensors have the address 0
             tied[name] = first[place]
             continue
         storage = tensor.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory, and those that are not contiguous
         kept[name] = (tensor.clone() if storage in storages else tensor).contiguous()
         storages.add(storage)
     return kept, tied

@@ -22,7 +22,7 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    from pkgutil import iter_modules  # here, as only dir() needs it
+    from pkgutil import iter_modules
 
     own = [name for name in globals() if name.startswith("__")]
     return sorted(own + [module.name for module in iter_modules(__path__)])

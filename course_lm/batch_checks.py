@@ -27,9 +27,10 @@ _DTYPES = {  # of each part of a batch
 
 
 def check_batch(model: nn.Module, batch: object) -> None:
-    """Refuse what is no dict of `input_ids`, `labels` and, where given, `attention_mask` and others, all (B, T).
+    """Refuse a batch that is not a dict of tensors (B, T).
 
-    Values on an accelerator are not looked at, with one exception: the mask, where the model's forward takes none.
+    It must hold `input_ids` and `labels`; `attention_mask`, `document_ids` and `position_ids` are optional. Values on
+    an accelerator are not looked at, with one exception: the mask, where the model's forward takes none.
 
     Raises:
         TypeError: the batch is no dict, or a part of it no tensor.

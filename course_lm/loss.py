@@ -138,8 +138,8 @@ def adapt_loss(loss_fn: Any) -> Callable[..., Tensor]:
 def loss_sum(loss_fn: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Tensor:
     """The loss of a batch, summed over its targets: a 0-d tensor with a gradient.
 
-    A loss other than `next_token_loss` is called twice more the first time, without gradients and on a single row, to
-    see that it sums; torch's random generators do not notice.
+    The first time, a loss other than `next_token_loss` is called twice more, without gradients and on a single row, to
+    check that it returns a sum; torch's random generators are left as they were.
 
     Raises:
         TypeError: it returned something else than a 0-d tensor.
@@ -245,7 +245,7 @@ def _remember(loss_fn: Any) -> None:
 
 
 def _owner(loss_fn: Any) -> Any:
-    """What lives as long as the loss: a bound method is made anew each time that it is looked up."""
+    """The object that lives as long as the loss: Python makes a bound method anew each time that it is looked up."""
     return loss_fn.__self__ if inspect.ismethod(loss_fn) else loss_fn
 
 

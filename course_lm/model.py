@@ -268,7 +268,7 @@ def count_parameters(model: nn.Module) -> int:
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every module in eval mode, and give each its own mode back."""
-    # one by one: model.train() would also wake layers that the caller keeps in eval mode
+    # one by one: model.train() would also change layers that the caller keeps in eval mode
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -32,7 +32,7 @@ def _adamw(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
 
 
 def _adam(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
-    """Its decay is an L2 term in the gradient, which the second moment rescales weight by weight (Kingma & Ba 2015)."""
+    """Adam (Kingma & Ba 2015). Its decay is an L2 term in the gradient, rescaled by the second moment."""
     betas = (config.beta1, config.beta2)
     return Adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
 
@@ -42,7 +42,7 @@ def _sgd(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
 
 
 def _adafactor(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
-    """With torch's own defaults for the rest (Shazeer & Stern 2018); it has no fused kernel."""
+    """Adafactor (Shazeer & Stern 2018) with torch's defaults for all else; torch has no fused kernel for it."""
     return Adafactor(groups, lr=config.learning_rate)
 
 
@@ -125,7 +125,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of the tensors that the optimizer keeps from step to step, step counters included.
 
-    They come with the first step: before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
+    The first step makes them; before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
     Adafactor keeps a row and a column of each matrix.
     """
     kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
@@ -136,7 +136,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     """Refuse an optimizer that cannot train the model; warn once of what it leaves out.
 
     A parameter that the optimizer does not hold never changes, and one in half precision loses most of its updates to
-    rounding; both would train on without a word. An optimizer may hold more than the model's: a loss's own weights.
+    rounding; both would train on without a word. An optimizer may hold others besides, such as weights of the loss.
 
     Raises:
         TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.

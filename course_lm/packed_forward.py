@@ -36,7 +36,7 @@ class Parameters:
 
     @classmethod
     def of_forward(cls, module: nn.Module) -> "Parameters":
-        """Those of a module that is not wrapped."""
+        """The parameters of a module's forward; the module must not be wrapped."""
         parameters = inspect.signature(module.forward).parameters.values()
         any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         return cls(frozenset(parameter.name for parameter in parameters), any_keyword)
@@ -145,7 +145,7 @@ def _find_way(module: nn.Module, input_ids: Tensor, takes: Parameters) -> Way:
 
 @contextmanager
 def _trial(module: nn.Module) -> Iterator[Callable[[Tensor, Inputs], Any]]:
-    """Yield a function that calls the model on copies of its weights and buffers, as if on a plain evaluation."""
+    """Yield a function that calls the model on copies of its weights and buffers, as in a plain evaluation."""
     device = next(module.parameters()).device
     # a fixed seed: a model gets the same verdict in every run
     noise = torch.Generator(device).manual_seed(0)

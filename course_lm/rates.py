@@ -43,7 +43,7 @@ def group_rates(optimizer: Optimizer, lr: float) -> list[float]:
 
 
 def fix_lr_scales(optimizer: Optimizer) -> None:
-    """Write an `lr_scale` into every group where the groups' rates differ and not every group has one yet.
+    """Write an `lr_scale` into every group where the groups' rates differ and some group has none yet.
 
     Where no group has one, it is the group's rate over the largest (the rate is "initial_lr" where a scheduler left
     that). Where some have one, the others get 1; then the rates must be equal, or in proportion to the scales.
@@ -105,7 +105,7 @@ def checked_rate(value: Any, what: str) -> float:
 
 
 def _separate_tensors(groups: list[dict[str, Any]]) -> None:
-    """Torch lets groups share one tensor as their rate; filled for one group, it would change the others' too."""
+    """Give each group a tensor of its own: torch lets groups share one, and filling it would change all their rates."""
     seen: set[int] = set()
     for group in groups:
         if isinstance(group["lr"], Tensor):

@@ -22,7 +22,7 @@ def seed_everything(seed: int, deterministic: bool = True) -> None:
 
 @contextmanager
 def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Have torch take deterministic kernels, or not, while the body runs; what was set before is set again."""
+    """Let torch use deterministic kernels, or not, while the body runs; then the earlier settings come back."""
     chosen = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = deterministic_settings.fill_uninitialized_memory  # type: ignore[attr-defined]
     workspace = os.environ.get(_WORKSPACE)

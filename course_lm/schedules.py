@@ -216,9 +216,9 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
 
 
 def check_schedule(schedule: object) -> None:
-    """Refuse what is no function from the number of completed steps to a learning rate.
+    """Raise TypeError unless `schedule` is a function from the number of completed steps to a learning rate.
 
-    Raises TypeError for one of torch's schedulers, a number, a configuration, and a function that needs more.
+    One of torch's schedulers is none, nor is a number, a configuration, or a function that needs more arguments.
     """
     accepted = "a schedule must be a function from completed steps to a learning rate, such as build_schedule returns"
     if isinstance(schedule, LRScheduler):

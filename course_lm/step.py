@@ -242,7 +242,7 @@ def _defers(optimizer: Optimizer, precision: Precision, device: torch.device) ->
 
     Fused SGD is left out: told to skip its very first step, it keeps uninitialised momentum (torch 2.13).
     """
-    # a CPU has nothing to wait for, and the fp16 scaler asks the host anyway; AdamW is a subclass of Adam
+    # a CPU has nothing to wait for, and the fp16 scaler reads its flag there anyway; AdamW is a subclass of Adam
     if device.type == "cpu" or precision.scales or not isinstance(optimizer, torch.optim.Adam):
         return False
     return all(group["fused"] for group in optimizer.param_groups)
@@ -313,7 +313,7 @@ class _Buffers:
 
     @torch.no_grad()
     def put_back_where(self, skipped: Tensor) -> None:
-        """The same without asking whether the step was skipped: the choice is made on the device."""
+        """Put them back if `skipped`, a 0-d tensor that the host does not read: the choice is made on the device."""
         for module, name, buffer, value in self.before:
             now = module._buffers[name]
             if now is buffer:

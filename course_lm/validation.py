@@ -29,7 +29,7 @@ def require(holds: bool, key: str, accepted: str, value: object) -> None:
 
 
 def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = None) -> Section:
-    """The dataclass `base` with the values of `tree` in place of its own; dataclasses that it holds are read alike.
+    """The dataclass `base` with the values of `tree` in place of its own, and so on in nested dataclasses.
 
     Args:
         tree: keys and values; keys that it leaves out keep their values.

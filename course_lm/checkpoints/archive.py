@@ -86,7 +86,7 @@ def check_archive(file: BinaryIO) -> int:
 
 
 def _records(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """By their names inside the archive's one folder; each must lie in the file as it is, apart from all others."""
+    """The records by their names in the archive's one folder; each must be uncompressed, and apart from all others."""
     entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
     _require(bool(entries) and entries[0].header_offset == 0, "its zip file does not start at its first byte")
     folder = entries[0].filename.partition("/")[0]

@@ -264,6 +264,7 @@ def _write(file: BinaryIO, state: dict[str, Any], serial: int) -> None:
 def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.pt")]:
+        # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
         with ExitStack() as opened:
             try:
                 file = opened.enter_context(open(path, "rb"))

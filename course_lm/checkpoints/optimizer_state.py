@@ -1,6 +1,6 @@
 """The state of an optimizer under the names of the parameters, checked before it is loaded.
 
-torch saves it by position and loads it unchecked. Two parameters that have changed places then take each other's
+torch saves the state by position and loads it unchecked. Two parameters that have changed places then take each other's
 moments, and moments of another shape let a fused kernel write past the end of their memory. Here every tensor
 stands under its parameter's name, and is taken only in the shape and type that this optimizer itself would make.
 """

@@ -93,7 +93,7 @@ def _check_numpy(state: Any) -> None:
 
 
 def check_generator_state(state: Any, name: str) -> None:
-    """Raise ValueError where this is no state of a `torch.Generator`; an accelerator's is looked at by its form."""
+    """Raise ValueError where this is no state of a `torch.Generator`; of an accelerator's only the form is checked."""
     _check_bytes(state, name, None)
     if state.numel() != _ACCELERATOR_BYTES:
         _check_torch(state, name)

@@ -1,4 +1,4 @@
-"""Whether a state is one of a run: every part is there, of its type, and with a value that a run can have.
+"""Whether a state is that of a run: every part is there, of its type, and with a value that a run can have.
 
 `Trainer.load_state_dict` asks before it changes anything, so that a state that is refused leaves no trace. Weights,
 optimizer and random states are checked where they are loaded: in `weights`, `optimizer_state` and `rng`.
@@ -231,7 +231,7 @@ def _check_position(value: Any, name: str) -> None:
 
 
 def _check_generators(value: Any, name: str) -> None:
-    """States of `torch.Generator` objects on the CPU, tried on one of their own."""
+    """A list of states of `torch.Generator` objects, or None."""
     if value is None:
         return
     if not isinstance(value, list):
@@ -241,7 +241,7 @@ def _check_generators(value: Any, name: str) -> None:
 
 
 def _check_no_views(value: Any, where: str) -> None:
-    """Nobody knows the shapes of a loader's tensors; one that repeats few numbers might claim any amount of memory."""
+    """Refuse a tensor that is larger than its memory: one that repeats few numbers could grow to any size in a copy."""
     if isinstance(value, Tensor) and value.nbytes > value.untyped_storage().nbytes():
         raise ValueError(f"the state's {where} claims {value.nbytes} bytes, which it does not have")
     for key, item in (

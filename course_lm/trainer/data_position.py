@@ -1,6 +1,6 @@
 """Where a run stands in its data: the epoch, and the batches whose step is done.
 
-What stopping and going on does with each kind of training loader; "to the bit" holds for any step of any epoch:
+How a stopped run goes on with each kind of training loader; "to the bit" holds for any step of any epoch:
 
     training loader                               a run that goes on
     our Loader and CurriculumLoader               to the bit: jumps to the batch; refused over other data
@@ -195,7 +195,7 @@ class DataPosition:
 
 
 def _check_data(place: Place, loader: Any) -> None:
-    """A saved position means nothing in other data, nor do weights over another vocabulary."""
+    """Refuse other data: a saved position means nothing there, nor do the weights over another vocabulary."""
     data = fingerprint_of(loader)
     if (place["epoch"] or place["batch"]) and place["data"] != data:
         raise ValueError(

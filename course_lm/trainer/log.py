@@ -103,6 +103,7 @@ class RunLog:
             "train_loss": train.get("loss", math.nan),
             "val_loss": validation.get("val_loss", math.nan),
             "perplexity": validation.get("perplexity", math.nan),
+            # this waits for an accelerator, as any saving does
             "pending": [[part.cpu() for part in result] for result in self.pending],
             "history": records,
         }

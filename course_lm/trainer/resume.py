@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: the same run, or one that is declared to be the same but for its length.
+"""Whether a run may go on from a checkpoint: it must be the same run, in all settings that its numbers depend on.
 
 A run is decided by its configuration. Going on with another one would give weights that no configuration describes, so
 every key either has the value that it was saved with, or stands in one of the three lists below, or the checkpoint is
@@ -81,7 +81,7 @@ def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
 def check_rates(
     saved: Mapping[str, Any], schedule: Callable[[int], float], total_steps: int, settings: LoopConfig
 ) -> None:
-    """The steps that were taken must have the rates that this run's schedule gives them.
+    """Raise ValueError unless the steps that were taken had the rates that this run's schedule gives them.
 
     So a run can be made longer where its schedule does not look at its end (a constant rate, "inverse_sqrt", "step"
     with milestones, each with `warmup_steps`), or has not begun to (the decay of "warmup_stable_decay").

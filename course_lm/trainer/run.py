@@ -32,7 +32,7 @@ def run_folder(config: TrainingConfig) -> Path | None:
 def sole_writer(folder: Path | None) -> Iterator[None]:
     """Let no other process train in this folder until the body ends, or this process dies.
 
-    Entered again in the same thread it changes nothing. Raises BlockingIOError where another process, or thread, is in.
+    Entered again in the same thread it changes nothing. Raises BlockingIOError where another process or thread is in.
     """
     if folder is None:
         yield
@@ -128,7 +128,7 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
 
 
 def farewell(number: int, step: int, config: TrainingConfig) -> str:
-    """What an interrupted run says in the end; `number` is the signal's."""
+    """The last line that an interrupted run prints; `number` is the number of the signal."""
     folder = run_folder(config)
     if folder is None:
         saved = "nothing was saved"

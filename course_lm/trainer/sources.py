@@ -127,7 +127,7 @@ class BatchList(Source):
             _check_repeated(self.loader[place["batch"] - 1] if there else END, place)
 
     def read_from(self, place: Place) -> Iterator[AnyBatch]:
-        """The list, cut."""
+        """The rest of the list."""
         return iter(self.loader[place["batch"] :])
 
 
@@ -141,7 +141,7 @@ class PositionedLoader(Source):
         self._unused: dict[str, Any] | None = None  # the state at the end of an epoch, from which nothing was read yet
 
     def take_over(self, place: Place, *, resumed: bool) -> None:
-        """Give it its state; one that will begin to save is asked for a state now, before a step is taken."""
+        """Give the loader its state; where there is none yet, see before the first step that its state can be saved."""
         if place["loader"] is not None:
             _load_state(self.loader, deepcopy(place["loader"]))
         # at the start of a run, or of an epoch while it runs, there is no position to lose
@@ -164,7 +164,7 @@ class PositionedLoader(Source):
 
 
 class AnyIterable(Source):
-    """Any other: the epoch is read from its start, and the batches that were taken are thrown away."""
+    """Any other iterable: the epoch is read from its start, and the batches that were taken are thrown away."""
 
     repeats = True
 
@@ -209,7 +209,7 @@ class AnyIterable(Source):
         self._at_start = None
 
     def generators(self) -> list[Tensor]:
-        """What they were when the epoch began."""
+        """The states that the loader's generators had when the epoch began."""
         return generator_states(self.loader) if self._at_start is None else self._at_start
 
     def can_pause(self) -> bool:

@@ -16,7 +16,7 @@ def __getattr__(name: str) -> ModuleType:
         try:
             return import_module(full_name)
         except ModuleNotFoundError as error:
-            if error.name != full_name:
+            if error.name != full_name:  # the module is there, and something that it imports is missing
                 raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -39,5 +39,6 @@ def count_window_targets(micro_batches: Sequence[AnyBatch], ignore_index: int = 
 
 
 def _read_windows(batches: Iterator[_BatchT], accumulation_steps: int) -> Iterator[list[_BatchT]]:
+    # a generator apart from `windows`, which could otherwise raise only when its first window is read
     while window := list(islice(batches, accumulation_steps)):
         yield window

@@ -19,7 +19,7 @@ from course_lm.packed_forward import Parameters
 _WHOLE = (torch.int64, torch.int32)
 _DTYPES = {  # of each part of a batch
     "input_ids": _WHOLE,
-    "labels": (torch.int64,),
+    "labels": (torch.int64,),  # F.cross_entropy takes no int32
     "attention_mask": (*_WHOLE, torch.bool, torch.uint8, torch.int8, torch.float32, torch.float64),
     "document_ids": _WHOLE,
     "position_ids": _WHOLE,
@@ -27,9 +27,10 @@ _DTYPES = {  # of each part of a batch
 
 
 def check_batch(model: nn.Module, batch: object) -> None:
-    """Refuse what is no dict of `input_ids`, `labels` and, where given, `attention_mask` and others, all (B, T).
+    """Refuse a batch that is not a dict of tensors (B, T).
 
-    The values of parts that lie on an accelerator are not looked at, but for the mask of a model that takes none.
+    It must hold `input_ids` and `labels`; `attention_mask`, `document_ids` and `position_ids` are optional. Values on
+    an accelerator are not looked at, with one exception: the mask, where the model's forward takes none.
 
     Raises:
         TypeError: the batch is no dict, or a part of it no tensor.
@@ -64,6 +65,7 @@ def vocabulary_size(model: nn.Module) -> int | None:
     if hasattr(module, "get_input_embeddings"):
         with suppress(NotImplementedError):  # some of Hugging Face's cannot tell
             embeddings = [module.get_input_embeddings()]  # type: ignore[operator]
+    # the largest: embeddings of positions have as a rule fewer rows than the vocabulary
     return max((one.num_embeddings for one in embeddings if isinstance(one, nn.Embedding)), default=None)
 
 
@@ -99,6 +101,7 @@ def _check_ids(name: str, ids: Tensor, vocabulary: int | None) -> None:
 
 
 def _check_mask(mask: Tensor, module: nn.Module) -> None:
+    # without a mask a causal model would look at PAD on the left, and nothing later would show it
     needs_right = not Parameters.of_forward(module).accept("attention_mask")
     if mask.is_meta or not mask.numel() or (mask.device.type != "cpu" and not needs_right):
         return
@@ -119,6 +122,8 @@ def _check_documents(document_ids: Tensor | None, mask: Tensor | None) -> None:
     documents, width = document_ids.numpy(), document_ids.size(1)
     if mask is not None and ((documents >= 0) != mask.numpy().astype(bool)).any():
         raise ValueError("document_ids must be -1 exactly where attention_mask is 0, got others")
+    # A row has as many runs of equal numbers as it has different numbers, unless one comes back after another.
+    # Each PAD gets a number of its own, as PAD may stand in several places.
     each_pad_apart = np.where(documents < 0, -1 - np.arange(width), documents)
     pieces, different = ((np.diff(rows) != 0).sum(axis=1) for rows in (each_pad_apart, np.sort(each_pad_apart)))
     if (pieces != different).any():
@@ -131,6 +136,7 @@ def _check_positions(parts: dict[str, Tensor]) -> None:
         return
     mask, documents = parts.get("attention_mask"), parts.get("document_ids")
     counted = positions_of(parts["input_ids"], mask, documents).numpy()
+    # the positions of PAD are free: no token sees them
     real = np.ones(counted.shape, bool) if mask is None else mask.numpy().astype(bool)
     real &= True if documents is None else documents.numpy() >= 0
     if (parts["position_ids"].numpy() != counted)[real].any():

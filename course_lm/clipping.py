@@ -36,7 +36,7 @@ def check_max_norm(max_norm: Any, name: str) -> None:
     """Raise ValueError for a bound that is not positive, TypeError for one that is neither a number nor None."""
     if max_norm is None:
         return
-    if isinstance(max_norm, bool) or not isinstance(max_norm, Real):
+    if isinstance(max_norm, bool) or not isinstance(max_norm, Real):  # True is a Real, and would mean a norm of 1
         raise TypeError(f"{name} must be a positive number or None, got {max_norm!r}")
-    if not float(max_norm) > 0:
+    if not float(max_norm) > 0:  # `<= 0` would let NaN pass
         raise ValueError(f"{name} must be a positive number or None, got {max_norm}")

@@ -18,7 +18,7 @@ from course_lm.curriculum.settings import CurriculumConfig, gather_settings
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
-from course_lm.reproducibility import deterministic_kernels as deterministic_kernels
+from course_lm.reproducibility import deterministic_kernels as deterministic_kernels  # re-exported, as are the next
 from course_lm.reproducibility import resolve_device as resolve_device
 from course_lm.reproducibility import seed_everything as seed_everything
 from course_lm.schedules import ScheduleConfig
@@ -52,7 +52,7 @@ class DataConfig:
         require(self.corpus != "", "corpus", "a name, a path, a glob or hf:<dataset>", self.corpus)
         accepted = f"from {MIN_VOCAB_SIZE} (256 bytes and two specials) to {MAX_VOCAB_SIZE:,}"
         require(MIN_VOCAB_SIZE <= self.vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, self.vocab_size)
-        require(self.max_length >= 2, "max_length", "at least 2", self.max_length)
+        require(self.max_length >= 2, "max_length", "at least 2", self.max_length)  # a single token has no next
         require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
 
 
@@ -115,7 +115,7 @@ class LoopConfig:
         require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
         threshold = self.early_stopping_threshold
         require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
-        require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)
+        require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
+        # a path separator, of either system, would put the run's folder somewhere else
         plain = self.experiment_name not in ("", ".", "..") and not re.search(r"[/\\\0]", self.experiment_name)
         require(plain, "experiment_name", "a folder name", self.experiment_name)
 
@@ -161,7 +162,7 @@ class TrainingConfig:
         Raises:
             ValueError: names the source, the key, the value and what is accepted.
         """
-        section = tree.get("curriculum") if isinstance(tree, Mapping) else None
+        section = tree.get("curriculum") if isinstance(tree, Mapping) else None  # else `updated` refuses it
         try:
             if isinstance(section, Mapping):
                 tree = {**tree, "curriculum": gather_settings(section, self.curriculum, "curriculum.")}

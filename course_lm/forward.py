@@ -21,16 +21,16 @@ def forward_logits(model: nn.Module, batch: AnyBatch) -> Tensor:
             takes no mask, or too long; or what the model returns holds no logits of that shape.
     """
     module, ids = unwrap(model), batch["input_ids"]
-    takes = Parameters.of_forward(module)
+    takes = Parameters.of_forward(module)  # of the module inside: the forward of a wrapper takes *args and **kwargs
     _check_length(module, ids.size(1))
     if "document_ids" in batch:
         inputs = packed_inputs(module, batch, takes)
     else:
         inputs = plain_inputs(batch.get("attention_mask"), takes)
     try:
-        output = model(ids, **inputs)
+        output = model(ids, **inputs)  # the wrapper: DDP prepares its exchange of gradients in its own forward
     except IndexError as error:
-        if "out of range in self" not in str(error):
+        if "out of range in self" not in str(error):  # torch's words for an id beyond an embedding, on the CPU
             raise
         raise ValueError(_too_small_an_embedding(module, ids)) from error
     return _checked_logits(output, ids, module)
@@ -46,9 +46,10 @@ def device_of(model: nn.Module) -> torch.device:
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside `torch.compile` and `DistributedDataParallel`, in whatever order they were applied."""
     while True:
+        # by its class: other models may keep their layers under the name `module`
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        elif hasattr(model, "_orig_mod"):
+        elif hasattr(model, "_orig_mod"):  # the name that torch.compile gives it
             model = model._orig_mod  # type: ignore[assignment]
         else:
             return model
@@ -67,7 +68,7 @@ def move_batch(batch: AnyBatch, device: torch.device) -> dict[str, Any]:
 def _check_length(module: nn.Module, length: int) -> None:
     """Refuse rows longer than a Hugging Face configuration allows; this package's own model says so itself."""
     config: Any = getattr(module, "config", None)
-    if hasattr(config, "get_text_config"):
+    if hasattr(config, "get_text_config"):  # a model of text and images keeps the text's settings one level down
         config = config.get_text_config()
     longest = getattr(config, "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < length:

@@ -5,8 +5,8 @@ position t are scored against the label at t + 1. The shift moves the labels (on
 the logits (a vocabulary per token), so the logits are flattened as a view; the last position gets an
 ignored label.
 
-A step divides by the number of targets itself, so a loss of one's own must answer with the *sum* over them, and with a
-gradient. One that answers with a mean would be divided twice, which no error would ever tell: `loss_sum` looks.
+`train_step` divides by the number of targets itself, so a loss function of one's own must return the *sum* over the
+targets, with a gradient. A mean would be divided twice, and no error would ever tell, so `loss_sum` checks for one.
 """
 
 import inspect
@@ -98,7 +98,7 @@ def count_correct(
     """
     _check_inputs(logits, labels)
     targets = labels[:, 1:]
-    hits = logits.argmax(-1)[:, :-1] == targets
+    hits = logits.argmax(-1)[:, :-1] == targets  # (B, T - 1)
     return (hits & (targets != ignore_index)).sum()
 
 
@@ -107,7 +107,7 @@ def perplexity(loss: float | Tensor) -> float:
     value = loss.item() if isinstance(loss, Tensor) else loss
     try:
         return math.exp(value)
-    except OverflowError:
+    except OverflowError:  # math.exp raises where torch.exp gives inf
         return math.inf
 
 
@@ -122,7 +122,9 @@ def adapt_loss(loss_fn: Any) -> Callable[..., Tensor]:
         return loss_fn
     if loss_fn is F.cross_entropy:
         return next_token_loss
+    # a subclass with a forward of its own computes something else, and stays itself
     if isinstance(loss_fn, nn.CrossEntropyLoss) and type(loss_fn).forward is nn.CrossEntropyLoss.forward:
+        # its mean divides by the sum of the weights, a step by the number of targets
         if loss_fn.weight is not None:
             raise ValueError("loss_fn must weigh every token the same, got a CrossEntropyLoss with class weights")
         _require_ignored(loss_fn.ignore_index)
@@ -136,8 +138,8 @@ def adapt_loss(loss_fn: Any) -> Callable[..., Tensor]:
 def loss_sum(loss_fn: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> Tensor:
     """The loss of a batch, summed over its targets: a 0-d tensor with a gradient.
 
-    A loss other than `next_token_loss` is called twice more the first time, without gradients and on a single row, to
-    see that it sums; torch's random generators do not notice.
+    The first time, a loss other than `next_token_loss` is called twice more, without gradients and on a single row, to
+    check that it returns a sum; torch's random generators are left as they were.
 
     Raises:
         TypeError: it returned something else than a 0-d tensor.
@@ -183,8 +185,11 @@ def _check_options(reduction: str, label_smoothing: float, z_loss: float) -> Non
 
 @torch.no_grad()
 def _check_that_it_sums(loss_fn: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> None:
-    """Refuse a loss that a row given twice over leaves as it was; 0 and NaN say nothing, and are asked about again."""
-    fullest = (labels[:, 1:] != IGNORED).sum(1).argmax().view(1)
+    """Refuse a loss that has the same value for a row and for that row twice: it is a mean.
+
+    A value of 0, NaN or infinity proves nothing; the loss is then tested again at the next batch.
+    """
+    fullest = (labels[:, 1:] != IGNORED).sum(1).argmax().view(1)  # a row without targets has the loss 0
     row, targets = logits.index_select(0, fullest), labels.index_select(0, fullest)
     devices = [logits.device] if logits.device.type == "cuda" else []
     try:
@@ -208,6 +213,7 @@ def _check_call(loss_fn: Any) -> None:
         raise TypeError(f"loss_fn must be callable as {_CALL}, got the class {loss_fn.__name__} itself")
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be callable as {_CALL}, got {type(loss_fn).__name__}")
+    # a module's __call__ takes anything; what it really takes stands in its forward
     called = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
     try:
         inspect.signature(called).bind(None, None, reduction="sum")
@@ -235,11 +241,11 @@ def _remember(loss_fn: Any) -> None:
     owner = _owner(loss_fn)
     key = id(owner)
     with suppress(TypeError):  # no weak reference to it: it is asked again
-        _summing[key] = weakref.ref(owner, lambda _: _summing.pop(key, None))
+        _summing[key] = weakref.ref(owner, lambda _: _summing.pop(key, None))  # Python reuses the id of a dead object
 
 
 def _owner(loss_fn: Any) -> Any:
-    """What lives as long as the loss: a bound method is made anew each time that it is looked up."""
+    """The object that lives as long as the loss: Python makes a bound method anew each time that it is looked up."""
     return loss_fn.__self__ if inspect.ismethod(loss_fn) else loss_fn
 
 

@@ -58,7 +58,7 @@ def allowed_attention(
     if attention_mask is not None:
         allowed = allowed & attention_mask.bool()[:, None, :]  # (B, T, T)
     if document_ids is not None:
-        allowed = allowed & (document_ids[:, :, None] == document_ids[:, None, :])
+        allowed = allowed & (document_ids[:, :, None] == document_ids[:, None, :])  # (B, T, T)
     return allowed | torch.eye(length, dtype=torch.bool, device=given.device)
 
 
@@ -72,8 +72,10 @@ def positions_of(
     if document_ids is not None:
         starts = torch.ones_like(document_ids, dtype=torch.bool)
         starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+        # the largest start so far is the start of the document that a position is in
         return index - torch.where(starts, index, 0).cummax(dim=1).values
     if attention_mask is not None:
+        # clamp: PAD on the left would get -1, which no embedding has
         return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
     return index
 
@@ -91,6 +93,7 @@ def additive_bias(allowed: Tensor | None, like: Tensor) -> Tensor:
     batch, heads, length, _ = like.shape
     if allowed is None:
         return like.new_full((1, length, length), -math.inf).triu(diagonal=1)
+    # -inf is safe here: every position may look at itself, so no row is -inf throughout
     bias = like.new_zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
     return bias[:, None].expand(batch, heads, length, length).reshape(batch * heads, length, length)
 
@@ -99,6 +102,7 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> 
     """Attention by two matrix products; all but `bias` are (B, H, T, C). See `additive_bias`."""
     shape, scale = query.shape, 1.0 / math.sqrt(query.size(-1))
     query, key, value = (part.flatten(0, 1) for part in (query, key, value))  # (B * H, T, C)
+    # scale and mask go into the product itself: no further pass over T * T scores
     scores = torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)  # (B * H, T, T)
     return torch.bmm(scores.softmax(dim=-1), value).view(shape)
 
@@ -122,6 +126,7 @@ class Mask:
                 self._bias = additive_bias(self.allowed, query)
             return plain_attention(query, key, value, self._bias)
         mask = None if self.allowed is None else self.allowed[:, None]  # (B, 1, T, T)
+        # torch takes a mask or is_causal, never both
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
 
 
@@ -147,8 +152,10 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.p)
+        # from -2**63: by default random_ leaves the sign bit at 0
         bits = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-        kept = bits[: x.numel()].view(x.shape) >= dropped - 2**15
+        kept = bits[: x.numel()].view(x.shape) >= dropped - 2**15  # int16 begins at -2**15
+        # scaled by the rounded probability, the one that was drawn with
         return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 
 
@@ -166,7 +173,7 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.n_head, width // self.n_head)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, C)
-        mixed = mask.attend(query, key, value)
+        mixed = mask.attend(query, key, value)  # (B, H, T, C)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -211,6 +218,7 @@ class GPT(nn.Module):
 
     @staticmethod
     def _initialise(module: nn.Module) -> None:
+        # GPT-2's initialisation; LayerNorm keeps torch's ones and zeros
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear):
@@ -245,10 +253,11 @@ class GPT(nn.Module):
         x = self.dropout(self.token_embedding(input_ids) + self.position_embedding(position_ids))  # (B, T, D)
         for block in self.blocks:
             if self.config.gradient_checkpointing and self.training:
+                # the second forward pass drops the same elements: torch puts the random state back for it
                 x = checkpoint(block, x, mask, use_reentrant=False)
             else:
                 x = block(x, mask)
-        return F.linear(self.norm(x), self.token_embedding.weight)
+        return F.linear(self.norm(x), self.token_embedding.weight)  # (B, T, V)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -259,6 +268,7 @@ def count_parameters(model: nn.Module) -> int:
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every module in eval mode, and give each its own mode back."""
+    # one by one: model.train() would also change layers that the caller keeps in eval mode
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -308,8 +318,9 @@ def generate(
 
 
 def _next_logits(model: GPT, ids: list[int]) -> Tensor:
+    # (1, T): of a longer text the model can see the last max_length tokens only
     window = torch.tensor([ids[-model.max_length :]], device=next(model.parameters()).device)
-    return model(window)[0, -1].float().cpu()  # (V,)
+    return model(window)[0, -1].float().cpu()  # (V,), where the generator is
 
 
 def _draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> int:

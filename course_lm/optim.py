@@ -27,11 +27,12 @@ _left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters
 def _adamw(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
     betas = (config.beta1, config.beta2)
+    # no weight_decay here or below: each group brings its own
     return AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
 
 
 def _adam(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
-    """Its decay is an L2 term in the gradient, which the second moment rescales weight by weight (Kingma & Ba 2015)."""
+    """Adam (Kingma & Ba 2015). Its decay is an L2 term in the gradient, rescaled by the second moment."""
     betas = (config.beta1, config.beta2)
     return Adam(groups, lr=config.learning_rate, betas=betas, eps=config.epsilon, fused=fused)
 
@@ -41,7 +42,7 @@ def _sgd(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
 
 
 def _adafactor(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
-    """With torch's own defaults for the rest (Shazeer & Stern 2018); it has no fused kernel."""
+    """Adafactor (Shazeer & Stern 2018) with torch's defaults for all else; torch has no fused kernel for it."""
     return Adafactor(groups, lr=config.learning_rate)
 
 
@@ -124,7 +125,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of the tensors that the optimizer keeps from step to step, step counters included.
 
-    They come with the first step: before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
+    The first step makes them; before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
     Adafactor keeps a row and a column of each matrix.
     """
     kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
@@ -135,7 +136,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     """Refuse an optimizer that cannot train the model; warn once of what it leaves out.
 
     A parameter that the optimizer does not hold never changes, and one in half precision loses most of its updates to
-    rounding; both would train on without a word. An optimizer may hold more than the model's: a loss's own weights.
+    rounding; both would train on without a word. An optimizer may hold others besides, such as weights of the loss.
 
     Raises:
         TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.
@@ -148,12 +149,14 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise TypeError(f"optimizer must update from one gradient, got {kind}, which evaluates the loss by itself")
     if isinstance(optimizer, SparseAdam):
         raise TypeError("optimizer must take dense gradients, got SparseAdam: take AdamW, and sparse=False")
+    # by id, as == would compare numbers
     held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     left_out = [parameter for parameter in trainable if id(parameter) not in held]
     if trainable and len(left_out) == len(trainable):
         raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
     for parameter in held.values():
+        # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
         if parameter.requires_grad and parameter.itemsize < 4:
             raise ValueError(
                 f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
@@ -164,7 +167,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         warnings.warn(
             f"the optimizer leaves out {len(left_out)} of the model's {len(trainable)} trainable parameters, first "
             f"{name_of(left_out[0], model)}: they will not change",
-            stacklevel=3,
+            stacklevel=3,  # the line that called train_step or built the Trainer
         )
 
 
@@ -186,7 +189,7 @@ def name_of(parameter: torch.Tensor, model: nn.Module) -> str:
 @lru_cache
 def _needs_closure(kind: type[Optimizer]) -> bool:
     closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+    return closure is not None and closure.default is inspect.Parameter.empty  # elsewhere its default is None
 
 
 def _can_fuse(parameters: list[torch.Tensor]) -> bool:

@@ -36,7 +36,7 @@ class Parameters:
 
     @classmethod
     def of_forward(cls, module: nn.Module) -> "Parameters":
-        """Those of a module that is not wrapped."""
+        """The parameters of a module's forward; the module must not be wrapped."""
         parameters = inspect.signature(module.forward).parameters.values()
         any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         return cls(frozenset(parameter.name for parameter in parameters), any_keyword)
@@ -67,7 +67,7 @@ def packed_inputs(module: nn.Module, batch: Mapping[str, Any], takes: Parameters
     """
     ids = batch["input_ids"]
     way, widest = _FOUND.get(module, (None, 0))
-    if way is None or widest < ids.size(1):
+    if way is None or widest < ids.size(1):  # a sliding window shows only in rows that are wider than it
         way = _find_way(module, ids, takes)
         if not ids.is_meta and len(ids.unique()) > 1:  # one token over and over proves little: the next batch is tried
             _FOUND[module] = (way, ids.size(1))
@@ -75,23 +75,25 @@ def packed_inputs(module: nn.Module, batch: Mapping[str, Any], takes: Parameters
 
 
 def _by_documents(documents: Tensor, mask: Tensor | None, takes: Parameters, dtype: torch.dtype) -> Inputs:
-    """As this package's own model takes them."""
+    """Documents by their numbers, as this package's own model takes them."""
     inputs = plain_inputs(mask, takes) | {"document_ids": documents}
     return inputs | ({"position_ids": _positions(documents)} if takes.accept("position_ids") else {})
 
 
 def _by_positions(documents: Tensor, mask: Tensor | None, takes: Parameters, dtype: torch.dtype) -> Inputs:
-    """As Hugging Face models see packed rows: from positions that start anew, where there is neither mask nor cache.
+    """Documents by positions that start anew, which Hugging Face models look at where they get neither mask nor cache.
 
-    They build the mask of each layer themselves, a sliding window too.
+    They then build the mask of each layer themselves, sliding windows included.
     """
+    # no mask is needed for PAD: it is a document of its own, with the number -1
     return plain_inputs(None, takes) | {"position_ids": _positions(documents)}
 
 
 def _by_mask(documents: Tensor, mask: Tensor | None, takes: Parameters, dtype: torch.dtype) -> Inputs:
-    """As a mask (B, 1, T, T) that is added to the attention scores."""
-    allowed = allowed_attention(mask, documents)
+    """Documents by a mask (B, 1, T, T) that is added to the attention scores."""
+    allowed = allowed_attention(mask, documents)  # (B, T, T)
     assert allowed is not None
+    # the lowest finite number and not -inf, as in Hugging Face's own masks
     bias = torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)
     return plain_inputs(bias[:, None], takes) | {"position_ids": _positions(documents)}
 
@@ -114,6 +116,7 @@ def _ways(takes: Parameters) -> list[Way]:
         return [_by_documents]
     ways: list[Way] = []
     if takes.accept("position_ids"):
+        # positions first: a mask of ours would replace the sliding window that the model builds from positions
         ways += [_by_positions, _by_mask] if takes.accept("attention_mask") else [_by_positions]
     return ways + [_by_documents] * takes.any_keyword  # a wrapper may hand it on
 
@@ -142,19 +145,20 @@ def _find_way(module: nn.Module, input_ids: Tensor, takes: Parameters) -> Way:
 
 @contextmanager
 def _trial(module: nn.Module) -> Iterator[Callable[[Tensor, Inputs], Any]]:
-    """Yield a function that calls the model on copies of its weights and buffers, as if on a plain evaluation."""
+    """Yield a function that calls the model on copies of its weights and buffers, as in a plain evaluation."""
     device = next(module.parameters()).device
+    # a fixed seed: a model gets the same verdict in every run
     noise = torch.Generator(device).manual_seed(0)
     tensors = {name: _noisy(parameter, noise) for name, parameter in module.named_parameters()}
-    tensors |= {name: _single(buffer.clone()) for name, buffer in module.named_buffers()}
+    tensors |= {name: _single(buffer.clone()) for name, buffer in module.named_buffers()}  # forward may write into them
     devices = [device] if device.type == "cuda" else []
     exactness = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision("highest")  # TF32's rounding could pass for a mixture of documents
     try:
         with (
             torch.no_grad(),
             evaluation_mode(module),
-            torch.random.fork_rng(devices=devices),
+            torch.random.fork_rng(devices=devices),  # the run's own random numbers are not used up
             torch.autocast(device.type, enabled=False),
         ):
             yield lambda ids, inputs: functional_call(module, tensors, (ids,), inputs)
@@ -165,7 +169,7 @@ def _trial(module: nn.Module) -> Iterator[Callable[[Tensor, Inputs], Any]]:
 def _noisy(parameter: Tensor, generator: torch.Generator) -> Tensor:
     """A copy with noise of the size that a layer's initial weights usually have."""
     copy = _single(parameter.detach().clone())
-    if not copy.is_floating_point():
+    if not copy.is_floating_point():  # integers, as in quantised layers, take no noise
         return copy
     scale = parameter.size(-1) ** -0.5 if parameter.ndim >= 2 else 0.1
     return copy + scale * torch.randn(copy.shape, generator=generator, dtype=copy.dtype, device=copy.device)
@@ -182,10 +186,10 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, takes: Parame
     One row holds two documents and PAD, the other a single document of the full width: a sliding window shows there.
     """
     width = input_ids.size(1)
-    lengths = [(max(1, width // 3),) * 2, (width,)]
+    lengths = [(max(1, width // 3),) * 2, (width,)]  # thirds leave room for PAD behind two documents
     ids, documents = _tokens_like(input_ids), torch.full((2, width), -1)
     for row, parts in enumerate(lengths):
-        documents[row, : sum(parts)] = torch.repeat_interleave(torch.tensor(parts))
+        documents[row, : sum(parts)] = torch.repeat_interleave(torch.tensor(parts))  # 0 0 0 1 1 1
     documents = documents.to(ids.device)
     worst = 0.0
     try:
@@ -215,7 +219,7 @@ def _tokens_like(input_ids: Tensor) -> Tensor:
 
 def _distance(packed: Tensor, alone: Tensor) -> float:
     """Largest difference as a share of the logits' standard deviation; inf where one of them is no number."""
-    distance = float((packed - alone).abs().max() / alone.std().clamp(min=1e-30))
+    distance = float((packed - alone).abs().max() / alone.std().clamp(min=1e-30))  # all logits may be equal
     return math.inf if math.isnan(distance) else distance
 
 

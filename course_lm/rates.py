@@ -1,8 +1,8 @@
 """The learning rate of each parameter group: one rule for `train_step`, `ScheduleLR` and `find_lr`.
 
 The ratios between the groups' rates are kept, whatever drives them: each group gets `lr` times its own `lr_scale`.
-Where no group has one, the rates that the groups were built with decide it, once and for all: a warm-up that sets every
-rate to 0, a sweep, or a checkpoint would otherwise take the ratios away.
+Where no group has one, it is computed once, from the rates that the groups were built with. Later the ratios could be
+gone: a warm-up sets every rate to 0, and a sweep or a checkpoint puts other rates in their place.
 """
 
 import math
@@ -19,12 +19,12 @@ from course_lm.validation import shown
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     """Give each parameter group `lr` times its `lr_scale`; a rate that is a tensor stays the same tensor.
 
-    Raises TypeError and ValueError as `group_rates`, before any group has changed.
+    Raises TypeError and ValueError as `group_rates` does, before any group has changed.
     """
     groups, rates = optimizer.param_groups, group_rates(optimizer, lr)
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(rate)  # a captured CUDA graph reads this very tensor
         else:
             group["lr"] = rate
 
@@ -43,7 +43,7 @@ def group_rates(optimizer: Optimizer, lr: float) -> list[float]:
 
 
 def fix_lr_scales(optimizer: Optimizer) -> None:
-    """Write an `lr_scale` into every group where the groups' rates differ and not every group has one yet.
+    """Write an `lr_scale` into every group where the groups' rates differ and some group has none yet.
 
     Where no group has one, it is the group's rate over the largest (the rate is "initial_lr" where a scheduler left
     that). Where some have one, the others get 1; then the rates must be equal, or in proportion to the scales.
@@ -62,6 +62,7 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
     rates = [checked_rate(group.get("initial_lr", group["lr"]), "the rate of a parameter group") for group in groups]
     if given:
         scales = [group.get("lr_scale", 1.0) for group in groups]
+        # equal: the scales were not applied yet; in proportion: an earlier step or a scheduler has applied them
         if not _proportional(rates, [1.0] * len(rates)) and not _proportional(rates, scales):
             raise ValueError(
                 f"some parameter groups have an lr_scale, and the groups' rates {rates} are neither equal nor in "
@@ -69,7 +70,7 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
             )
     else:
         largest = max(rates)
-        scales = [rate / largest if largest > 0 else 1.0 for rate in rates]
+        scales = [rate / largest if largest > 0 else 1.0 for rate in rates]  # rates that are all 0 have no ratios
     # Equal rates stay equal without a mark; a tensor gets one all the same, so that it is read from its device once.
     if set(scales) != {1.0} or any(isinstance(group["lr"], Tensor) for group in groups):
         for group, scale in zip(groups, scales, strict=True):
@@ -79,7 +80,7 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
 def check_rates(optimizer: Optimizer, lr: float | None) -> None:
     """Raise as `group_rates` would for `lr`, or where that is None for the rates that the groups have.
 
-    A group's rate that is a tensor on an accelerator is not waited for.
+    A rate that is a tensor on an accelerator is not read: the host would have to wait for it.
     """
     if lr is not None:
         group_rates(optimizer, lr)
@@ -98,13 +99,13 @@ def checked_rate(value: Any, what: str) -> float:
     number = value.item() if scalar else value
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{what} must be a finite number of at least 0, got {shown(value)}")
-    if not 0 <= float(number) < math.inf:
+    if not 0 <= float(number) < math.inf:  # true of NaN as well
         raise ValueError(f"{what} must be a finite number of at least 0, got {shown(value)}")
     return float(number)
 
 
 def _separate_tensors(groups: list[dict[str, Any]]) -> None:
-    """Torch lets groups share one tensor as their rate; filled for one group, it would change the others' too."""
+    """Give each group a tensor of its own: torch lets groups share one, and filling it would change all their rates."""
     seen: set[int] = set()
     for group in groups:
         if isinstance(group["lr"], Tensor):
@@ -114,6 +115,7 @@ def _separate_tensors(groups: list[dict[str, Any]]) -> None:
 
 
 def _proportional(rates: list[float], scales: list[float]) -> bool:
-    """Whether one factor makes all `rates` of `scales`."""
+    """Whether every rate is the same multiple of its scale."""
     factor = max(rates) / max(scales) if max(scales) > 0 else 0.0
+    # not closer than 1e-6: a rate may stand in a float32 tensor, which has 7 digits
     return all(math.isclose(rate, factor * scale, rel_tol=1e-6) for rate, scale in zip(rates, scales, strict=True))

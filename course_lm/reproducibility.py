@@ -22,7 +22,7 @@ def seed_everything(seed: int, deterministic: bool = True) -> None:
 
 @contextmanager
 def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Have torch take deterministic kernels, or not, while the body runs; what was set before is set again."""
+    """Let torch use deterministic kernels, or not, while the body runs; then the earlier settings come back."""
     chosen = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = deterministic_settings.fill_uninitialized_memory  # type: ignore[attr-defined]
     workspace = os.environ.get(_WORKSPACE)
@@ -32,7 +32,7 @@ def deterministic_kernels(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(chosen[0], warn_only=chosen[1])
         deterministic_settings.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        if workspace is None:
+        if workspace is None:  # one that the user has set was not changed either
             os.environ.pop(_WORKSPACE, None)
 
 
@@ -40,11 +40,13 @@ def _choose_kernels(deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault(_WORKSPACE, ":4096:8")  # read when CUDA starts
         deterministic_settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
+    # warn_only: an operation without a deterministic kernel warns, where an error would end the run
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def resolve_device(name: str) -> torch.device:
     """The device that `training.device` names; ValueError where this machine has none of that kind."""
+    # in the order in which "auto" prefers them
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind, there in available.items() if there)

@@ -35,6 +35,7 @@ def linear(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0
     step = min(step, total_steps)
     if step < warmup_steps:
         return _warm_up(step, peak_lr, warmup_steps)
+    # max: a run that is all warm-up has no decay to divide by
     return min_lr + (peak_lr - min_lr) * (total_steps - step) / max(1, total_steps - warmup_steps)
 
 
@@ -102,7 +103,7 @@ def inverse_sqrt(
     step = min(step, total_steps)
     if step < warmup_steps:
         return _warm_up(step, peak_lr, warmup_steps)
-    timescale = timescale or warmup_steps or 10_000
+    timescale = timescale or warmup_steps or 10_000  # transformers' default
     return max(min_lr, peak_lr / math.sqrt((step - warmup_steps + timescale) / timescale))
 
 
@@ -124,6 +125,7 @@ def warmup_stable_decay(
     if step < warmup_steps:
         return _warm_up(step, peak_lr, warmup_steps)
     decay_steps = min(round(decay_ratio * total_steps), total_steps - warmup_steps)
+    # the ratio is above 1 until the decay begins
     remaining = min(1.0, (total_steps - step) / max(1, decay_steps))
     return min_lr + (peak_lr - min_lr) * remaining
 
@@ -207,15 +209,16 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
     require(config.min_lr <= peak_lr, "min_lr", f"at most the peak learning rate {peak_lr}", config.min_lr)
     function = SCHEDULES[config.type]
     taken = inspect.signature(function).parameters
+    # a function gets only those settings that stand in its signature
     numbers = {part.name: getattr(config, part.name) for part in fields(config) if part.name in taken}
     numbers["warmup_steps"] = _warmup_steps(config, total_steps)
     return partial(function, peak_lr=peak_lr, total_steps=total_steps, **numbers)
 
 
 def check_schedule(schedule: object) -> None:
-    """Refuse what is no function from the number of completed steps to a learning rate.
+    """Raise TypeError unless `schedule` is a function from the number of completed steps to a learning rate.
 
-    Raises TypeError for one of torch's schedulers, a number, a configuration, and a function that needs more.
+    One of torch's schedulers is none, nor is a number, a configuration, or a function that needs more arguments.
     """
     accepted = "a schedule must be a function from completed steps to a learning rate, such as build_schedule returns"
     if isinstance(schedule, LRScheduler):
@@ -261,6 +264,8 @@ class ScheduleLR(LRScheduler):
 
 
 def _warm_up(step: int, peak_lr: float, warmup_steps: int) -> float:
+    # With a warm-up the first step has the rate 0: it changes the optimizer's moments and no weight. Callers ask only
+    # for step < warmup_steps, so the divisor is never 0.
     return peak_lr * step / warmup_steps
 
 

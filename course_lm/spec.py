@@ -114,7 +114,7 @@ def train(
     for batches in epochs:
         for start in range(0, len(batches), settings.accumulation_steps):
             if not run.step(batches[start : start + settings.accumulation_steps]):
-                run.result.skipped.append(run.result.k + len(run.result.skipped))
+                run.result.skipped.append(run.result.k + len(run.result.skipped))  # the window's index
         if settings.validation:
             run.validate()
     run.result.weights = copy.deepcopy(run.weights())
@@ -134,13 +134,14 @@ class _Run:
 
     def step(self, window: Batches) -> bool:
         """Make one optimizer step of the micro-batches in `window`; say whether it was made."""
-        self.micro_batches += len(window)
+        self.micro_batches += len(window)  # read by the fault schedule_per_micro_batch alone
         is_tail = len(window) < self.settings.accumulation_steps
         tokens = sum(len(self.targets(batch)) for batch in window)
         if tokens == 0 or ("tail_dropped" in self.faults and is_tail):
             return False
+        # all targets were counted first: one mean over the whole window (docs/contract.md, C3)
         loss = self.accumulate(window, tokens)
-        if "tail_leaks" in self.faults and is_tail:
+        if "tail_leaks" in self.faults and is_tail:  # the gradient is kept for the next window
             return False
         overflow = self.result.k + len(self.result.skipped) in self.settings.overflow_steps
         self.unscale_and_clip(overflow)
@@ -195,7 +196,7 @@ class _Run:
         packed = {name: batch[name] for name in ("document_ids", "position_ids") if name in batch}
         output = self.model(batch["input_ids"], attention_mask=batch["attention_mask"], **packed)
         logits = output if isinstance(output, Tensor) else output.logits  # (B, T, V)
-        log_probabilities = logits.log_softmax(dim=-1)
+        log_probabilities = logits.log_softmax(dim=-1)  # (B, T, V), nats
         targets = self.targets(batch)
         total = log_probabilities[:0].sum()  # an empty sum: 0, and still a function of the weights
         for row, position, target in targets:
@@ -210,7 +211,7 @@ class _Run:
         if "clip_before_unscale" in self.faults:
             self.clip()
         for gradient in self.gradients().values():
-            gradient /= self.scale
+            gradient /= self.scale  # in place, as in `clip`: these are the live gradients
         if not self.faults & {"clip_before_unscale", "clip_per_micro_batch"}:
             self.clip()
         if overflow:
@@ -230,6 +231,7 @@ class _Run:
         if "steps_on_nonfinite" in self.faults:
             return True
         bad = [name for name, gradient in self.gradients().items() if not gradient.isfinite().all()]
+        # an overflow of the loss scale is cured by halving it, so it is never an error
         if bad and not overflow and self.settings.on_nonfinite == "raise":
             raise FloatingPointError(f"step {self.result.k}, loss {loss}: {bad[0]} has a non-finite gradient")
         return not bad
@@ -262,6 +264,7 @@ class _Run:
         s = self.settings
         if s.optimizer == "sgd":
             if s.momentum:
+                # torch's form: a sum of gradients, not a moving average, as the new one has no factor 1 - momentum
                 gradient = gradient + s.momentum * moments.get("momentum_buffer", 0.0)
                 moments["momentum_buffer"] = gradient
             return gradient

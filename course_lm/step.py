@@ -43,7 +43,7 @@ class StepResult(NamedTuple):
         tokens: target tokens of the step, over all ranks.
         grad_norm: global norm of the gradient before clipping.
         skipped: True when the weights were left as they were.
-        bad_parameter: index among the parameters that have a gradient of the first non-finite one; -1 for none.
+        bad_parameter: index in `trained_parameters` of the first whose gradient is not finite; -1 for none.
     """
 
     loss: Tensor
@@ -146,6 +146,7 @@ def raise_if_nonfinite(
     if scaling is not None and overflowed and not scaling.was_at_minimum:
         return
     index = int(result.bad_parameter)
+    # "none alone": each gradient is finite, and it is their norm that overflows, or the loss that is to blame
     guilty = name_of(trained_parameters(optimizer)[index], model) if index >= 0 else "none alone"
     at_scale = f" at the lowest loss scale {scaling.minimum_scale:g}" if scaling is not None and overflowed else ""
     what = "gradient" if overflowed else "loss" if index < 0 else "gradient after clip"
@@ -161,6 +162,7 @@ def _check_arguments(
     require(on_nonfinite in ON_NONFINITE, "on_nonfinite", f"one of {', '.join(ON_NONFINITE)}", on_nonfinite)
     if isinstance(micro_batches, Mapping):
         raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
+    # a generator would be empty after the first reading, and the targets are counted before the model runs
     if not isinstance(micro_batches, Sequence):
         raise TypeError(f"micro_batches must be a list of batches, got {type(micro_batches).__name__}")
     if precision is not None and not isinstance(precision, Precision):
@@ -184,6 +186,7 @@ def _total(count: Tensor, device: torch.device, process_group: dist.ProcessGroup
     if process_group is None:
         return count
     count = count.to(device)
+    # a collective call: each rank makes it, also one without a target, or the others would wait for it
     dist.all_reduce(count, group=process_group)
     return count
 
@@ -204,31 +207,33 @@ def _accumulate_gradients(
     """Backward through every micro-batch; return the step's mean loss."""
     device = device_of(model)
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
-    divisor = tokens.clamp(min=1)
+    divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only in `_update`, which skips
     total = torch.zeros((), device=device)
     for index, batch in enumerate(micro_batches):
         batch = move_batch(batch, device)
         last = index == len(micro_batches) - 1
+        # The forward pass is inside too: DDP settles there whether the backward pass exchanges gradients.
         with _gradient_exchange(model, last):
-            with precision.autocast():
+            with precision.autocast():  # not around backward(): autograd takes each forward operation's type by itself
                 loss = loss_sum(loss_fn, forward_logits(model, batch), batch["labels"])
-            precision.scaler.scale(loss * ranks / divisor).backward()  # ranks: their gradients get averaged
-        total = total + loss.detach()
+            precision.scaler.scale(loss * ranks / divisor).backward()  # DDP averages over ranks, a step sums
+        total = total + loss.detach()  # else the graph of each micro-batch would stay in memory
     return _total(total, device, process_group) / divisor
 
 
 def _clip(parameters: list[Tensor], max_norm: float | None, clip: Callable[..., object]) -> tuple[Tensor, Tensor]:
     """Clip; return the true norm before, and whether the gradients are finite now, whatever the caller's clip does."""
+    # a clip of the caller's own follows below: here the gradients are only measured
     norm = clip_gradients(parameters, max_norm if clip is clip_gradients else None)
     if clip is clip_gradients:
-        return norm, norm.isfinite()
+        return norm, norm.isfinite()  # a NaN or an infinity in any gradient shows in the norm
     clip(parameters, max_norm)
     return norm, norm.isfinite() & clip_gradients(parameters, None).isfinite()
 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> AbstractContextManager:
     """Exchange gradients between ranks only after the last micro-batch."""
-    no_sync = getattr(model, "no_sync", None)
+    no_sync = getattr(model, "no_sync", None)  # only a wrapper for several ranks has one
     return nullcontext() if last or no_sync is None else no_sync()
 
 
@@ -237,6 +242,7 @@ def _defers(optimizer: Optimizer, precision: Precision, device: torch.device) ->
 
     Fused SGD is left out: told to skip its very first step, it keeps uninitialised momentum (torch 2.13).
     """
+    # a CPU has nothing to wait for, and the fp16 scaler reads its flag there anyway; AdamW is a subclass of Adam
     if device.type == "cpu" or precision.scales or not isinstance(optimizer, torch.optim.Adam):
         return False
     return all(group["fused"] for group in optimizer.param_groups)
@@ -252,27 +258,31 @@ def _update(
     finite: Tensor,
 ) -> StepResult:
     """Step the optimizer unless the loss or the gradient is not finite."""
+    # ~, & and | stay on the device; `not`, `and` and `or` would wait for the value
     skipped = ~(finite & loss.isfinite()) | (tokens == 0)
     if _defers(optimizer, precision, norm.device):
+        # what GradScaler sets for its fused optimizers: where found_inf is 1, the kernel changes no weight, moment or
+        # step count. Left behind, the flag would decide the next step too.
         optimizer.grad_scale, optimizer.found_inf = None, skipped.float()  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
         bad = _first_nonfinite(parameters)
     else:
-        skipped = skipped.cpu()
+        skipped = skipped.cpu()  # the one wait of a step that cannot be deferred
         bad = _first_nonfinite(parameters) if skipped else torch.tensor(-1)
         if not skipped:
-            precision.scaler.step(optimizer)
-    precision.update_scale()
-    return StepResult(torch.where(tokens == 0, math.nan, loss), tokens, norm, skipped, bad)
+            precision.scaler.step(optimizer)  # outside fp16 plain optimizer.step()
+    precision.update_scale()  # after a skip too: unscale_ has noted the overflow that lowers the scale
+    return StepResult(torch.where(tokens == 0, math.nan, loss), tokens, norm, skipped, bad)  # a mean over nothing
 
 
 def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
     """Index of the first parameter whose gradient is not finite, -1 for none."""
     gradients = [p.grad for p in parameters if p.grad is not None]
+    # The largest magnitude: NaN passes through it, and it cannot overflow as a sum of squares can.
     norms = torch.stack([gradient.norm(p=math.inf) for gradient in gradients])  # (parameters,)
     bad = ~torch.isfinite(norms)
-    return torch.where(bad.any(), bad.int().argmax(), -1)
+    return torch.where(bad.any(), bad.int().argmax(), -1)  # argmax gives the first of equal values
 
 
 class _Buffers:
@@ -303,10 +313,11 @@ class _Buffers:
 
     @torch.no_grad()
     def put_back_where(self, skipped: Tensor) -> None:
-        """The same without asking whether the step was skipped: the choice is made on the device."""
+        """Put them back if `skipped`, a 0-d tensor that the host does not read: the choice is made on the device."""
         for module, name, buffer, value in self.before:
             now = module._buffers[name]
             if now is buffer:
                 buffer.copy_(torch.where(skipped, value, buffer))
+            # torch.where cannot choose between two shapes, so a buffer of a new shape stays
             elif now is not None and now.shape == value.shape:
                 module._buffers[name] = torch.where(skipped, value, now)

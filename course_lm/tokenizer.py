@@ -34,13 +34,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     require(type(vocab_size) is int, "vocab_size", "an int", vocab_size)
     require(MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, vocab_size)
     tokenizer = Tokenizer(models.BPE())
+    # no prefix space: it would come back in the decoded text
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=[PAD, EOS],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # also the bytes that these texts lack
         show_progress=False,
     )
     try:
@@ -61,7 +62,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises OSError where the file cannot be read, ValueError where it holds no such tokenizer.
     """
-    content = Path(path).read_bytes()
+    content = Path(path).read_bytes()  # by us, so that a missing file is an OSError
     try:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception for every kind of bad content
@@ -111,16 +112,17 @@ def bytes_per_token(tokenizer: Tokenizer) -> Tensor:
     what they drop from the text, such as white space.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    sizes = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.int64)
+    sizes = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.int64)  # ids may have gaps
     added = tokenizer.get_added_tokens_decoder()
     specials = {vocabulary.get(PAD), vocabulary.get(EOS)} | {i for i in added if added[i].special}
     splitter = tokenizer.pre_tokenizer
+    # the library tells what a pre-tokenizer is made of only in its JSON
     byte_level = splitter is not None and b'"ByteLevel"' in splitter.__getstate__()
     for token, index in vocabulary.items():
         if index in specials:
             continue
         if index in added:
-            sizes[index] = len(token.encode())
+            sizes[index] = len(token.encode())  # stands for its own text
         elif byte_level:
             sizes[index] = len(token)  # one character of the byte alphabet stands for one byte
         else:

@@ -29,7 +29,7 @@ def require(holds: bool, key: str, accepted: str, value: object) -> None:
 
 
 def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = None) -> Section:
-    """The dataclass `base` with the values of `tree` in place of its own; dataclasses that it holds are read alike.
+    """The dataclass `base` with the values of `tree` in place of its own, and so on in nested dataclasses.
 
     Args:
         tree: keys and values; keys that it leaves out keep their values.
@@ -78,6 +78,7 @@ def require_kinds(section: type, values: dict[str, Any]) -> None:
     for key, hint in get_type_hints(section).items():
         if key in values:
             if getattr(values[key], "ndim", None) == 0:
+                # callers pass vars(self): a frozen dataclass lets itself be changed in no plainer way
                 values[key] = values[key].item()
             require(_fits(values[key], hint), key, readable(hint), values[key])
 
@@ -119,7 +120,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Kinds are compared exactly, not by isinstance: numpy.float64 is a float, and True is an int."""
+    """Kinds are compared exactly: by isinstance numpy.float64 would be a float, and True an int."""
     kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return any(_fits(value, one) for one in arguments)
@@ -130,6 +131,7 @@ def _fits(value: object, hint: Any) -> bool:
     if kind is int:
         return type(value) is int and abs(value) <= LARGEST_INT
     if kind is str:
+        # a lone surrogate cannot be written as UTF-8
         return type(value) is str and not any("\ud800" <= character <= "\udfff" for character in value)
     if kind is dict:
         return type(value) is dict and all(type(key) is str for key in value)

@@ -41,13 +41,14 @@ class _Loader(yaml.SafeLoader):
         """A node, as PyYAML makes it, with what it holds counted."""
         event, before = self.peek_event(), self._values
         tag = getattr(event, "tag", None)
-        self._refuse(tag not in (None, "!"), f"tags such as {tag} are not accepted", event)
+        self._refuse(tag not in (None, "!"), f"tags such as {tag} are not accepted", event)  # "!" alone marks text
         self._refuse(self._depth >= MAX_DEPTH, f"nested more than {MAX_DEPTH} levels deep", event)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(event, AliasEvent):
             self._refuse(id(node) not in self._sizes, f"the alias *{event.anchor} stands for what it is part of", event)
+            # A few aliases of aliases can stand for billions of values ("billion laughs"): each counts in full.
             self._values += self._sizes[id(node)]
         else:
             self._values += 1
@@ -61,7 +62,7 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             self._refuse(not isinstance(key, ScalarNode), "a key must be a word", key)
-            self._refuse(key.value in seen, f"the key {key.value!r:.80} stands twice", key)
+            self._refuse(key.value in seen, f"the key {key.value!r:.80} stands twice", key)  # PyYAML keeps the last
             seen.add(key.value)
         return node
 
@@ -77,8 +78,9 @@ class _Dumper(yaml.SafeDumper):
 
 def _decimal_numbers_only() -> None:
     """Give the loader its own table of what plain words mean; YAML 1.1 has octal, base 60 and dates in it."""
+    # "value" is the word "=", which PyYAML can read but not construct
     replaced = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp", "value")}
-    _Loader.yaml_implicit_resolvers = {
+    _Loader.yaml_implicit_resolvers = {  # SafeLoader's own table serves the whole process
         first: [(tag, pattern) for tag, pattern in entries if tag not in replaced]
         for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -112,7 +114,7 @@ def read_yaml_file(path: Path) -> Any:
         ValueError: names the file and what is wrong with it.
     """
     with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
+        content = file.read(MAX_BYTES + 1)  # one byte more shows that there is more
     try:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES // 1024} KiB")

@@ -35,9 +35,9 @@ _DTYPES = {f"torch {name}": value for name, value in vars(torch).items() if isin
 _ORDERED_DICT = "collections OrderedDict"
 _REBUILD = "torch._utils _rebuild_tensor_v2"
 _REBUILD_UNTYPED = "torch._utils _rebuild_tensor_v3"
-_MOST_ELEMENTS = 2**62
+_MOST_ELEMENTS = 2**62  # torch counts in int64
 
-_PUSHED = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "BINFLOAT")
+_PUSHED = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "BINFLOAT")  # their argument is itself the value
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
@@ -58,7 +58,7 @@ class _Storage:
 
 
 class _Made:
-    """Stands for a list, a dict, a tensor or a tensor's empty hooks; nothing more is known of them."""
+    """Stands for a list, a dict, a tensor or a tensor's empty hooks, of which nothing else has to be known."""
 
 
 _LIST, _DICT, _HOOKS, _TENSOR = _Made(), _Made(), _Made(), _Made()
@@ -86,7 +86,7 @@ def check_archive(file: BinaryIO) -> int:
 
 
 def _records(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """By their names inside the archive's one folder; each must lie in the file as it is, apart from all others."""
+    """The records by their names in the archive's one folder; each must be uncompressed, and apart from all others."""
     entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
     _require(bool(entries) and entries[0].header_offset == 0, "its zip file does not start at its first byte")
     folder = entries[0].filename.partition("/")[0]
@@ -99,11 +99,12 @@ def _records(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         _require(entry.compress_type == zipfile.ZIP_STORED, f"its record {name!r} is compressed; torch compresses none")
         _require(entry.compress_size == entry.file_size, f"its record {name!r} has two sizes")
         _require(not entry.flag_bits & 1, f"its record {name!r} is encrypted")
+        # 30 bytes: a zip record's header without its name
         _require(entry.header_offset + 30 + entry.file_size <= end, f"its record {name!r} overlaps another")
         _require(name not in records, f"its record {name!r} is there twice")
         records[name] = entry
     _require("data.pkl" in records, "it has no record 'data.pkl'")
-    _require("constants.pkl" not in records, "it is a TorchScript program")
+    _require("constants.pkl" not in records, "it is a TorchScript program")  # torch.load knows one by this record
     return records
 
 
@@ -117,6 +118,7 @@ class _Rehearsal:
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, str] = {}
         self.steps: dict[str, Callable[[Any], None]] = {
+            # 2 is the protocol of torch.save
             "PROTO": lambda version: _require(version == 2, f"its pickle has protocol {version}, not 2"),
             "STOP": lambda _: None,
             "MARK": self._mark,
@@ -128,6 +130,7 @@ class _Rehearsal:
             "SETITEM": lambda _: self._set_items(self._pop(2)),
             "SETITEMS": lambda _: self._set_items(self._since_mark()),
             "GLOBAL": self._global,
+            # a persistent id is torch's reference to the memory of a tensor
             "BINPERSID": lambda _: self._push(self._storage(*self.stack.pop())),
             "REDUCE": lambda _: self._call(self.stack.pop()),
             **dict.fromkeys(("BINPUT", "LONG_BINPUT"), self._remember),
@@ -219,6 +222,7 @@ class _Rehearsal:
         _require(all(type(n) is int and 0 <= n < _MOST_ELEMENTS for n in numbers), "a tensor's sizes are no counts")
         _require(len(shape) == len(strides) <= 64 and prod(shape) < _MOST_ELEMENTS, "a tensor's shape is impossible")
         _require(requires_grad is False and hooks is _HOOKS, "a tensor is more than its numbers")
+        # index of the last element in the record; -1 for a tensor without elements
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides)) if prod(shape) else -1
         _require((last + 1) * dtype.itemsize <= storage.nbytes, "a tensor reaches past the end of its record")
         self._push(_TENSOR)

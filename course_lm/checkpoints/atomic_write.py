@@ -1,8 +1,8 @@
 """Files that appear whole or not at all, whenever the process or the machine dies.
 
 The new content goes to a temporary file in the same folder, is forced to the disk, and only then takes the name: a
-rename replaces a directory entry in one step (`man 2 rename`). At last the folder is forced to the disk too, or the
-rename itself could be lost with the power.
+rename replaces a directory entry in one step (`man 2 rename`). Then the folder is forced to the disk too: otherwise a
+power failure could undo the rename.
 """
 
 import errno
@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-LEFTOVER_SECONDS = 600.0
+LEFTOVER_SECONDS = 600.0  # since the last write to the file
 
-_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  # the names that `atomic_file` gives
 
 
 @contextmanager

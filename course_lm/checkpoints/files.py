@@ -33,6 +33,7 @@ from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
 from course_lm.checkpoints.weights import is_dense
 
 FORMAT_VERSION = 2
+# not checkpoint_best.pt: going on from it would repeat the steps after it, so it is the last resort
 RESUMABLE = ("checkpoint_last.pt", "checkpoint_step_*.pt", "checkpoint_epoch_*.pt")
 
 _RETAINED = ("checkpoint_step_", "checkpoint_epoch_")
@@ -40,7 +41,7 @@ _MAX_INTEGER_BITS = 2000  # torch's safe unpickler reads integers of up to 255 b
 _DIGEST_LENGTH = 64
 _TRAILER = re.compile(rb"course_lm checkpoint (\d+) serial (\d+) sha256 ([0-9a-f]{64})\Z")
 _TRAILER_MAX_BYTES = 256
-_MAX_DEPTH = 100
+_MAX_DEPTH = 100  # `_Plain` calls itself for each level
 _SCALARS = (type(None), bool, int, float, str)
 
 
@@ -101,9 +102,9 @@ def load_latest(folder: str | os.PathLike[str], map_location: Any = "cpu") -> tu
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest intact checkpoint of a run's folder, or None: last, step or epoch, and best where none is left.
 
-    Damaged and unreadable files are passed over with a warning that names them. Going on from an older one would
-    quietly lose work where the newest is whole: of another format (CheckpointError), or another user's
-    (PermissionError).
+    Damaged and unreadable files are passed over with a warning that names them. Where the newest one is whole but
+    cannot be used, an older one would lose work without a word, so this raises: CheckpointError for another format,
+    PermissionError for another user's file.
     """
     with _latest(Path(folder)) as found:
         return None if found is None else found[0]
@@ -120,7 +121,7 @@ def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
     newest_first = _newest_first(Path(folder))
     numbered = (path for path in newest_first if path.name.startswith(_RETAINED))
     surplus = [path for path in numbered if _serial(path) is not None][keep:]
-    if surplus:
+    if surplus:  # looking for damage reads whole files
         newest = next((path for path in newest_first if _is_intact(path)), None)
         surplus = [path for path in surplus if path != newest]
     for path in surplus:
@@ -146,7 +147,7 @@ def _installed_version(name: str) -> str:
 
 
 class _Plain:
-    """Converts a state; knows on which way through dicts and lists it stands, for its messages."""
+    """Converts a state; keeps its way through dicts and lists to the value at hand, for its messages."""
 
     def __init__(self, most_parts: float) -> None:
         self.most_parts, self.parts = most_parts, 0
@@ -201,6 +202,7 @@ class _Plain:
             plain = value.item()
             if type(plain) in _SCALARS:
                 return self.convert(plain)
+        # the base class's own methods, as a subclass may have others
         for kind, convert in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
             if isinstance(value, kind):
                 return self.convert(convert(value))  # type: ignore[arg-type]
@@ -262,6 +264,7 @@ def _write(file: BinaryIO, state: dict[str, Any], serial: int) -> None:
 def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.pt")]:
+        # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
         with ExitStack() as opened:
             try:
                 file = opened.enter_context(open(path, "rb"))
@@ -351,6 +354,7 @@ def _serial(path: Path) -> int | None:
 
 
 def _next_serial(folder: Path) -> int:
+    # checkpoint_best.pt counts too: it may be the newest
     return 1 + max((_serial(path) or 0 for path in folder.glob("checkpoint_*.pt")), default=0)
 
 

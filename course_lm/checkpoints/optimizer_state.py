@@ -1,6 +1,6 @@
 """The state of an optimizer under the names of the parameters, checked before it is loaded.
 
-torch saves it by position and loads it unchecked. Two parameters that have changed places then take each other's
+torch saves the state by position and loads it unchecked. Two parameters that have changed places then take each other's
 moments, and moments of another shape let a fused kernel write past the end of their memory. Here every tensor
 stands under its parameter's name, and is taken only in the shape and type that this optimizer itself would make.
 """
@@ -73,11 +73,12 @@ def check_state(saved: Any, optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def load_state(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
-    """Load what `check_state` has let pass. The optimizer gets memory of its own, laid out as it would do it itself."""
+    """Load what `check_state` has let pass, into memory of the optimizer's own, in the layout that it would choose."""
     names = _names(optimizer, model)
     groups = {frozenset(group["params"]): group for group in saved["groups"]}
     for group in optimizer.param_groups:
         theirs = groups[frozenset(names[id(one)] for one in group["params"])]
+        # all other hyper-parameters are equal, as `check_state` has seen
         for key in _RATES:
             if key in theirs:
                 _set_rate(group, key, theirs[key])
@@ -97,7 +98,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _names(optimizer: Optimizer, model: nn.Module) -> dict[int, str]:
-    """Of each parameter by its id. A loss with weights of its own has some that the model does not know."""
+    """The name of each parameter by its id. Weights of the loss are not the model's: they are named by their place."""
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         id(parameter): known.get(id(parameter), f"group {number}, parameter {place}")
@@ -121,6 +122,7 @@ def _check_groups(saved: Any, optimizer: Optimizer, names: Mapping[int, str]) ->
             f"optimizer group {number} must list its parameters by name, got {describe(listed)}",
         )
         _require(
+            # in any order: the state goes by names
             sorted(listed) == sorted(own_names),
             f"optimizer group {number} holds {_shortly(listed, own_names)} in the checkpoint and "
             f"{_shortly(own_names, listed)} in this run",
@@ -170,7 +172,7 @@ def _equal(saved: Any, mine: Any) -> bool:
         return both and saved.dtype == mine.dtype and torch.equal(saved.to(mine.device), mine)
     if isinstance(saved, list | tuple) and isinstance(mine, list | tuple):
         return len(saved) == len(mine) and all(_equal(one, other) for one, other in zip(saved, mine))
-    return saved == mine or (saved != saved and mine != mine)
+    return saved == mine or (saved != saved and mine != mine)  # NaN equals NaN here
 
 
 def _check_parameter(saved: Any, name: str, parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> None:
@@ -222,12 +224,12 @@ def _forms(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) ->
     """How the optimizer's state of one parameter looks, by trying a step on a copy of the parameter without memory."""
     if not _is_of_torch(optimizer):
         return {}
-    twin = object.__new__(type(optimizer))
+    twin = object.__new__(type(optimizer))  # its constructor may take any arguments
     vars(twin).update(vars(optimizer))
     stand_in = torch.empty_like(parameter, device="meta").requires_grad_()
     stand_in.grad = torch.empty_like(stand_in)
-    plain = {key: False for key in ("fused", "foreach") if key in group}
-    rates = {"lr": float(group["lr"])} if "lr" in group else {}
+    plain = {key: False for key in ("fused", "foreach") if key in group}  # kernels that may refuse a meta tensor
+    rates = {"lr": float(group["lr"])} if "lr" in group else {}  # a rate in a tensor lies on another device
     twin.param_groups = [{**group, **plain, **rates, "params": [stand_in]}]
     twin.state = defaultdict(dict)
     # The state is made before the arithmetic, which may ask for a value that is not there. Hooks on steps, and
@@ -238,6 +240,7 @@ def _forms(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) ->
     forms = {}
     for key, value in twin.state.get(stand_in, {}).items():
         if isinstance(value, Tensor):
+            # a tensor that is not on meta never follows its parameter: torch counts steps on the CPU
             like, device = value.to("meta"), parameter.device if value.is_meta else value.device
             if fused and not like.ndim:  # a fused kernel counts its steps in fp32, beside the parameter
                 like, device = like.to(torch.float32), parameter.device

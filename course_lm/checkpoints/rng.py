@@ -17,7 +17,7 @@ def rng_state() -> dict[str, Any]:
 
     "cuda" is None until this process has used CUDA, since asking would start it on every device.
     """
-    version, words, gauss = random.getstate()
+    version, words, gauss = random.getstate()  # gauss: normal numbers are drawn in pairs, the second is kept
     legacy = np.random.get_state(legacy=False)
     assert isinstance(legacy, dict)
     on_mps = torch.backends.mps.is_available()
@@ -47,7 +47,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(device_state.cpu(), device)
+            torch.cuda.set_rng_state(device_state.cpu(), device)  # torch takes states on the CPU only
     if state["mps"] is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"].cpu())
 
@@ -93,7 +93,7 @@ def _check_numpy(state: Any) -> None:
 
 
 def check_generator_state(state: Any, name: str) -> None:
-    """Raise ValueError where this is no state of a `torch.Generator`; an accelerator's is looked at by its form."""
+    """Raise ValueError where this is no state of a `torch.Generator`; of an accelerator's only the form is checked."""
     _check_bytes(state, name, None)
     if state.numel() != _ACCELERATOR_BYTES:
         _check_torch(state, name)
@@ -102,7 +102,7 @@ def check_generator_state(state: Any, name: str) -> None:
 def _check_torch(state: Any, name: str = "torch") -> None:
     _check_bytes(state, name, "cpu")
     # A Mersenne twister's words left and the next one's place; torch does not hold them against each other, and reads
-    # past the last word where they do not agree.
+    # past the last word where they do not agree. The first 8 bytes are the seed.
     left, _, following = struct.unpack_from("=iiQ", state.cpu().contiguous().numpy().tobytes(), 8)
     agree = left > 0 and left + following <= 625
     _require(agree, f"the random state of {name} has {left} words left from word {following} on; there are 624")

@@ -1,4 +1,4 @@
-"""Whether a state is one of a run: every part is there, of its type, and with a value that a run can have.
+"""Whether a state is that of a run: every part is there, of its type, and with a value that a run can have.
 
 `Trainer.load_state_dict` asks before it changes anything, so that a state that is refused leaves no trace. Weights,
 optimizer and random states are checked where they are loaded: in `weights`, `optimizer_state` and `rng`.
@@ -60,7 +60,7 @@ def _check_keys(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def _integer(least: int) -> Callable[[Any, str], None]:
     def check(value: Any, name: str) -> None:
-        if type(value) is not int or not least <= value < 2**63:
+        if type(value) is not int or not least <= value < 2**63:  # to isinstance, True is an int
             raise ValueError(f"the state's {name} must be an integer of at least {least}, got {describe(value)}")
 
     return check
@@ -193,6 +193,7 @@ def _check_pending(value: Any, parameters: int) -> None:
             fits = is_dense(part) and part.ndim == 0 and _kind(part) == _PENDING_KINDS[name]
             if not fits:
                 raise ValueError(f"{where} has {describe(part)} for its {name}, not one {_PENDING_KINDS[name]}")
+        # tokens and bad_parameter, which `raise_if_nonfinite` uses as an index
         if int(parts[1]) < 0 or not -1 <= int(parts[4]) < parameters:
             raise ValueError(f"{where} counts {int(parts[1])} tokens and blames parameter {int(parts[4])}")
 
@@ -230,7 +231,7 @@ def _check_position(value: Any, name: str) -> None:
 
 
 def _check_generators(value: Any, name: str) -> None:
-    """States of `torch.Generator` objects on the CPU, tried on one of their own."""
+    """A list of states of `torch.Generator` objects, or None."""
     if value is None:
         return
     if not isinstance(value, list):
@@ -240,7 +241,7 @@ def _check_generators(value: Any, name: str) -> None:
 
 
 def _check_no_views(value: Any, where: str) -> None:
-    """Nobody knows the shapes of a loader's tensors; one that repeats few numbers might claim any amount of memory."""
+    """Refuse a tensor that is larger than its memory: one that repeats few numbers could grow to any size in a copy."""
     if isinstance(value, Tensor) and value.nbytes > value.untyped_storage().nbytes():
         raise ValueError(f"the state's {where} claims {value.nbytes} bytes, which it does not have")
     for key, item in (

@@ -59,7 +59,7 @@ def describe_difference(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> st
 
 
 def check_weights(model: nn.Module, weights: Any) -> None:
-    """Raise ValueError, in one line, where they are not the weights of such a model."""
+    """Raise ValueError, in one line, where `weights` are not those of such a model."""
     if not isinstance(weights, Mapping):
         raise ValueError(f"the weights must be a dict of tensors by name, got {describe(weights)}")
     mine = model.state_dict()
@@ -69,13 +69,14 @@ def check_weights(model: nn.Module, weights: Any) -> None:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load them; ValueError, in one line, where they are those of another model or the model does not take them.
+    """Load `weights` into the model; ValueError, in one line, where they are another model's or it does not take them.
 
-    The model is then as it was: what it has is kept beside it until all is loaded.
+    The model is then as it was: a copy of its own weights is kept until all are loaded.
     """
     check_weights(model, weights)
     state = model.state_dict()
     before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
+    # what a module's get_extra_state returned; load_state_dict hands it to set_extra_state at once
     extra = {name: deepcopy(value) for name, value in state.items() if not isinstance(value, Tensor)}
     loaded = OrderedDict(weights)
     loaded._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # else layers take it for an old form
@@ -103,7 +104,7 @@ def describe(value: Any) -> str:
 
 
 def describe_form(tensor: Tensor) -> str:
-    """Shape and type."""
+    """Shape and type of a tensor, in words."""
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
@@ -122,10 +123,11 @@ def _put_back_extra_state(model: nn.Module, extra: Mapping[str, Any]) -> None:
 
 
 def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
-    """Two names that stand for one tensor here and for two different ones there: the second would win."""
+    """A line on two names for one tensor in `mine` that stand for different ones in `saved`: the second would win."""
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in mine.items():
         if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+            # the same place and form: one tensor under two names
             place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
             other = saved[first.setdefault(place, name)]
             if other is not saved[name] and not torch.equal(other, saved[name]):
@@ -134,7 +136,7 @@ def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str |
 
 
 def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, each once and in memory of its own; and for every other name the one that it shares."""
+    """Each tensor once, in memory of its own; and for each further name of it the name under which it is kept."""
     kept: dict[str, Tensor] = {}
     first: dict[tuple[Any, ...], str] = {}
     tied: dict[str, str] = {}
@@ -144,10 +146,11 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
             raise ValueError(f"weights must hold tensors, got {type(tensor).__name__} for {name!r}")
         tensor = tensor.detach()
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and first.setdefault(place, name) != name:
+        if tensor.numel() and first.setdefault(place, name) != name:  # all empty tensors have the address 0
             tied[name] = first[place]
             continue
         storage = tensor.untyped_storage().data_ptr()
+        # safetensors refuses tensors that share memory, and those that are not contiguous
         kept[name] = (tensor.clone() if storage in storages else tensor).contiguous()
         storages.add(storage)
     return kept, tied
@@ -158,5 +161,5 @@ def _in_one_line(name: object) -> str:
 
 
 def _form(value: Any) -> str:
-    """Shape and type of a tensor, in words."""
+    """Shape and type of a tensor, in words; of anything else its class."""
     return describe(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"

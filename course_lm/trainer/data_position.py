@@ -1,6 +1,6 @@
 """Where a run stands in its data: the epoch, and the batches whose step is done.
 
-What stopping and going on does with each kind of training loader; "to the bit" holds for any step of any epoch:
+How a stopped run goes on with each kind of training loader; "to the bit" holds for any step of any epoch:
 
     training loader                               a run that goes on
     our Loader and CurriculumLoader               to the bit: jumps to the batch; refused over other data
@@ -20,7 +20,7 @@ batch: a loader that may hide what its next epoch depends on (an iterable of one
 Whatever a loader draws from the global generators of Python, NumPy and torch it draws from a stream that depends on
 (seed, epoch) alone, so that neither dropout nor validation can change the data. `torch.Generator`s that the loader,
 its samplers or its dataset hold are saved as they were when the epoch began. `set_epoch` of any of these is called.
-Worker processes start anew with each epoch, persistent ones too: these would go on with the random state of the last.
+Worker processes start anew with each epoch, persistent ones too: they would otherwise keep their random state.
 """
 
 import warnings
@@ -64,7 +64,7 @@ class DataPosition:
         """
         if self._broken or (self._source.loader is not None and loader is not self._source.loader):
             self._leave_loader(successor=loader)
-        if self._batches is None or self._source.jumps:
+        if self._batches is None or self._source.jumps:  # a jump costs nothing, so no iterator is kept
             self._open(loader)
 
     def rest_of_epoch(self, loader: Any) -> Iterator[AnyBatch]:
@@ -73,6 +73,7 @@ class DataPosition:
         Raises ValueError as `go_to` does.
         """
         self.go_to(loader)
+        # a copy of the list, which `take` shortens while it is read
         yield from [batch for batch, _ in self._untaken]
         while (batch := self._read()) is not END:
             self._untaken.append((batch, digest_of(batch) if self._source.repeats else None))
@@ -121,6 +122,7 @@ class DataPosition:
             "last": self._last,
             "untaken": [batch for batch, _ in self._untaken] if source.runs_ahead else [],
             "ended": ahead and self._ended,
+            # without it the stream begins anew: the epoch is read again up to the batch, and draws the same numbers
             "stream": self._stream.state_dict() if ahead else None,
         }
 
@@ -151,7 +153,7 @@ class DataPosition:
         source = self._source if loader is self._source.loader else source_of(loader)
         place = self._saved or place_of(self.epoch, self.batch, last=self._last)
         stream = RandomStream(epoch_generator(self.seed, self.epoch).initial_seed())
-        if self._saved is not None:
+        if self._saved is not None:  # before anything changes
             _check_data(place, loader)
         with stream:
             if not source.jumps:
@@ -161,6 +163,7 @@ class DataPosition:
             batches = source.read_from(place)
         if place["stream"] is not None:
             stream.load_state_dict(place["stream"])
+        # set only when nothing can be refused any more
         self._source, self._batches, self._stream, self._saved = source, batches, stream, None
         self._untaken = [(batch, None) for batch in place["untaken"]]
         self._ended = place["ended"]
@@ -174,7 +177,7 @@ class DataPosition:
             self._ended = batch is END
             return batch
         except BaseException:
-            self._broken = True  # it is at its end, even if its loader has more
+            self._broken = True  # a generator that has raised gives nothing more, even if its loader has more
             raise
 
     def _compare_with_length(self, *, at_end: bool) -> None:
@@ -192,7 +195,7 @@ class DataPosition:
 
 
 def _check_data(place: Place, loader: Any) -> None:
-    """A saved position means nothing in other data, nor do weights over another vocabulary."""
+    """Refuse other data: a saved position means nothing there, nor do the weights over another vocabulary."""
     data = fingerprint_of(loader)
     if (place["epoch"] or place["batch"]) and place["data"] != data:
         raise ValueError(

@@ -10,18 +10,19 @@ from course_lm.loss import perplexity
 from course_lm.monitoring import History, Observer, Observers, Throughput, peak_memory, summarise
 from course_lm.step import NonFiniteGradientError, StepResult
 
-MAX_SKIPPED_IN_A_ROW = 25
+MAX_SKIPPED_IN_A_ROW = 25  # fp16 may need 16: its scale starts at 2**16 and halves each time, down to 1
 MAX_EMPTY_IN_A_ROW = 1_000
 
 
 class RunLog:
-    """Counts what the steps bring and records it.
+    """Counts tokens and skipped steps, and makes the records of a run.
 
     Attributes:
         history: takes every record. pending: results of the steps since the last record.
         device: whose peak memory is recorded. plain_loss: whether exp(loss) is a perplexity.
-        tokens: target tokens of all recorded steps. skipped: steps left out in the whole run.
-        skipped_in_a_row: those since the last completed step. empty_in_a_row: steps without a target token.
+        tokens: target tokens of all recorded steps. skipped: skipped steps of the whole run, also empty ones.
+        skipped_in_a_row: steps with a bad gradient since the last completed one.
+        empty_in_a_row: steps without a target token since the last one that had some.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class RunLog:
     def start(self, step: int, total_steps: int | None) -> None:
         """Tell the observers that a run starts, or goes on, after `step` completed steps."""
         self.observers.start(step, total_steps)
+        # tokens of an earlier train() do not count for the speed of this one
         self.throughput.restart(self.tokens + int(summarise(self.pending)["tokens"]))
 
     def add(self, result: StepResult, skipped: bool, step: int) -> None:
@@ -101,6 +103,7 @@ class RunLog:
             "train_loss": train.get("loss", math.nan),
             "val_loss": validation.get("val_loss", math.nan),
             "perplexity": validation.get("perplexity", math.nan),
+            # this waits for an accelerator, as any saving does
             "pending": [[part.cpu() for part in result] for result in self.pending],
             "history": records,
         }

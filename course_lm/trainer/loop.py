@@ -116,10 +116,11 @@ class Trainer:
         if self.device.type == "cpu":
             tune_allocator()
         self.model = model.to(self.device)
+        # only called: weights are saved from `model`, without the prefix that torch.compile gives their names
         self.runner: nn.Module = torch.compile(model) if self.settings.compile else model  # type: ignore[assignment]
         self.optimizer = optimizer or build_optimizer(model, config.optimizer)
         check_optimizer(self.optimizer, model)
-        fix_lr_scales(self.optimizer)
+        fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
             check_schedule(schedule)
         self.loss_fn, self.schedule, self.clip = adapt_loss(loss_fn), schedule, clip
@@ -168,6 +169,7 @@ class Trainer:
                 self._log_partial()
                 self.log.observers.close()
                 if self._generators is None:
+                    # what the caller draws before the next train() does not reach this run
                     self._generators = rng_state()
         if self.interrupted is not None:
             print(farewell(self.interrupted, self.step, self.config))
@@ -232,6 +234,7 @@ class Trainer:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
+        # an error in the middle of the step has already used up random numbers
         before, self._generators = rng_state(), None
         try:
             result = train_step(
@@ -253,6 +256,7 @@ class Trainer:
         # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
         on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
         skipped = on_host and bool(result.skipped)
+        # a skipped window is taken as well; the batches of a step that raised are not
         self.position.take(window)
         if not skipped:
             self.step, self.last_rate = self.step + 1, float(rate)
@@ -265,6 +269,7 @@ class Trainer:
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
         if self.settings.on_nonfinite == "raise":
+            # a bad step that an accelerator skipped by itself raises here, where the host may wait
             for result in self.log.pending:
                 raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
         self._record("train", **self.log.take_pending(self.optimizer.param_groups[0]["lr"]))
@@ -280,7 +285,7 @@ class Trainer:
 
     def _validate(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Measure the validation loss, keep the best weights, and count for early stopping."""
-        if val_loader is None or self.validated_at == self.step:
+        if val_loader is None or self.validated_at == self.step:  # an epoch may end with an eval step
             return
         self._owes_validation = True
         with self.log.throughput.paused():
@@ -290,7 +295,7 @@ class Trainer:
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
         self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
         self.stopper.update(metrics["val_loss"])
-        if metrics["val_loss"] < self.best_loss:
+        if metrics["val_loss"] < self.best_loss:  # false for NaN
             self.best_loss = metrics["val_loss"]
             if self.folder is None:
                 self.best_weights = copy_weights(self.model)
@@ -309,16 +314,18 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.throughput.paused():
             self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
+            # only now: a disk that is full costs no older checkpoint
             if self.settings.save_total_limit is not None:
                 prune_checkpoints(self.folder, self.settings.save_total_limit)
 
     def _end_epoch(self, val_loader: Iterable[AnyBatch] | None) -> None:
+        # an epoch of empty windows, or without any: under max_steps such a run would never end
         if self.log.empty_in_a_row * self.settings.gradient_accumulation_steps >= self.position.batch:
             raise ValueError("the training loader held no target token in a whole epoch")
         described = self.position.describe_epoch()
         if described is not None:
             self._record("epoch", **described)
-        self.position.end_epoch()
+        self.position.end_epoch()  # first: the records and files that follow belong to the completed epoch
         if not self.settings.eval_steps:
             self._validate(val_loader)
         self._save(f"epoch_{self.position.epoch}")
@@ -329,7 +336,7 @@ class Trainer:
             if self.log.pending:
                 self._log()
             self._validate(val_loader)
-        self._save("last")
+        self._save("last")  # before the best weights come back: a run goes on from its last ones
         if self.interrupted is None and self.settings.restore_best:
             self.restore_best()
 
@@ -384,7 +391,7 @@ class Trainer:
             self.schedule_settings = {**asdict(config), "peak_lr": peak, "total_steps": self.total_steps}
         if self._loaded is not None:
             check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
-        if not self.model.training:
+        if not self.model.training:  # else layers that the caller keeps in eval mode stay there
             self.model.train()
 
     def save_checkpoint(self, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: the same run, or one that is declared to be the same but for its length.
+"""Whether a run may go on from a checkpoint: it must be the same run, in all settings that its numbers depend on.
 
 A run is decided by its configuration. Going on with another one would give weights that no configuration describes, so
 every key either has the value that it was saved with, or stands in one of the three lists below, or the checkpoint is
@@ -45,7 +45,7 @@ ROUNDING = {"model.gradient_checkpointing", "training.compile", "training.determ
 # These may change as long as the steps that were taken keep their learning rates: see `check_length`.
 LENGTH = {"training.max_steps", "training.num_epochs"}
 
-MOST_COMPARED = 100_000  # rates of steps that were taken
+MOST_COMPARED = 100_000  # rates of steps that were taken; of a longer run every n-th
 WHAT_TO_DO = "change it back, choose another experiment_name, or set training.resume to never"
 
 
@@ -81,7 +81,7 @@ def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
 def check_rates(
     saved: Mapping[str, Any], schedule: Callable[[int], float], total_steps: int, settings: LoopConfig
 ) -> None:
-    """The steps that were taken must have the rates that this run's schedule gives them.
+    """Raise ValueError unless the steps that were taken had the rates that this run's schedule gives them.
 
     So a run can be made longer where its schedule does not look at its end (a constant rate, "inverse_sqrt", "step"
     with milestones, each with `warmup_steps`), or has not begun to (the decay of "warmup_stable_decay").
@@ -95,11 +95,12 @@ def check_rates(
         ValueError: names the first step whose rate would be another one.
     """
     step = saved["step"]
-    rates = {step - 1: saved["last_rate"]} if step else {}
+    rates = {step - 1: saved["last_rate"]} if step else {}  # all that is saved of a user's own schedule
     if saved["schedule"] is not None:
         then = _saved_schedule(saved["schedule"])
         rates |= {k: then(k) for k in range(0, step, max(1, step // MOST_COMPARED))}
     for k, rate in rates.items():
+        # not exactly: C libraries differ in the last bit of a cosine
         if not math.isclose(rate, schedule(k), rel_tol=1e-9):
             raise ValueError(
                 f"step {k + 1} was taken with learning rate {rate:g}, and would now have {schedule(k):g}: "
@@ -153,7 +154,7 @@ def put_aside(folder: Path) -> None:
 
 def describe_parts(model: nn.Module, loss_fn: object, clip: object) -> dict[str, str]:
     """What a run is made of beside its configuration, as text: the model's modules, the loss and the clip function."""
-    modules = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
+    modules = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # addresses differ from process to process
     return {"model": modules, "loss_fn": _describe_function(loss_fn), "clip": _describe_function(clip)}
 
 

@@ -32,12 +32,13 @@ def run_folder(config: TrainingConfig) -> Path | None:
 def sole_writer(folder: Path | None) -> Iterator[None]:
     """Let no other process train in this folder until the body ends, or this process dies.
 
-    Entered again in the same thread it changes nothing. Raises BlockingIOError where another process, or thread, is in.
+    Entered again in the same thread it changes nothing. Raises BlockingIOError where another process or thread is in.
     """
     if folder is None:
         yield
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # a singleton counts how often this thread has entered; a second lock object would refuse it
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), is_singleton=True)  # beside the folder: that is renamed
     try:
         lock.acquire(timeout=0)
@@ -75,6 +76,7 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
         problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"
         raise ValueError(f"the training loader {problem}")
     lengths = (length_of_epoch(loader, epoch) for epoch in range(settings.num_epochs))
+    # rounded up for each epoch: its tail is a step of its own (docs/contract.md, C4)
     return sum(math.ceil(length / settings.gradient_accumulation_steps) for length in lengths)
 
 
@@ -110,6 +112,7 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
+        # first of all: a second signal ends a run whose step hangs
         signal.signal(number, previous[signal.Signals(number)])
         notify(number)
 
@@ -125,7 +128,7 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
 
 
 def farewell(number: int, step: int, config: TrainingConfig) -> str:
-    """What an interrupted run says in the end; `number` is the signal's."""
+    """The last line that an interrupted run prints; `number` is the number of the signal."""
     folder = run_folder(config)
     if folder is None:
         saved = "nothing was saved"

@@ -25,7 +25,7 @@ from course_lm.checkpoints import as_plain
 from course_lm.curriculum.loader import CurriculumLoader
 from course_lm.validation import one_line
 
-END: Any = object()
+END: Any = object()  # not None, which a loader might yield
 
 
 class Place(TypedDict):
@@ -35,16 +35,16 @@ class Place(TypedDict):
     batch: int  # batches taken from the current one
     loader: dict[str, Any] | None  # the loader's own state, where it has one
     data: str | None  # the fingerprint of its data, where it has one
-    generators: list[Tensor] | None  # what those that it holds were when the epoch began
+    generators: list[Tensor] | None  # the states of the loader's torch.Generators when the epoch began
     last: str | None  # digest of the last batch taken, where that one will be read again
-    # Of a foreign loader that keeps its position, which is ahead of the place:
-    untaken: list[AnyBatch]  # the batches in between
-    ended: bool  # whether it has said that there are no more
+    # Only of a foreign loader that keeps its position; that one may be ahead of the place:
+    untaken: list[AnyBatch]  # the batches between the place and the loader's position
+    ended: bool  # whether the loader has said that there are no more
     stream: dict[str, Any] | None  # its random stream
 
 
 def place_of(epoch: int, batch: int = 0, data: str | None = None, last: str | None = None) -> Place:
-    """A place of which no more is known."""
+    """A place of which nothing else is known."""
     return {
         "epoch": epoch,
         "batch": batch,
@@ -105,13 +105,13 @@ class OwnLoader(Source):
     jumps = True
 
     def read_from(self, place: Place) -> Iterator[AnyBatch]:
-        """Told the epoch and the batch; at a saved place, what else it had saved."""
+        """Tell the loader the epoch and the batch, and at a saved place the rest of its saved state."""
         _load_state(self.loader, {**(place["loader"] or {}), "epoch": place["epoch"], "batch": place["batch"]})
         return iter(self.loader)
 
     def state(self, epoch: int, batch: int) -> dict[str, Any]:
-        """What it saves, with the place of the run instead of its own."""
-        return {**deepcopy(self.loader.state_dict()), "epoch": epoch, "batch": batch}
+        """The loader's state, with the epoch and the batch of the run instead of the loader's own."""
+        return {**deepcopy(self.loader.state_dict()), "epoch": epoch, "batch": batch}  # reading it elsewhere moves it
 
 
 class BatchList(Source):
@@ -123,10 +123,11 @@ class BatchList(Source):
         """Compare the batch before the place; at the start of an epoch, that is the last one of the list."""
         if place["last"] is not None:
             there = 0 < len(self.loader) >= place["batch"]
+            # at batch 0 the index is -1: the last batch of the epoch before
             _check_repeated(self.loader[place["batch"] - 1] if there else END, place)
 
     def read_from(self, place: Place) -> Iterator[AnyBatch]:
-        """The list, cut."""
+        """The rest of the list."""
         return iter(self.loader[place["batch"] :])
 
 
@@ -140,9 +141,10 @@ class PositionedLoader(Source):
         self._unused: dict[str, Any] | None = None  # the state at the end of an epoch, from which nothing was read yet
 
     def take_over(self, place: Place, *, resumed: bool) -> None:
-        """Give it its state; one that will begin to save is asked for a state now, before a step is taken."""
+        """Give the loader its state; where there is none yet, see before the first step that its state can be saved."""
         if place["loader"] is not None:
             _load_state(self.loader, deepcopy(place["loader"]))
+        # at the start of a run, or of an epoch while it runs, there is no position to lose
         elif place["batch"] or (resumed and place["epoch"]):
             raise ValueError(
                 f"the checkpoint holds no state of this {type(self.loader).__name__}: the training loader was another "
@@ -152,17 +154,17 @@ class PositionedLoader(Source):
             as_plain({"the training loader's state_dict()": self.loader.state_dict()})
 
     def read_from(self, place: Place) -> Iterator[AnyBatch]:
-        """What it gives; nothing where it has said that there is no more: to ask again would begin the next epoch."""
+        """What the loader gives; nothing where it has said that there is no more: asking again would begin an epoch."""
         self._unused = place["loader"] if place["ended"] else None
         return iter(()) if place["ended"] else iter(self.loader)
 
     def state(self, epoch: int, batch: int) -> dict[str, Any]:
-        """The state that it makes, or got and has not used."""
+        """The state that the loader makes, or the one that it was given and has not used."""
         return deepcopy(self.loader.state_dict()) if self._unused is None else self._unused
 
 
 class AnyIterable(Source):
-    """Any other: the epoch is read from its start, and the batches that were taken are thrown away."""
+    """Any other iterable: the epoch is read from its start, and the batches that were taken are thrown away."""
 
     repeats = True
 
@@ -191,6 +193,7 @@ class AnyIterable(Source):
             )
         if self._at_start is not None:
             set_generator_states(self.loader, self._at_start)
+        # for the checkpoints of this epoch: a run that goes on from one reads the epoch again from its start
         self._at_start = generator_states(self.loader)
         batches, last = iter(with_fresh_workers(self.loader)), END
         for _ in range(place["batch"]):
@@ -206,7 +209,7 @@ class AnyIterable(Source):
         self._at_start = None
 
     def generators(self) -> list[Tensor]:
-        """What they were when the epoch began."""
+        """The states that the loader's generators had when the epoch began."""
         return generator_states(self.loader) if self._at_start is None else self._at_start
 
     def can_pause(self) -> bool:
@@ -219,7 +222,7 @@ def source_of(loader: Any) -> Source:
     if isinstance(loader, Mapping):
         raise ValueError("the training loader must be an iterable of batches, got a single batch: put it in a list")
     if isinstance(loader, Loader | CurriculumLoader):
-        return OwnLoader(loader)
+        return OwnLoader(loader)  # first: ours keep a position too, and can jump
     if isinstance(loader, list | tuple):
         return BatchList(loader)
     return PositionedLoader(loader) if keeps_position(loader) else AnyIterable(loader)

@@ -43,7 +43,7 @@ class StepResult(NamedTuple):
         tokens: target tokens of the step, over all ranks.
         grad_norm: global norm of the gradient before clipping.
         skipped: True when the weights were left as they were.
-        bad_parameter: index in `trained_parameters` of the first whose gradient is not finite; -1 for none.
+        bad_parameter: index among the optimizer's parameters of the first whose gradient is not finite; -1 for none.
     """
 
     loss: Tensor
@@ -116,7 +116,7 @@ def train_step(
         check_gradients(parameters, model)
         precision.scaler.unscale_(optimizer)
         grad_norm, finite = _clip(parameters, max_grad_norm, clip)
-        result = _update(optimizer, parameters, precision, loss, tokens, grad_norm, finite)
+        result = _update(optimizer, precision, loss, tokens, grad_norm, finite)
     if _defers(optimizer, precision, device):
         buffers.put_back_where(result.skipped)
     elif result.skipped:
@@ -126,9 +126,14 @@ def train_step(
     return result
 
 
+def held_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters that the optimizer holds, group after group."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's parameters that have a gradient."""
-    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [p for p in held_parameters(optimizer) if p.grad is not None]
 
 
 def raise_if_nonfinite(
@@ -147,7 +152,7 @@ def raise_if_nonfinite(
         return
     index = int(result.bad_parameter)
     # "none alone": each gradient is finite, and it is their norm that overflows, or the loss that is to blame
-    guilty = name_of(trained_parameters(optimizer)[index], model) if index >= 0 else "none alone"
+    guilty = name_of(held_parameters(optimizer)[index], model) if index >= 0 else "none alone"
     at_scale = f" at the lowest loss scale {scaling.minimum_scale:g}" if scaling is not None and overflowed else ""
     what = "gradient" if overflowed else "loss" if index < 0 else "gradient after clip"
     raise NonFiniteGradientError(
@@ -249,13 +254,7 @@ def _defers(optimizer: Optimizer, precision: Precision, device: torch.device) ->
 
 
 def _update(
-    optimizer: Optimizer,
-    parameters: list[Tensor],
-    precision: Precision,
-    loss: Tensor,
-    tokens: Tensor,
-    norm: Tensor,
-    finite: Tensor,
+    optimizer: Optimizer, precision: Precision, loss: Tensor, tokens: Tensor, norm: Tensor, finite: Tensor
 ) -> StepResult:
     """Step the optimizer unless the loss or the gradient is not finite."""
     # ~, & and | stay on the device; `not`, `and` and `or` would wait for the value
@@ -266,10 +265,10 @@ def _update(
         optimizer.grad_scale, optimizer.found_inf = None, skipped.float()  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        bad = _first_nonfinite(parameters)
+        bad = _first_nonfinite(held_parameters(optimizer))
     else:
         skipped = skipped.cpu()  # the one wait of a step that cannot be deferred
-        bad = _first_nonfinite(parameters) if skipped else torch.tensor(-1)
+        bad = _first_nonfinite(held_parameters(optimizer)) if skipped else torch.tensor(-1)
         if not skipped:
             precision.scaler.step(optimizer)  # outside fp16 plain optimizer.step()
     precision.update_scale()  # after a skip too: unscale_ has noted the overflow that lowers the scale
@@ -278,9 +277,13 @@ def _update(
 
 def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
     """Index of the first parameter whose gradient is not finite, -1 for none."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [p.grad if p.grad is not None and p.numel() else None for p in parameters]
+    held = [gradient for gradient in gradients if gradient is not None]
+    if not held:
+        return torch.tensor(-1)
+    zero = held[0].new_zeros(())  # in place of no gradient, so that an index holds for later steps with other gradients
     # The largest magnitude: NaN passes through it, and it cannot overflow as a sum of squares can.
-    norms = torch.stack([gradient.norm(p=math.inf) for gradient in gradients])  # (parameters,)
+    norms = torch.stack([zero if gradient is None else gradient.norm(p=math.inf) for gradient in gradients])  # (P,)
     bad = ~torch.isfinite(norms)
     return torch.where(bad.any(), bad.int().argmax(), -1)  # argmax gives the first of equal values
 

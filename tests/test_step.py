@@ -222,10 +222,9 @@ def test_the_update_itself_skips_where_the_count_of_targets_is_zero():
     optimizer = adamw(model)
     before = snapshot(model, optimizer)
     gradient_after(model, [make_batch([6])])
-    parameters = course_lm.step.trained_parameters(optimizer)
     zero = torch.tensor(0)
     result = course_lm.step._update(
-        optimizer, parameters, Precision("fp32", "cpu"), torch.tensor(0.0), zero, torch.tensor(0.0), torch.tensor(True)
+        optimizer, Precision("fp32", "cpu"), torch.tensor(0.0), zero, torch.tensor(0.0), torch.tensor(True)
     )
     assert math.isnan(result.loss) and result.skipped and int(result.bad_parameter) == -1
     assert_untouched(before, model, optimizer)
@@ -255,6 +254,47 @@ def test_the_first_bad_parameter_is_named_even_where_later_ones_are_bad_too():
         model.get_parameter(name).register_hook(lambda gradient: gradient * math.nan)
     with pytest.raises(NonFiniteGradientError, match=r"parameter blocks\.0\.down\.weight;"):
         train_step(model, [make_batch([6])], torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_the_bad_parameter_is_named_when_another_step_has_left_gradients_elsewhere():
+    """As on an accelerator, where a result is read when it is logged."""
+    model = make_model()
+    optimizer = adamw(model)
+    spoil_gradients(model)
+    result = train_step(model, [make_batch([6])], optimizer, on_nonfinite="skip")
+    for parameter in list(model.parameters())[:3]:
+        parameter.grad = None
+    with pytest.raises(NonFiniteGradientError, match=f"first bad parameter {BAD_PARAMETER};"):
+        raise_if_nonfinite(result, model, optimizer)
+
+
+def test_a_parameter_without_elements_is_no_bad_one():
+    model = make_model()
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    spoil_gradients(model)
+    with pytest.raises(NonFiniteGradientError, match=f"first bad parameter {BAD_PARAMETER};"):
+        train_step(
+            model,
+            [make_batch([6])],
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            loss_fn=lambda logits, labels, reduction: (
+                next_token_loss(logits, labels, reduction="sum") + model.empty.sum()
+            ),
+        )
+
+
+@pytest.mark.filterwarnings("ignore:the optimizer leaves out")
+def test_a_loss_that_is_not_finite_is_refused_where_the_optimizer_has_no_gradient():
+    model = make_model()
+    model.unused = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([model.unused], lr=0.1)
+    with pytest.raises(NonFiniteGradientError, match="loss is not finite: loss nan, norm 0, first bad parameter none"):
+        train_step(
+            model,
+            [make_batch([6])],
+            optimizer,
+            loss_fn=lambda logits, labels, reduction: next_token_loss(logits, labels, reduction="sum") * math.nan,
+        )
 
 
 def test_finite_gradients_whose_norm_overflows_are_refused_too():

@@ -272,13 +272,13 @@ class Trainer:
             # a bad step that an accelerator skipped by itself raises here, where the host may wait
             for result in self.log.pending:
                 raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
-        self._record("train", **self.log.take_pending(self.optimizer.param_groups[0]["lr"]))
+        self._record("train", **self.log.take_pending(self.last_rate))
 
     def _log_partial(self) -> None:
         """Record the steps since the last record of a stopped run; one that goes on makes one record of them all."""
         if self.log.pending:
             with suppress(Exception):  # where the device itself has failed, its own error says more
-                self._record("train", **self.log.pending_metrics(self.optimizer.param_groups[0]["lr"]), partial=True)
+                self._record("train", **self.log.pending_metrics(self.last_rate), partial=True)
 
     def _record(self, event: str, **metrics: Any) -> None:
         self.log.record(event, self.step, self.position.epoch, **metrics)

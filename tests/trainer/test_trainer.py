@@ -631,8 +631,9 @@ def test_an_own_optimizer_and_schedule_are_used():
     model = tiny_gpt()
     optimizer = torch.optim.SGD([{"params": [model.norm.weight], "lr_scale": 0.5}], lr=1.0)
     before = weights_of(model)
-    Trainer(model, configure(), optimizer=optimizer, schedule=lambda step: 0.25).train(toy_batches(1))
+    history = Trainer(model, configure(), optimizer=optimizer, schedule=lambda step: 0.25).train(toy_batches(1))
     assert optimizer.param_groups[0]["lr"] == 0.125
+    assert history.train[0]["lr"] == 0.25  # the run's rate; no group need have it
     changed = {name for name, part in model.state_dict().items() if not torch.equal(part, before[name])}
     assert changed == {"norm.weight"}
 

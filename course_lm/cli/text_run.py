@@ -31,9 +31,9 @@ class TextRun:
 def prepare(config: TrainingConfig) -> TextRun:
     """Read the text and build everything from it; ValueError or OSError for bad input."""
     data, settings = config.data, config.training
-    seed_everything(settings.seed, settings.deterministic)
+    seed_everything(settings.seed, settings.deterministic)  # before weights are drawn
     train, validation = load_corpus(data.corpus).split(data.val_fraction, settings.seed)
-    tokenizer = train_tokenizer(train.documents, data.vocab_size)
+    tokenizer = train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
 
     def loader(corpus: Corpus, shuffle: bool) -> Loader:
         return make_loader(
@@ -71,8 +71,8 @@ def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
 def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> Loader | CurriculumLoader:
     """The loader itself, or, where the configuration enables one, the curriculum over it.
 
-    Warns where the run ends before the curriculum admits all that it ever will; of a curriculum that listens to the
-    validation loss nobody can tell.
+    Warns where the run ends before the curriculum admits all that it ever will. Where the threshold follows the
+    validation loss, nobody can know that beforehand, and no warning comes.
     """
     curriculum = settle_curriculum(config).curriculum
     if not curriculum.enabled:

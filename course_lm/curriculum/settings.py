@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BaseStrategy = Literal["length", "frequency", "morphological", "combined", "random"]
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
-EPOCHS_WITHOUT_A_RUN = 10
+EPOCHS_WITHOUT_A_RUN = 10  # stand for null until `for_run` knows the run
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
@@ -127,6 +127,7 @@ def keys_of(section: type["DataclassInstance"]) -> list[str]:
 
 
 KEYS = {strategy: keys_of(kind) for strategy, kind in SETTINGS.items()}
+# Which strategies have a key: for the refusal of a key under a strategy that does not have it.
 OWNERS = {key: [strategy for strategy in KEYS if key in KEYS[strategy]] for keys in KEYS.values() for key in keys}
 
 
@@ -188,12 +189,13 @@ class CurriculumConfig:
         require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
         require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
         self._check_jumps()
+        # Read to be refused here, with the rest of the configuration, and not when the strategy is built.
         read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
         self._check_given_once()
 
     @property
     def strategy_settings(self) -> dict[str, Any]:
-        """What the strategy is made of: `settings`, and what the strategy shares with this section."""
+        """The settings that the strategy is built from: `settings`, and the keys that it shares with this section."""
         return {key: getattr(self, key) for key in BOTH if key in KEYS[self.strategy]} | self.settings
 
     @property
@@ -205,15 +207,20 @@ class CurriculumConfig:
 
     @property
     def total(self) -> int:
-        """Epochs, or steps, until `end_threshold`; where null waits for a run, ten epochs or as many as it must be."""
+        """Epochs, or steps, until `end_threshold`.
+
+        Where both are null, which `for_run` replaces, it is ten epochs, or one more than the warm-up
+        if that is more.
+        """
         waiting = max(EPOCHS_WITHOUT_A_RUN, (self.warmup_epochs or 0) + 1)
         return self.num_steps or self.num_epochs or waiting
 
     def for_run(self, num_epochs: int, max_steps: int | None) -> "CurriculumConfig":
-        """The same with numbers in place of null, for a run of so many epochs or, where given, optimizer steps.
+        """This configuration with numbers for null, for a run of so many epochs or, where given, optimizer steps.
 
         Raises ValueError where the warm-up leaves no time in half of the run, or counts epochs in a run of steps.
         """
+        # Jumps at given times need no total.
         timed = self.schedule != "step" or self.step_epochs is None
         if not timed or self.num_epochs is not None or self.num_steps is not None:
             return self
@@ -236,11 +243,12 @@ class CurriculumConfig:
         shares = [(i + 1) / number for i in range(number)]
         times = [self.warmup + share * (self.total - self.warmup) for share in shares]
         start, end = self.start_threshold, self.end_threshold
+        # Rounding must not carry a jump past its bounds.
         thresholds = [max(start, min(end, (1 - share) * start + share * end)) for share in shares]
         return self.step_epochs or times, self.step_thresholds or thresholds
 
     def _check_warmup(self) -> None:
-        """Against the time that is known; where that is null, `for_run` checks the rest."""
+        """Check the warm-up against the time that is known; where that is null, `for_run` checks it against the run."""
         unit = "epochs" if self.num_steps is None else "steps"
         require(0 <= self.warmup < self.total, f"warmup_{unit}", f"in [0, num_{unit} ({self.total}))", self.warmup)
         require(self.warmup_steps >= 0, "warmup_steps", "at least 0", self.warmup_steps)
@@ -252,8 +260,10 @@ class CurriculumConfig:
             finite = values is None or (len(values) > 0 and all(math.isfinite(value) for value in values))
             require(finite, key, "null, or one finite number or more", values)
         times, thresholds = self.jumps
+        # A set, so that two jumps at one time are refused.
         rising = sorted(set(times)) == list(times) and min(times) >= 0
         require(rising, "step_epochs", "rising numbers of at least 0", self.step_epochs)
+        # start_threshold holds before the first jump, and no jump goes above end_threshold.
         levels = [self.start_threshold, *thresholds, self.end_threshold]
         accepted = f"numbers in [start_threshold ({self.start_threshold}), end_threshold], none below the one before"
         require(levels == sorted(levels), "step_thresholds", accepted, self.step_thresholds)
@@ -265,6 +275,7 @@ class CurriculumConfig:
         for name in BOTH:
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             other = self.settings.get(name, value)
+            # The default cannot be told from a key that was not given, so it contradicts nothing.
             require(value in (default, other), f"settings.{name}", f"{value}, as {name} beside it", other)
 
 
@@ -279,6 +290,7 @@ def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: s
             with different values.
     """
     strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
+    # In a list, since a value that is not hashable would be a TypeError in a dict.
     require(strategy in list(SETTINGS), f"{where}strategy", readable(StrategyName), strategy)
     require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
     own = keys_of(CurriculumConfig)
@@ -302,5 +314,6 @@ def _require_weights(settings: Any) -> None:
     weights = {name: value for name, value in weights.items() if name.endswith("_weight")}
     for name, value in weights.items():
         require(value >= 0 and math.isfinite(value), name, "a number of at least 0", value)
+    # Finite weights may add up to inf.
     total = sum(weights.values())
     require(0 < total < math.inf, "the sum of the weights", "above 0 and finite", total)

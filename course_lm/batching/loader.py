@@ -278,7 +278,7 @@ class Loader:
 
     def _run(self, epoch: int, start: int) -> Iterator[Batch]:
         batches = self.read(self.order(epoch)[start:])
-        # Counted before the batch is handed out, so that inside the caller's loop `state_dict` lies behind it.
+        # Counted before the batch is handed out: in the caller's loop `state_dict` is already the position after it.
         for self._batch, batch in enumerate(batches, start + 1):
             yield batch
 

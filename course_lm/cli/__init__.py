@@ -87,6 +87,7 @@ def _train(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from course_lm.config import TrainingConfig
 
     config = TrainingConfig.from_yaml(options.config)
+    # Twice parsed: --config first, since the file's values are the defaults that options override and --help shows.
     config, _ = parse_config(config_parser("course-lm train", config), config, rest)
     return train_on_text(config)
 

@@ -54,7 +54,7 @@ def prepare(config: TrainingConfig) -> TextRun:
 
 
 def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
-    """The configuration with numbers where the times of its curriculum follow the length of the run.
+    """The configuration with numbers in place of the curriculum's times that follow the length of the run.
 
     A run saves these numbers, so that one that goes on for longer keeps the curriculum that it began with. Raises
     ValueError where the run is too short for the warm-up.
@@ -80,6 +80,7 @@ def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> L
     manager = CurriculumTrainingManager(curriculum.strategy, curriculum.schedule, asdict(curriculum))
     steps = config.training.gradient_accumulation_steps
     over = CurriculumLoader(loader, corpus.documents, manager, accumulation_steps=steps)
+    # A threshold that follows the validation loss cannot be foretold.
     if not manager.listens:
         _warn_of_early_end(over, config.training)
     return over

@@ -35,6 +35,7 @@ def train_on_text(config: TrainingConfig) -> int:
         trainer = Trainer(run.model, config)
         print(describe(run, trainer))
         trainer.train(run.train_loader, run.val_loader)
+        # What is exported and sampled from are the best weights, which `report` is about.
         trainer.restore_best()
         if folder is not None:
             with atomic_file(folder / "tokenizer.json") as file:

@@ -1,7 +1,7 @@
 """Documents from the user's own files: UTF-8 text, and JSON lines.
 
-A file is read as what it is, or refused in one line that names the file and the place: never half, never as something
-else, and never one without an end, such as a pipe or a device.
+A file is read whole and as the kind that it is, or refused in one line that names the file and the place. What may have
+no end, such as a pipe or a device, is not read at all.
 """
 
 import json

@@ -17,8 +17,8 @@ from course_lm.curriculum.manager import CurriculumTrainingManager
 class CurriculumLoader:
     """The batches of another loader, over the documents that the curriculum admits: at least one full batch, always.
 
-    An epoch is one pass over the admitted documents, so that early epochs are short. Where the threshold listens to the
-    validation loss nobody knows how short, and the length of a run has to be known beforehand: there each epoch has as
+    An epoch is one pass over the admitted documents, so that early epochs are short. Where the threshold follows the
+    validation loss, nobody knows how short, yet the length of a run has to be known beforehand: then each epoch has as
     many batches as one pass over everything, and reads the admitted documents again as often as that takes.
     The order is a pure function of (seed, epoch) and the losses reported before the epoch.
 
@@ -57,7 +57,7 @@ class CurriculumLoader:
 
     @property
     def fingerprint(self) -> str:
-        """That of the whole text: see `Loader.fingerprint`."""
+        """The fingerprint of the loader over all documents: see `Loader.fingerprint`."""
         return self.whole.fingerprint
 
     def __len__(self) -> int:
@@ -99,7 +99,8 @@ class CurriculumLoader:
     def end_of_run(self, num_epochs: int, max_steps: int | None) -> tuple[int, int]:
         """How many examples the last epoch of a run admits, and how many the curriculum admits in the end.
 
-        Of a run of so many epochs or, where given, optimizer steps. Not for a threshold that listens.
+        The run has `num_epochs` epochs or, where given, `max_steps` optimizer steps. Not for a threshold that follows
+        the validation loss, which nobody knows beforehand.
         """
         final = self._count(self.manager.threshold(math.inf))  # by then every schedule has reached its end
         if max_steps is None and self.manager.config.num_steps is None:

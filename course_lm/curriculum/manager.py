@@ -78,7 +78,7 @@ class CurriculumTrainingManager:
     def start_of_epoch(self, epoch: int, steps_at: Callable[[float], int]) -> int:
         """The time at which an epoch begins: its number, or the optimizer steps of all epochs before it.
 
-        `steps_at(threshold)` are the steps of an epoch that admits so much.
+        `steps_at(threshold)` is the number of optimizer steps of an epoch with that threshold.
         """
         if self.config.num_steps is None:
             return epoch
@@ -89,14 +89,13 @@ class CurriculumTrainingManager:
         return time
 
     def difficulty(self, examples: Sequence[Example]) -> Tensor:
-        """(N,) float64, what thresholds are held against: scores, or with `threshold_on: quantile` their ranks.
+        """The difficulties (N,) that thresholds are compared with: scores, or for `threshold_on: quantile` their ranks.
 
-        The rank of a score is the share of the examples whose score is not higher. Scored once for the same examples.
+        The rank of a score is the share of the examples whose score is not higher. The same examples are scored once.
         """
         # repr keeps the borders between texts: ["a", "b"] is not ["ab"].
         digest = hashlib.blake2b(repr([text_of(example) for example in examples]).encode("utf-8", "surrogatepass"))
         if digest.hexdigest() != self._scored[0]:
-            # In float64, as thresholds are: rounded to float32, a score of 0.3 would lie above the threshold 0.3.
             scores = torch.tensor(self.strategy.compute_difficulty(examples), dtype=torch.float64)
             if self.config.threshold_on == "quantile":
                 scores = torch.searchsorted(scores.sort().values, scores, right=True) / len(scores)  # equals rank alike
@@ -134,7 +133,7 @@ class CurriculumTrainingManager:
         return DataLoader(Subset(dataset, chosen.tolist()), batch_size, shuffle=shuffle, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the reported losses have changed."""
+        """The thresholds that follow the validation loss, and the losses that they are compared with."""
         return {name: listener.state_dict() for name, listener in self._listeners.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

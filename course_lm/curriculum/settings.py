@@ -19,7 +19,7 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """Words at which the score is 0 and 1; None takes the shortest and the longest of the examples."""
+    """The numbers of words that score 0 and 1; None takes those of the shortest and of the longest example."""
 
     min_length: int | None = None
     max_length: int | None = None
@@ -43,7 +43,7 @@ class FrequencySettings:
 
 @dataclass(frozen=True)
 class MorphologicalSettings:
-    """What weighs how much; only the proportions count."""
+    """The weights of the counts; only their proportions matter."""
 
     case_weight: float = 0.4
     length_weight: float = 0.2
@@ -57,7 +57,7 @@ class MorphologicalSettings:
 
 @dataclass(frozen=True)
 class CombinedSettings:
-    """What weighs how much (only the proportions count), and the settings of the three under their names."""
+    """The weights of three scores, whose proportions alone matter, and the settings of each strategy under its name."""
 
     morphological_weight: float = 0.5
     length_weight: float = 0.25
@@ -73,7 +73,7 @@ class CombinedSettings:
 
 @dataclass(frozen=True)
 class RandomSettings:
-    """Another seed gives other scores."""
+    """The seed of the scores."""
 
     seed: int = 0
 
@@ -282,8 +282,8 @@ class CurriculumConfig:
 def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: str = "") -> Mapping[Any, Any]:
     """The section with its strategy's settings, which may stand beside the other keys, moved under "settings".
 
-    What the section leaves out it has of `base`: the strategy, and the settings that others join. `where` precedes the
-    keys in messages.
+    What the section leaves out is taken from `base`: the strategy, and the settings, which those beside join. `where`
+    precedes the keys in messages.
 
     Raises:
         ValueError: a strategy or key that does not exist, a setting of another strategy, or one that is given twice

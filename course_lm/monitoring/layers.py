@@ -66,7 +66,7 @@ class LayerStatistics:
         self._hook: Any = None
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Watch the optimizer from now on; records after `step` go."""
+        """Watch the optimizer from now on; records after `step` are dropped."""
         self.records = [record for record in self.records if record["step"] <= step]
         self._watch()
         if self.observer is not None:

@@ -66,7 +66,7 @@ class LivePlot:
         self._next = 0.0
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Begin a picture in the cell that runs; records after `step` go, for the run makes them again."""
+        """Begin a picture in the cell that runs; records after `step` are dropped, since the run makes them again."""
         self.history = History(record for record in self.history.records if record["step"] <= step)
         self._display, self._stale, self._next = None, False, 0.0
 

@@ -1,4 +1,4 @@
-"""Who is told what happened in a run: several observers as one, a log file that is always written, and a bar."""
+"""Who is told what happened in a run: what an observer is, several observers as one, and the file metrics.jsonl."""
 
 import contextlib
 import json
@@ -79,7 +79,7 @@ class JSONLLogger:
         self._file: FileIO | None = None
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Cut the file back to `step`: later, partial and torn lines go, for the run writes them again."""
+        """Cut the file back to `step`: later, partial and torn lines are dropped: the run writes them again."""
         self.close()
         old = self.path.read_bytes() if self.path.exists() else b""
         if self.history is not None:

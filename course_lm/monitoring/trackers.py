@@ -146,5 +146,6 @@ class WandbLogger:
 
 
 def _tagged(record: Record) -> dict[str, float]:
+    # event names the chart, step is its axis.
     metrics = ((key, value) for key, value in record.items() if key not in ("event", "step"))
     return {f"{record['event']}/{key}": float(value) for key, value in metrics if not isinstance(value, str | None)}

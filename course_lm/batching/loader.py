@@ -258,7 +258,7 @@ class Loader:
         counts = rows.offsets[batch_rows + 1] - rows.offsets[batch_rows]  # (B,) pieces of each row
         pieces = ranges(rows.offsets[batch_rows], counts)  # (P,) row after row
         lengths = rows.lengths[pieces]
-        tokens = rows.tokens[ranges(rows.starts[pieces], lengths)].long()  # kept as int32, which halves the memory
+        tokens = rows.tokens[ranges(rows.starts[pieces], lengths)].long()  # kept as int32 to save memory
         width = self.width_of(batch_rows)
         if self.packed:
             batch = pack_rows(tokens, lengths, counts, width=width, pad_id=self.pad_id)

@@ -134,8 +134,9 @@ def _encode(documents: list[str], tokenizer: Tokenizer) -> tuple[Tensor, Tensor,
     for first in range(0, len(documents), ENCODE_AT_ONCE):
         encoded = encode_documents(tokenizer, documents[first : first + ENCODE_AT_ONCE])
         kept = [number for number, ids in enumerate(encoded) if len(ids) > 2]  # else two <eos> and nothing between them
+        # int32 holds the ids of any vocabulary in half the memory of int64.
         tokens.append(torch.tensor(list(chain.from_iterable(encoded[n] for n in kept)), dtype=torch.int32))
         lengths += [len(encoded[number]) for number in kept]
         numbers += [first + number for number in kept]
-    flat = torch.cat(tokens) if tokens else torch.empty(0)  # int32 holds the ids of any vocabulary
+    flat = torch.cat(tokens) if tokens else torch.empty(0)
     return flat, torch.tensor(lengths, dtype=torch.int64), torch.tensor(numbers, dtype=torch.int64)

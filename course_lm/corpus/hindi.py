@@ -82,7 +82,7 @@ COPIES = {"b": "subj", "2": "subj2", "r": "rel", "q": "rel"}
 def sentence_tables() -> Tables:
     """The rows of every table of the grammar, by its name."""
     tables: Tables = {}
-    # Tables of one row, whose choice costs nothing: their forms follow from the paradigms.
+    # Tables of one row, so that its choice costs nothing; agreement alone picks a form of it.
     tables["be"] = [Row(1, _forms(_copula()))]
     tables["he"] = [Row(1, _forms(_pronoun_he()))]
     name = kind = ""

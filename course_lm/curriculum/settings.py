@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BaseStrategy = Literal["length", "frequency", "morphological", "combined", "random"]
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
-EPOCHS_WITHOUT_A_RUN = 10  # stand for null until `for_run` knows the run
+EPOCHS_WITHOUT_A_RUN = 10  # in place of null, until `for_run` knows the run
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
@@ -189,7 +189,7 @@ class CurriculumConfig:
         require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
         require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
         self._check_jumps()
-        # Read to be refused here, with the rest of the configuration, and not when the strategy is built.
+        # Read, so that a bad setting is refused with the rest of the configuration and not when the strategy is built.
         read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
         self._check_given_once()
 
@@ -209,8 +209,7 @@ class CurriculumConfig:
     def total(self) -> int:
         """Epochs, or steps, until `end_threshold`.
 
-        Where both are null, which `for_run` replaces, it is ten epochs, or one more than the warm-up
-        if that is more.
+        Where both are null (`for_run` replaces them), it is ten epochs, or one more than the warm-up if that is more.
         """
         waiting = max(EPOCHS_WITHOUT_A_RUN, (self.warmup_epochs or 0) + 1)
         return self.num_steps or self.num_epochs or waiting
@@ -282,8 +281,8 @@ class CurriculumConfig:
 def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: str = "") -> Mapping[Any, Any]:
     """The section with its strategy's settings, which may stand beside the other keys, moved under "settings".
 
-    What the section leaves out is taken from `base`: the strategy, and the settings, which those beside join. `where`
-    precedes the keys in messages.
+    What the section leaves out is taken from `base`: the strategy, and the settings, to which those that stand beside
+    the other keys are added. `where` precedes the keys in messages.
 
     Raises:
         ValueError: a strategy or key that does not exist, a setting of another strategy, or one that is given twice

@@ -141,7 +141,8 @@ def _least_fall(raw: np.ndarray, curve: np.ndarray, smoothing: float) -> tuple[f
     down = raw[: max(int(curve.argmin()) + 1, NOISE_POINTS)]
     # Differences leave out the trend, their median leaves out single jumps.
     deviation = float(np.median(np.abs(np.diff(down)))) / (0.6745 * math.sqrt(2))  # of normal noise, from a median
-    noise = NOISE_FACTOR * deviation * math.sqrt((1 - smoothing) / (1 + smoothing))  # what the average leaves of it
+    # The root is what an exponential average leaves of the deviation of independent noise.
+    noise = NOISE_FACTOR * deviation * math.sqrt((1 - smoothing) / (1 + smoothing))
     share = LEAST_FALL * abs(float(curve[0]))
     return max((noise, "which noise alone can do"), (share, f"less than {LEAST_FALL:.0%} of it"))
 

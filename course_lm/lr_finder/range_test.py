@@ -52,7 +52,7 @@ def find_lr(
 
     Args:
         model, loss_fn, max_grad_norm, precision: as for `train_step`.
-        loader: read again where it is too short, so no iterator. Batches without a target token are passed over.
+        loader: of batches; read again where it is too short, so no iterator. Batches without a target are passed over.
         optimizer: as for `train_step`. The sweep starts from its state. Groups keep their ratios, see `rates`.
         start_lr, end_lr: first and last learning rate.
         accumulation_steps: micro-batches of a step; each token of the step weighs the same.

@@ -35,7 +35,7 @@ def evaluate(model: nn.Module, loader: Iterable[AnyBatch], precision: Precision 
     precision = precision or Precision("fp32", device)
     # In float64, so that a small loss is not lost beside a huge sum; MPS has none.
     nats = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
-    tokens = correct = torch.zeros((), dtype=torch.int64, device=device)  # never added to in place
+    tokens = correct = torch.zeros((), dtype=torch.int64, device=device)  # neither is changed in place
     num_bytes = 0.0
     with evaluation_mode(model), read_from_start(loader) as batches:
         for batch in batches:

@@ -79,7 +79,7 @@ class JSONLLogger:
         self._file: FileIO | None = None
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Cut the file back to `step`: later, partial and torn lines are dropped: the run writes them again."""
+        """Cut the file back to `step`: drop later, partial and torn lines, which the run writes again."""
         self.close()
         old = self.path.read_bytes() if self.path.exists() else b""
         if self.history is not None:

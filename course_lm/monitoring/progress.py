@@ -53,7 +53,7 @@ class ProgressBar:
         for key, form in _SHOWN.items():
             if record.get(key) is not None:
                 self._shown[key] = form.format(record[key])
-        bar.set_postfix_str(self._fitting(bar.format_dict), refresh=False)  # `update` draws
+        bar.set_postfix_str(self._fitting(bar.format_dict), refresh=False)  # drawn by `update`
         bar.update(record["step"] - bar.n)
 
     def _fitting(self, line: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ def summarise(results: Sequence[StepResult]) -> dict[str, float]:
         "tokens": target tokens of the completed steps.
         A skipped step counts in none of them; where no step was completed, all are nan but "tokens".
     """
-    columns = [_read(column) for column in zip(*results)] or [[]] * len(StepResult._fields)  # none: no step was taken
+    columns = [_read(column) for column in zip(*results)] or [[]] * len(StepResult._fields)  # no step: no columns
     losses, tokens, norms, skipped, _ = columns
     done = [index for index, was_skipped in enumerate(skipped) if not was_skipped]
     total = sum(int(tokens[index]) for index in done)

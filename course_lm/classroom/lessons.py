@@ -186,7 +186,7 @@ def _run_one(path: Path, notebook: Any, advance: Callable[[int], object]) -> Les
 
     client = NotebookClient(
         notebook,
-        kernel_name=NATIVE_KERNEL_NAME,  # this interpreter, whatever kernels are installed
+        kernel_name=NATIVE_KERNEL_NAME,  # whatever kernel the notebook names
         timeout=CELL_TIMEOUT_SECONDS,
         record_timing=False,  # times would change the file at every run
         coalesce_streams=True,  # how output is cut into pieces depends on timing

@@ -73,7 +73,8 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         at = error.start
         raise ValueError(f"{path} is not UTF-8: byte 0x{content[at]:02x} at offset {at}") from None
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")  # the byte-order mark of Windows
+    # Some editors on Windows write a byte-order mark; a lone CR ended lines on the classic Mac.
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -87,7 +88,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _read_jsonl(path: Path, text: str) -> list[tuple[str, float | None]]:
     documents: list[tuple[str, float | None]] = []
-    # Not splitlines, which also breaks at U+2028 and others that JSON leaves inside a string.
+    # Not splitlines, which also breaks at U+2028 and others that JSON allows inside a string.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             document, cost = _read_row(line, f"{path}, line {number}")

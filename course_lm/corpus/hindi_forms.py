@@ -37,7 +37,7 @@ def decline(word: str, case: str, key: str) -> str:
         return PRONOUNS[word][2 * (case == "obl") + (key[2] == "p")]
     if key[1:] == "ms" and case == "dir":
         return word
-    # हुआ and गया end in a vowel letter, not in a sign: हुई, गए.
+    # After हुआ and गया endings are vowel letters, not signs: हुई, गए.
     vowel = word[-1] == "आ" or word[-2] == "य"
     endings = ("ई", "ए") if vowel else ("ी", "े")
     stem = word[:-2] if word.endswith("या") else word[:-1]

@@ -1,8 +1,8 @@
 """Batches from documents (lesson 02).
 
-batch.py says what a batch holds. loader.py makes batches, fixed, dynamic, bucketed or packed, and remembers its place.
-packing.py encodes documents and fits their pieces into rows. capabilities.py says what a training loader may be able to
-do, and asks it. reading.py reads any loader a second time, as evaluation and trials do, without a trace.
+batch.py says what a batch holds. loader.py makes batches, fixed, dynamic, bucketed or packed, and keeps its position.
+packing.py encodes documents and fits their pieces into rows. capabilities.py says what a training loader may offer
+besides batches, and alone asks for it. reading.py lets evaluation and trials read a loader without leaving a trace.
 """
 
 from course_lm.batching.batch import AnyBatch, Batch

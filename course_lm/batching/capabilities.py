@@ -52,23 +52,24 @@ class TrainingLoader(EpochCounter, Positioned, Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the data: a run does not go on over other data."""
+        """A text that changes with the data, so that a run that goes on can refuse other data."""
         ...
 
     def from_start(self) -> Iterable[AnyBatch]:
-        """What a validation reads: the same batches at every call, whatever the position, which stays."""
+        """What a validation reads: the same batches at every call. The loader's position neither matters nor moves."""
         ...
 
     def report_performance(self, val_loss: float) -> None:
-        """Hear the loss of a validation, nats per token."""
+        """Take the loss of one validation, in nats per token."""
 
     def describe_epoch(self) -> dict[str, float]:
-        """What this epoch holds, for the history."""
+        """Numbers that describe this epoch, for the history."""
         ...
 
 
 def takes_epoch(part: object) -> TypeGuard[EpochAware]:
     """Whether a loader, sampler or dataset wants to be told the epoch."""
+    # Not isinstance of a runtime protocol: from Python 3.12 on that misses what a wrapper's __getattr__ passes on.
     return hasattr(part, "set_epoch")
 
 
@@ -91,12 +92,12 @@ def length_of(loader: object) -> int | None:
 
 
 def length_of_epoch(loader: Any, epoch: int) -> int:
-    """Batches in one of the epochs of a loader that has a length."""
+    """Batches in one epoch of a loader that has a length."""
     return loader.length_of_epoch(epoch) if hasattr(loader, "length_of_epoch") else len(loader)
 
 
 def fingerprint_of(loader: object) -> str | None:
-    """What changes with the loader's data, or None where it does not say."""
+    """The loader's fingerprint, which changes with its data, or None where it has none."""
     return getattr(loader, "fingerprint", None)
 
 
@@ -112,13 +113,15 @@ def report_performance(loader: Any, val_loss: float) -> None:
 
 
 def describe_epoch(loader: Any) -> dict[str, float] | None:
-    """What this epoch of the loader holds, or None where its epochs are alike."""
+    """What the loader says of its current epoch, or None where it says nothing: then its epochs are alike."""
     return loader.describe_epoch() if hasattr(loader, "describe_epoch") else None
 
 
 def parts_of(loader: object) -> list[Any]:
-    """The loader, its samplers and its dataset, each once: what an epoch is made by."""
+    """The loader, its samplers and its dataset, each once: all that decide what an epoch holds."""
+    # A DataLoader that was given a batch_sampler has an unused `sampler`: the real one is held by the batch sampler.
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     parts = (loader, *samplers, getattr(loader, "dataset", None))
+    # By identity: a sampler or a dataset may be equal to another, or not hashable.
     return list({id(part): part for part in parts if part is not None}.values())

@@ -28,7 +28,7 @@ from course_lm.batching.batch import Batch
 from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack, ranges
 from course_lm.tokenizer import pad_id
 
-IGNORE_INDEX = -100
+IGNORE_INDEX = -100  # the default of torch's cross-entropy
 MODES = ("fixed", "dynamic", "bucketed", "packed")
 
 
@@ -59,6 +59,7 @@ def make_loader(
         raise ValueError(f"max_length must be at least 2 (a token and the next), got {max_length}")
     if num_workers < 0:
         raise ValueError(f"num_workers must be at least 0, got {num_workers}")
+    # Before the text is encoded, which is the slow part: a bad size is refused at once.
     rows_at = _rows_at(batch_size, tokens_per_batch, max_length)
     return Loader.of_pieces(
         encode_pieces(documents, tokenizer, max_length),
@@ -90,10 +91,12 @@ def labels_of(
             f"attention_mask must have the shape of input_ids {tuple(input_ids.shape)}, "
             f"got {tuple(attention_mask.shape)}"
         )
+    # A token is a target only where the token before it belongs to the same segment: there it can be predicted.
     segments = attention_mask if document_ids is None else document_ids
     ignored = attention_mask == 0
-    ignored[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    ignored[:, 1:] |= segments[:, 1:] != segments[:, :-1]  # (B, T - 1)
     if document_ids is not None:
+        # The shift drops position 0 anyway; marked, the first document of a row is like all others.
         ignored[:, :1] = True
     return input_ids.masked_fill(ignored, IGNORE_INDEX)
 
@@ -101,6 +104,7 @@ def labels_of(
 def pad_rows(tokens: Tensor, lengths: Tensor, *, width: int, pad_id: int) -> Batch:
     """A batch (B, width), padded on the right: `tokens` holds rows of `lengths` (B,) one after the other."""
     real = torch.arange(width) < lengths[:, None]  # (B, width)
+    # masked_scatter_ fills the marked places row by row, in the order in which `tokens` holds the rows.
     input_ids = torch.full(real.shape, pad_id).masked_scatter_(real, tokens)
     attention_mask = real.long()
     return {
@@ -148,15 +152,16 @@ class Loader:
         num_workers: int,
         pin_memory: bool,
     ) -> None:
-        self.rows, self.groups, self.row_lengths = rows, groups, rows.row_lengths()
+        self.rows, self.groups, self.row_lengths = rows, groups, rows.row_lengths()  # groups: see `length_buckets`
         self.pad_id, self.packed, self.width = pad_id, packed, width
         self.seed, self.shuffle, self.num_workers = seed, shuffle, num_workers
+        # torch warns at every iteration where memory is to be pinned and there is no accelerator.
         self.pin_memory = pin_memory and torch.accelerator.is_available()
         self.num_targets = int((rows.lengths - 1).sum())  # target tokens of an epoch
         self.epoch = 0
         self._batch = 0  # yielded so far in the running iteration
-        self._next_start = 0
-        self._over: Callable[[Rows], Loader]
+        self._next_start = 0  # a loaded position is used by one iteration
+        self._over: Callable[[Rows], Loader]  # a loader like this one over other pieces; `of_pieces` sets it
 
     @classmethod
     def of_pieces(
@@ -179,7 +184,7 @@ class Loader:
         else:
             groups = [(torch.arange(len(rows)), rows_at(max_length))]
         how = {"pad_id": pad_id, "seed": seed, "shuffle": shuffle, "num_workers": num_workers, "pin_memory": pin_memory}
-        width = max_length if mode in ("fixed", "packed") else None
+        width = max_length if mode in ("fixed", "packed") else None  # None: as wide as the longest row of the batch
         loader = cls(rows, groups, packed=mode == "packed", width=width, **how)
         loader._over = partial(cls.of_pieces, mode=mode, rows_at=rows_at, max_length=max_length, **how)
         return loader
@@ -187,14 +192,16 @@ class Loader:
     def select(self, documents: Tensor) -> "Loader":
         """A loader like this one over some of its documents: those whose number in `documents` (D,) is True."""
         chosen = documents[self.rows.documents].nonzero().flatten()
+        # In corpus order, which packing has changed: so it equals a loader that was made of these documents alone.
         return self._over(self.rows.select(chosen[self.rows.starts[chosen].argsort()]))
 
     def __len__(self) -> int:
-        return sum(-(-len(rows) // size) for rows, size in self.groups)
+        return sum(-(-len(rows) // size) for rows, size in self.groups)  # rounded up: a last smaller batch is kept
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the loaded position, or else from the start of the epoch."""
         start, self._next_start = self._next_start, 0
+        # Set here: the body of a generator, such as `_run`, does not begin before the first batch is asked for.
         self._batch = start
         return self._run(self.epoch, start)
 
@@ -216,7 +223,7 @@ class Loader:
         epoch, batch = state["epoch"], state["batch"]
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
-        if not 0 <= batch <= len(self):
+        if not 0 <= batch <= len(self):  # len(self) is the end of the epoch: nothing is left to read
             raise ValueError(f"batch must be in [0, {len(self)}], the batches of this loader, got {batch}")
         self.epoch, self._batch, self._next_start = epoch, batch, batch
 
@@ -248,10 +255,10 @@ class Loader:
     def collate(self, batch_rows: Tensor) -> Batch:
         """The batch made of these rows."""
         rows = self.rows
-        counts = rows.offsets[batch_rows + 1] - rows.offsets[batch_rows]
-        pieces = ranges(rows.offsets[batch_rows], counts)
+        counts = rows.offsets[batch_rows + 1] - rows.offsets[batch_rows]  # (B,) pieces of each row
+        pieces = ranges(rows.offsets[batch_rows], counts)  # (P,) row after row
         lengths = rows.lengths[pieces]
-        tokens = rows.tokens[ranges(rows.starts[pieces], lengths)].long()
+        tokens = rows.tokens[ranges(rows.starts[pieces], lengths)].long()  # kept as int32 to save memory
         width = self.width_of(batch_rows)
         if self.packed:
             batch = pack_rows(tokens, lengths, counts, width=width, pad_id=self.pad_id)
@@ -263,7 +270,7 @@ class Loader:
         """The batches made of these rows, in this order, by the loader's worker processes if it has any."""
         return DataLoader(
             _Batches(self.collate, batches),
-            batch_size=None,
+            batch_size=None,  # an item is a whole batch, see `_Batches`
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),  # by default it draws from the global one, which dropout uses
@@ -271,6 +278,7 @@ class Loader:
 
     def _run(self, epoch: int, start: int) -> Iterator[Batch]:
         batches = self.read(self.order(epoch)[start:])
+        # Counted before the batch is handed out: in the caller's loop `state_dict` is already the position after it.
         for self._batch, batch in enumerate(batches, start + 1):
             yield batch
 
@@ -289,7 +297,7 @@ class _Batches(Dataset):
 
 
 def padding_share(loader: Loader) -> float:
-    """Share of the positions that are padding in the loader's current epoch, from lengths alone."""
+    """Share of the positions that are padding in the loader's current epoch, reckoned without making a batch."""
     batches = loader.order(loader.epoch)
     positions = sum(len(batch) * loader.width_of(batch) for batch in batches)
     return 1 - int(loader.row_lengths.sum()) / positions
@@ -298,10 +306,11 @@ def padding_share(loader: Loader) -> float:
 def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     """A generator for one epoch's order; hashed, so that seed 0, epoch 1 is not seed 1, epoch 0."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)  # 63 bits fit a signed int64 too
 
 
 def _rows_at(batch_size: int | None, tokens_per_batch: int | None, max_length: int) -> Callable[[int], int]:
+    # Partials and no closures: a loader is pickled for worker processes that are spawned.
     if batch_size is not None and tokens_per_batch is None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -1,4 +1,8 @@
-"""Reading any loader: a second time without a trace, with its generators and its epoch, and random draws of its own."""
+"""Reading any loader a second time without a trace: generators, epoch and position are put back as they were.
+
+With it comes what else training must know of a loader of any kind: the states of its generators, whether it may hide
+more state than that, a stream of random numbers for it alone, and a digest that tells two batches apart.
+"""
 
 import hashlib
 import random
@@ -28,6 +32,7 @@ def read_from_start(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     Yields:
         What to read in place of the loader.
     """
+    # The random state is taken first and put back last: asking a loader for its position may draw a seed.
     undo = [keep_random_state(loader), keep_position(loader), keep_epochs(loader)]
     try:
         with RandomStream(0):
@@ -45,14 +50,14 @@ def second_reader(loader: Any) -> Any:
     """A reader of the same data that leaves the pass of the loader itself alone."""
     if isinstance(loader, Iterator):  # there is but one pass, and some kinds cannot be copied
         return loader
-    reader = copy(loader)
+    reader = copy(loader)  # shallow: a position moves in the copy, the data are shared
     if isinstance(reader, DataLoader):
         reader._iterator = None  # worker processes that persist belong to the loader's own pass
     return reader
 
 
 def keep_random_state(loader: Any) -> Undo:
-    """What sets the global generators, and those that a loader draws from, back to what they are now."""
+    """A function that sets the global generators, and those that a loader holds, back to their states of now."""
     state = rng_state()
     generators = [(generator, generator.get_state()) for generator in _generators(loader)]
 
@@ -65,10 +70,10 @@ def keep_random_state(loader: Any) -> Undo:
 
 
 def keep_position(loader: Any) -> Undo:
-    """What sets a loader that keeps its position back to where it is now."""
+    """A function that sets a loader that keeps its position back to where it is now."""
     if not keeps_position(loader):
         return lambda: None
-    position = deepcopy(loader.state_dict())
+    position = deepcopy(loader.state_dict())  # a loader may return the very object that it goes on changing
 
     def put_back() -> None:
         if not _equal(loader.state_dict(), position):  # loading a position that holds would end a running pass
@@ -78,7 +83,10 @@ def keep_position(loader: Any) -> Undo:
 
 
 def keep_epochs(loader: Any) -> Undo:
-    """What sets samplers and dataset of a loader, which copies of it share, back to the epoch that they were told."""
+    """A function that sets a loader, its samplers and its dataset back to the epochs that they were last told.
+
+    A copy of the loader shares its samplers and its dataset, so an epoch that the copy is told is told to them.
+    """
     epochs = [(part, part.epoch) for part in parts_of(loader) if counts_epochs(part)]
 
     def put_back() -> None:
@@ -104,8 +112,8 @@ class RandomStream:
         self._outside = _host_state()
         if self._inside is None:
             random.seed(self.seed)
-            np.random.seed(self.seed % 2**32)
-            torch.default_generator.manual_seed(self.seed)
+            np.random.seed(self.seed % 2**32)  # NumPy takes no more than 32 bits
+            torch.default_generator.manual_seed(self.seed)  # torch.manual_seed would seed accelerators too
         else:
             _set_host_state(self._inside)
 
@@ -116,10 +124,10 @@ class RandomStream:
     def state_dict(self) -> dict[str, Any]:
         """Where the sequence stands, as plain data."""
         with self:
-            return {**rng_state(), "cuda": None, "mps": None}
+            return {**rng_state(), "cuda": None, "mps": None}  # the stream is of the CPU's generators only
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` stood."""
+        """Go on from a state that `state_dict` returned."""
         with self:
             set_rng_state(state)
 
@@ -138,7 +146,7 @@ def set_generator_states(loader: Any, states: list[Tensor]) -> None:
             f"saved with held {len(states)}: build it as it was"
         )
     for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state.cpu())
+        generator.set_state(state.cpu())  # loading may have moved it to a device; set_state takes the CPU's
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -154,27 +162,35 @@ def set_next_epoch(loader: Any) -> None:
 
 
 def may_hide_state(loader: Any) -> bool:
-    """Whether an epoch may depend on more than its number, the generators in sight and the global ones."""
+    """Whether an epoch may depend on state that nobody can save.
+
+    What can be saved is the number of the epoch, the generators that the loader's parts hold, and the global ones.
+    """
     if not isinstance(loader, DataLoader):
         return not takes_epoch(loader)
+    # torch's own samplers hold no state but a generator; a map-style dataset is read in the order of the sampler.
     untold = [part for part in parts_of(loader) if not takes_epoch(part)]
     foreign = [part for part in untold if part is not loader.dataset and not type(part).__module__.startswith("torch.")]
     return bool(foreign) or (isinstance(loader.dataset, IterableDataset) and loader.dataset in untold)
 
 
 def with_fresh_workers(loader: Any) -> Any:
-    """The loader, or a copy of one whose worker processes persist: they would keep their last random state."""
+    """The loader, or, where its worker processes persist, a copy that starts new ones.
+
+    Persistent workers would go on with the random state in which the last epoch left them.
+    """
     return second_reader(loader) if isinstance(loader, DataLoader) and loader.persistent_workers else loader
 
 
 def digest_of(batch: Any) -> str:
-    """16 hex digits that change with the content of a batch; of a tensor on an accelerator only its form is read."""
+    """16 hex digits that change with the content of a batch; of a tensor on an accelerator only dtype and shape."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
             if value.device.type == "cpu":  # elsewhere reading would wait for the device
+                # As bytes, since NumPy has no bfloat16; flat first, since a 0-d tensor cannot be viewed as bytes.
                 digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, Mapping):
             for key in value:
@@ -184,8 +200,10 @@ def digest_of(batch: Any) -> str:
             for part in value:
                 add(part)
         elif isinstance(value, np.ndarray):
+            # Bools, ints and floats; torch has no strings and no objects.
             add(torch.from_numpy(value)) if value.dtype.kind in "biuf" else add(value.tolist())
         else:
+            # The repr of any other object may hold its address, which differs from run to run.
             plain = isinstance(value, str | bytes | int | float | None)
             digest.update(f"{type(value).__name__} {value if plain else ''};".encode())
 
@@ -205,6 +223,7 @@ def _set_host_state(state: tuple[Any, ...]) -> None:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
+    # Attributes alone: a generator in a list or a closure is out of sight.
     held = (value for part in parts_of(loader) for value in getattr(part, "__dict__", {}).values())
     return list({id(value): value for value in held if isinstance(value, torch.Generator)}.values())
 

@@ -128,6 +128,7 @@ def _read(history: History | Iterable[Record], last: int) -> tuple[np.ndarray, n
         raise ValueError(f"the records hold no finite training loss in steps 1 to {last}")
     edges = [0]
     for step in steps:
+        # A run that is shorter than a window is one window.
         if step - edges[-1] >= min(WINDOW, steps[-1]):
             edges.append(step)
     points, val_losses = _finite(records, "validation", "val_loss", last)
@@ -139,6 +140,7 @@ def _finite(records: Iterable[Record], event: str, key: str, last: int) -> tuple
     pairs: list[tuple[int, Any]] = [
         (record["step"], record.get(key)) for record in records if record["event"] == event and record["step"] <= last
     ]
+    # A step that was recorded twice counts once, with what was recorded last.
     kept = {step: value for step, value in pairs if value is not None and math.isfinite(value)}
     return list(kept), list(kept.values())
 
@@ -146,7 +148,8 @@ def _finite(records: Iterable[Record], event: str, key: str, last: int) -> tuple
 def _means(steps: Sequence[int], losses: Sequence[float], edges: np.ndarray) -> np.ndarray:
     """Mean loss between each two `edges`. A recorded loss is the mean of the steps since the record before it."""
     ends = np.array([0, *steps])
-    total = np.concatenate([[0.0], np.cumsum(np.diff(ends) * np.array(losses))])
+    total = np.concatenate([[0.0], np.cumsum(np.diff(ends) * np.array(losses))])  # of all steps up to each end
+    # By the summed loss, so that runs with other log points can be compared at the same edges.
     return np.diff(np.interp(edges, ends, total)) / np.diff(edges)
 
 
@@ -156,7 +159,7 @@ def _curves_of(atlas: Atlas, run: Run, edges: np.ndarray, points: np.ndarray) ->
 
 
 def _distance(mine: Curves, theirs: Curves, edges: np.ndarray) -> float:
-    training = float(np.average(np.abs(mine[0] - theirs[0]), weights=np.diff(edges)))
+    training = float(np.average(np.abs(mine[0] - theirs[0]), weights=np.diff(edges)))  # a wide window weighs more
     if not len(mine[1]):
         return training
     return (training + float(np.mean(np.abs(mine[1] - theirs[1])))) / 2

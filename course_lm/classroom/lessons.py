@@ -46,7 +46,7 @@ def setup(seed: int = 0, threads: int | None = None) -> None:
 
     `threads` is the number of CPU threads that torch uses; by default what the machine offers, at most 4.
     """
-    tune_allocator()
+    tune_allocator()  # before torch allocates anything large
     torch.set_num_threads(threads or min(MAX_THREADS, torch.get_num_threads()))
     seed_everything(seed)
     warnings.formatwarning = _format_warning
@@ -69,6 +69,7 @@ def show_source(thing: Any) -> None:
     except ImportError:
         print(source)
         return
+    # As HTML a long line scrolls; as plain text it would wrap.
     scrolling = f"<pre style='white-space: pre; overflow-x: auto'>{html.escape(source)}</pre>"
     display({"text/plain": source, "text/html": scrolling}, raw=True)
 
@@ -111,7 +112,7 @@ def run(paths: Sequence[Path]) -> list[LessonResult]:
 
 
 def write(paths: Sequence[Path]) -> list[LessonResult]:
-    """Run lessons and store their outputs, without what differs between machines; a failed one stays.
+    """Run lessons and store their outputs, without what differs between machines; the file of one that fails stays.
 
     Raises ValueError where an output holds an absolute path.
     """
@@ -121,14 +122,15 @@ def write(paths: Sequence[Path]) -> list[LessonResult]:
 def open_lab() -> int:
     """Open JupyterLab in the lessons' folder at the first lesson; without a display, print the URL and serve.
 
-    Returns the server's exit code where it is waited for. Raises OSError where JupyterLab is not installed.
+    Returns the server's exit code where the system cannot replace this process by the server. Raises OSError where
+    JupyterLab is not installed.
     """
     _need("jupyterlab")
     folder = lesson_folder()
     first = min((path.name for path in folder.glob("[0-9][0-9]_*.ipynb")), default=None)
     as_root = hasattr(os, "geteuid") and os.geteuid() == 0
     command = lab_command(folder, first, browser=has_display(), as_root=as_root)
-    sys.stdout.flush()
+    sys.stdout.flush()  # execv drops what is still buffered
     if os.name == "posix":
         os.execv(command[0], command)  # signals reach the server itself
     return subprocess.call(command)
@@ -142,14 +144,14 @@ def lab_command(folder: Path, lesson: str | None, *, browser: bool, as_root: boo
     if not browser:
         command.append("--no-browser")
     if as_root:
-        command.append("--allow-root")
+        command.append("--allow-root")  # else Jupyter refuses to start
     return command
 
 
 def has_display() -> bool:
     """Whether a browser can be opened on this machine."""
     if sys.platform in ("darwin", "win32"):
-        return "SSH_CONNECTION" not in os.environ
+        return "SSH_CONNECTION" not in os.environ  # a browser would open on the far screen
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
@@ -184,10 +186,10 @@ def _run_one(path: Path, notebook: Any, advance: Callable[[int], object]) -> Les
 
     client = NotebookClient(
         notebook,
-        kernel_name=NATIVE_KERNEL_NAME,
+        kernel_name=NATIVE_KERNEL_NAME,  # whatever kernel the notebook names
         timeout=CELL_TIMEOUT_SECONDS,
-        record_timing=False,
-        coalesce_streams=True,
+        record_timing=False,  # times would change the file at every run
+        coalesce_streams=True,  # how output is cut into pieces depends on timing
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_executed=count,
@@ -198,6 +200,7 @@ def _run_one(path: Path, notebook: Any, advance: Callable[[int], object]) -> Les
     except CellExecutionError as failure:
         error = f"code cell {code_cells}: {failure.ename}: {_last_line(failure.evalue)}"
     except (CellControlSignal, DeadKernelError) as failure:
+        # A cell that times out or loses its kernel never counts as executed; one that raises does.
         error = f"code cell {code_cells + 1}: {type(failure).__name__}: {_first_line(str(failure))}"
     return LessonResult(path.stem, time.perf_counter() - started, error)
 

@@ -101,6 +101,7 @@ def loss_curve(
     if floor is not None:
         axes.axhline(floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.6)
         ends.append((floor, f"floor {floor:.2f}", INK))
+        # Room below the floor, or its line would lie on the axis.
         axes.set_ylim(bottom=min(floor, *losses) - 0.06 * (max(losses) - floor))
     axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
     axes.margins(x=0.01)
@@ -127,7 +128,7 @@ def compare_with_atlas(history: History | Iterable[Record]) -> tuple[Figure, str
             axes.set_title(name, fontsize=13, weight="bold")
     figure.supxlabel("optimizer steps")
     figure.supylabel("loss (nats per token)")
-    panels[0, -1].tick_params(labelbottom=True)
+    panels[0, -1].tick_params(labelbottom=True)  # the panel below it holds the legend
     panels.flat[-1].axis("off")
     panels.flat[-1].legend(*panels.flat[0].get_legend_handles_labels(), loc="center", fontsize=12)
     return figure, diagnosis.message
@@ -281,6 +282,7 @@ def _frame(axes: Axes, first: int, row: int, last: int, label: str) -> None:
 
 def _between(start: str, end: str) -> tuple[tuple[float, float], tuple[float, float]]:
     (x0, y0), (x1, y1) = _corner(start), _corner(end)
+    # Boxes of one column are joined from top to bottom, all others from side to side.
     if x0 == x1:
         return (x0 + _WIDTH / 2, y0), (x1 + _WIDTH / 2, y1 + _HEIGHT)
     forwards = x1 > x0

@@ -7,7 +7,9 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 _KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 _ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# The name of a cell's file holds the process id of its kernel.
 _KERNEL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]+\d+\.py")
+# With the spaces before it, since a table pads a shorter number.
 _NUMBER = re.compile(r"\s*[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
 _ABSOLUTE_PATH = re.compile(
     r"""file://\S+
@@ -32,6 +34,7 @@ def clean(notebook: Any) -> None:
     """
     notebook.metadata = {"kernelspec": dict(_KERNELSPEC), "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
+        # Ids that are drawn at random would change at every run.
         cell.setdefault("id", f"cell-{number:02d}")
         cell.metadata = {key: cell.metadata[key] for key in ("tags", "jupyter") if key in cell.metadata}
         if cell.cell_type == "code":
@@ -41,6 +44,7 @@ def clean(notebook: Any) -> None:
 
 
 def _clean_output(output: Any) -> Any:
+    # It names a model that lived in the kernel of this run.
     output.get("data", {}).pop(WIDGET_VIEW, None)
     if "text" in output:
         output.text = _clean_text(output.text)
@@ -71,6 +75,7 @@ def keep_timings(notebook: Any, stored: Any) -> None:
 
 def _shape(output: Any) -> Any:
     data = {"text": output["text"]} if "text" in output else output.get("data", {})
+    # Text without its numbers; of a picture only that there is one.
     return {kind: _NUMBER.sub("#", text) if kind.startswith("text") else None for kind, text in data.items()}
 
 

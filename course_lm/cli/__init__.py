@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return options.command(options, rest)
     except (ValueError, OSError, ImportError) as error:
         return _fail(error, 2)
+    # A loss or gradient that is not finite, or too little memory: the input was good, the run failed.
     except (FloatingPointError, MemoryError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
@@ -57,6 +58,7 @@ def _parser() -> CommandParser:
     lessons.set_defaults(command=_lessons, parser=lessons)
     configured = (("train", _train, "train a model on a text"), ("find-lr", _find_lr, "look for a learning rate"))
     for name, command, purpose in configured:
+        # Without help of its own: the parser of all keys, made once the file is read, shows the file's values.
         run = commands.add_parser(name, help=purpose, add_help=False, allow_abbrev=False)
         run.add_argument("--config", default=DEFAULT_CONFIG)
         run.set_defaults(command=command)
@@ -85,6 +87,7 @@ def _train(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from course_lm.config import TrainingConfig
 
     config = TrainingConfig.from_yaml(options.config)
+    # Twice parsed: --config first, since the file's values are the defaults that options override and --help shows.
     config, _ = parse_config(config_parser("course-lm train", config), config, rest)
     return train_on_text(config)
 

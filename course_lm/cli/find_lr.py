@@ -10,6 +10,7 @@ from course_lm.trainer import Trainer
 
 def find_lr_on_text(config: TrainingConfig, png: Path, *, start_lr: float, end_lr: float, num_iter: int) -> int:
     """Run a learning-rate range test as configured, draw it into the file `png` and print how it reads; return 0."""
+    # Before the sweep, whose result would be lost.
     if not png.parent.is_dir() or png.is_dir():
         raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
     run = prepare(config)

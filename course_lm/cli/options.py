@@ -21,7 +21,7 @@ NULL = ("null", "~")
 def config_parser(prog: str, config: TrainingConfig) -> CommandParser:
     """A parser with an option for every key of the tree, such as `--optimizer.learning_rate`.
 
-    `--help` shows the values of `config` as defaults; an option that is not given leaves nothing in what is parsed.
+    `--help` shows the values of `config` as defaults. What is parsed holds only the options that were given.
     """
     usage = f"{prog} [--config CONFIG] [--section.key VALUE ...]"
     parser = CommandParser(prog, usage, allow_abbrev=False, argument_default=argparse.SUPPRESS)
@@ -30,6 +30,7 @@ def config_parser(prog: str, config: TrainingConfig) -> CommandParser:
     group = parser.add_argument_group("curriculum, settings of its strategy")
     for key, strategies in OWNERS.items():
         if key not in vars(config.curriculum):  # else the option of the section counts for its strategy too
+            # Two spellings of one option; the last one given counts, as with any other.
             names = (f"--curriculum.{key}", f"--curriculum.settings.{key}")
             help = f"of strategy {' and '.join(strategies)}"
             group.add_argument(*names, dest=names[0][2:], type=_yaml, metavar=key.upper(), help=help)
@@ -48,6 +49,7 @@ def parse_config(
     parser.refuse(unknown)
     tree: dict[str, Any] = {}
     for name, value in vars(options).items():
+        # What has no section is a key of the root, or an option of the command itself, which the caller reads.
         section, _, key = name.rpartition(".")
         if section:
             tree.setdefault(section, {})[key] = value
@@ -65,6 +67,7 @@ def _add_options(parser: CommandParser, section: Any, where: str = "") -> None:
         if is_dataclass(value):
             _add_options(parser, value, f"{where}{key}.")
             continue
+        # argparse formats help with %, so a percent sign stands twice.
         text = f"{texts.get(key, '')} [{readable(hint)}; default: {json.dumps(value)}]".strip().replace("%", "%%")
         group.add_argument(f"--{where}{key}", type=_reader(hint), metavar=key.upper(), help=text)
 

@@ -31,9 +31,9 @@ class PreparedRun:
 def prepare(config: TrainingConfig) -> PreparedRun:
     """Read the text and build everything from it; ValueError or OSError for bad input."""
     data, settings = config.data, config.training
-    seed_everything(settings.seed, settings.deterministic)
+    seed_everything(settings.seed, settings.deterministic)  # before weights are drawn
     train, validation = load_corpus(data.corpus).split(data.val_fraction, settings.seed)
-    tokenizer = train_tokenizer(train.documents, data.vocab_size)
+    tokenizer = train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
 
     def loader(corpus: Corpus, shuffle: bool) -> Loader:
         return make_loader(
@@ -54,7 +54,7 @@ def prepare(config: TrainingConfig) -> PreparedRun:
 
 
 def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
-    """The configuration with numbers where the times of its curriculum follow the length of the run.
+    """The configuration with numbers in place of the curriculum's times that follow the length of the run.
 
     A run saves these numbers, so that one that goes on for longer keeps the curriculum that it began with. Raises
     ValueError where the run is too short for the warm-up.
@@ -71,8 +71,8 @@ def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
 def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> Loader | CurriculumLoader:
     """The loader itself, or, where the configuration enables one, the curriculum over it.
 
-    Warns where the run ends before the curriculum admits all that it ever will; of a curriculum that listens to the
-    validation loss nobody can tell.
+    Warns where the run ends before the curriculum admits all that it ever will. Where the threshold follows the
+    validation loss, nobody can know that beforehand, and no warning comes.
     """
     curriculum = settle_curriculum(config).curriculum
     if not curriculum.enabled:
@@ -80,6 +80,7 @@ def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> L
     manager = CurriculumTrainingManager(curriculum.strategy, curriculum.schedule, asdict(curriculum))
     steps = config.training.gradient_accumulation_steps
     over = CurriculumLoader(loader, corpus.documents, manager, accumulation_steps=steps)
+    # A threshold that follows the validation loss cannot be foretold.
     if not manager.listens:
         _warn_of_early_end(over, config.training)
     return over

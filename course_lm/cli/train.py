@@ -16,7 +16,9 @@ from course_lm.tokenizer import decode, eos_id
 from course_lm.trainer import Trainer
 from course_lm.trainer.run import run_folder, sole_writer
 
-SAMPLES, SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 3, 80, 0.8
+SAMPLES = 3
+SAMPLE_TOKENS = 80
+SAMPLE_TEMPERATURE = 0.8
 
 
 def train_on_text(config: TrainingConfig) -> int:
@@ -27,11 +29,13 @@ def train_on_text(config: TrainingConfig) -> int:
     started = time.perf_counter()
     config = settle_curriculum(config)
     folder = run_folder(config)
+    # From here on another process that wants to train in this folder is refused.
     with sole_writer(folder):
         run = prepare(config)
         trainer = Trainer(run.model, config)
         print(describe(run, trainer))
         trainer.train(run.train_loader, run.val_loader)
+        # What is exported and sampled from are the best weights, which `report` is about.
         trainer.restore_best()
         if folder is not None:
             with atomic_file(folder / "tokenizer.json") as file:
@@ -73,7 +77,7 @@ def xz_bits_per_byte(train: Sequence[str], validation: Sequence[str]) -> tuple[f
     """Bits that `xz -9e` needs for each byte of the validation text: alone, and after it has read the training text."""
     known, held_out = ("\n\n".join(documents).encode() for documents in (train, validation))
     alone = _xz_size(held_out)
-    primed = _xz_size(known + b"\n\n" + held_out) - _xz_size(known)
+    primed = _xz_size(known + b"\n\n" + held_out) - _xz_size(known)  # what the held-out text adds to it
     return 8 * alone / len(held_out), 8 * primed / len(held_out)
 
 

@@ -1,7 +1,7 @@
 """Documents from the user's own files: UTF-8 text, and JSON lines.
 
-A file is read as what it is, or refused in one line that names the file and the place: never half, never as something
-else, and never one without an end, such as a pipe or a device.
+A file is read whole and as the kind that it is, or refused in one line that names the file and the place. What may have
+no end, such as a pipe or a device, is not read at all.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from course_lm.validation import shown
 
+# The first that fits counts: UTF-32 stands before UTF-16, since its mark begins with the other's.
 BEGINNINGS = {
     b"\x1f\x8b": "compressed by gzip; unpack it first",
     b"BZh": "compressed by bzip2; unpack it first",
@@ -42,12 +43,13 @@ def read_documents(path: Path) -> list[tuple[str, float | None]]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """What blank lines divide."""
+    """The paragraphs of a text, which are divided by blank lines, without white space at either end."""
+    # A line of white space alone is blank too.
     return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
 def refuse_surrogate(document: str, where: str) -> None:
-    """Raise ValueError for half of a UTF-16 pair alone: it is no character, so it has no bytes and no tokens."""
+    """Raise ValueError where `document` holds half of a UTF-16 pair: no character, so without bytes or tokens."""
     try:
         document.encode()
     except UnicodeEncodeError as error:
@@ -63,6 +65,7 @@ def _read_text(path: Path) -> str:
     for beginning, problem in BEGINNINGS.items():
         if content.startswith(beginning):
             raise ValueError(f"{path} is not UTF-8 text: it is {problem}")
+    # NUL is valid UTF-8, so that decoding alone would take English in UTF-16 without a mark for text.
     if (at := content.find(b"\0")) >= 0:
         raise ValueError(f"{path} is not UTF-8 text: byte 0x00 at offset {at} (UTF-16, or no text at all?)")
     try:
@@ -70,6 +73,7 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         at = error.start
         raise ValueError(f"{path} is not UTF-8: byte 0x{content[at]:02x} at offset {at}") from None
+    # Some editors on Windows write a byte-order mark; a lone CR ended lines on the classic Mac.
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -84,6 +88,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _read_jsonl(path: Path, text: str) -> list[tuple[str, float | None]]:
     documents: list[tuple[str, float | None]] = []
+    # Not splitlines, which also breaks at U+2028 and others that JSON allows inside a string.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             document, cost = _read_row(line, f"{path}, line {number}")
@@ -100,8 +105,10 @@ def _read_row(line: str, where: str) -> tuple[str, float | None]:
         raise ValueError(f"{where} is not JSON: {problem}") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError(f'{where} must be an object with a string "text", got {line[:60]}')
+    # json.loads lets an escape such as \ud83d stand alone.
     refuse_surrogate(row["text"], f'{where}: "text"')
     cost = row.get("neg_log_p")
+    # In Python True is an int, json.loads reads Infinity and NaN, and an int may be larger than any float.
     number = isinstance(cost, int | float) and not isinstance(cost, bool)
     if cost is not None and not (number and 0 <= cost <= sys.float_info.max):
         raise ValueError(f'{where}: "neg_log_p" must be a number (nats, at least 0, finite), got {shown(cost)}')

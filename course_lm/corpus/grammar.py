@@ -18,7 +18,7 @@ class Symbol(NamedTuple):
     """A gap in a form: the table that fills it, the form to show, and whether the row is remembered.
 
     With a `controller`, a fact, the name of the form goes on with that fact's key: "perfective" becomes
-    "perfective_3fs" where the fact is feminine singular. Agreement is this and nothing else.
+    "perfective_3fs" where the fact is feminine singular. All agreement comes about in this way.
     """
 
     table: str
@@ -38,6 +38,7 @@ class Form(NamedTuple):
     tags: str = ""
 
 
+# Compared by identity: two rows with the same forms and weight are still two choices.
 @dataclass(frozen=True, eq=False)
 class Row:
     """One row of a table: its weight, its forms by name, and the key that shapes what agrees with it.
@@ -56,7 +57,7 @@ Tables = dict[str, list[Row]]
 
 def split_symbols(template: str) -> tuple[str | Symbol, ...]:
     """The pieces of a template: {fact.form}, [phrase.form], either with @controller before the bracket, and text."""
-    parts = filter(None, re.split(r"(\{.+?\}|\[.+?\])", template))
+    parts = filter(None, re.split(r"(\{.+?\}|\[.+?\])", template))  # re.split leaves an empty string between neighbours
     return tuple(read_symbol(part) if part[0] in "{[" else part for part in parts)
 
 
@@ -68,7 +69,7 @@ def read_symbol(source: str) -> Symbol:
 
 
 def _offers(rows: list[Row], facts: dict[str, Row]) -> list[Row]:
-    taken = {fact.word for fact in facts.values()} - {None}
+    taken = {fact.word for fact in facts.values()} - {None}  # a row without a word is never taken
     return [row for row in rows if row.word not in taken]
 
 
@@ -84,6 +85,7 @@ class Writer:
 
     def write(self, symbol: Symbol) -> str:
         """The text of one symbol."""
+        # The order of choices is part of the grammar, since a fact takes its word away from later tables.
         if symbol.controller and symbol.controller not in self.facts:
             self.facts[symbol.controller] = self._choose(symbol.controller)
         row = self.facts.get(symbol.table) or self._choose(symbol.table)
@@ -101,12 +103,14 @@ class Writer:
             ticket -= row.weight
             if ticket < 0:
                 break
+        # Against the weights on offer, not all of the table: taken words cannot come again.
         self.neg_log_p -= math.log(row.weight / total)
         return row
 
 
 def search_derivations(tables: Tables, start: Symbol, text: str) -> tuple[list[float], int]:
     """The cost in nats of each way to derive exactly this text, and the first character that no attempt got past."""
+    # All ways are searched for, and not the first alone: only so a second one would be noticed.
     costs: list[float] = []
     furthest = 0
     attempts: list[_Attempt] = [_Attempt(0, (start,), {}, 0.0)]
@@ -136,16 +140,17 @@ class _Attempt(NamedTuple):
             fits = text.startswith(piece, self.position)
             return [_Attempt(position, self.pending[1:], self.facts, self.cost)] if fits else []
         if piece.controller and piece.controller not in self.facts:
+            # The text has not shown the controller yet, so each of its rows is tried.
             rows = tables[piece.controller]
             return [self._learn(piece.controller, row, price) for row, price in self._prices(rows, rows)]
         if piece.table in self.facts:
-            return [self._open(piece, self.facts[piece.table], 0.0)]
+            return [self._open(piece, self.facts[piece.table], 0.0)]  # remembered: nothing is chosen
         form, rows = piece.form_name(self.facts), tables[piece.table]
         fitting = [row for row in rows if self._fits(text, row.forms[form].pieces)]
         return [self._open(piece, row, price) for row, price in self._prices(rows, fitting)]
 
     def _fits(self, text: str, pieces: tuple[str | Symbol, ...]) -> bool:
-        """Whether the text goes on as the pieces begin and holds all that they say: it spares nearly all attempts."""
+        """Whether the text goes on as the pieces begin and holds each of their texts; few attempts get past this."""
         if pieces and isinstance(pieces[0], str) and not text.startswith(pieces[0], self.position):
             return False
         return all(text.find(piece, self.position) >= 0 for piece in pieces if isinstance(piece, str))

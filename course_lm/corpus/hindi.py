@@ -68,12 +68,11 @@ def frame_forms(before: str, thing: str, verb: str) -> dict[str, str]:
         forms |= {f"{tense}.{shown}": f"{lead} {{{verb}.{tense}{mark}}}" for tense, mark in agreement.items()}
         forms |= {f"not{tense}.{shown}": f"{lead} नहीं {{{verb}.{tense}{mark}}}" for tense, mark in agreement.items()}
         forms |= {f"{form}.{shown}": f"{lead} {{{verb}.{form}}}" for form in ("conj", "inf")}
+    # को hides the object from its verb, which then is masculine singular whatever the object is.
     if with_noun:
         forms |= {f"{tense}.ko": f"{before} {{{thing}.npo}} को:c {{{verb}.{tense}_3ms}}" for tense in PERFECT}
     return forms
 
-
-# Reading the grammar
 
 # A second clause has its own words: copies of all tables, with the subject that its verbs agree with.
 COPIES = {"b": "subj", "2": "subj2", "r": "rel", "q": "rel"}
@@ -83,6 +82,7 @@ COPIES = {"b": "subj", "2": "subj2", "r": "rel", "q": "rel"}
 def sentence_tables() -> Tables:
     """The rows of every table of the grammar, by its name."""
     tables: Tables = {}
+    # Tables of one row, so that its choice costs nothing; agreement alone picks a form of it.
     tables["be"] = [Row(1, _forms(_copula()))]
     tables["he"] = [Row(1, _forms(_pronoun_he()))]
     name = kind = ""
@@ -96,6 +96,7 @@ def sentence_tables() -> Tables:
             tables[name] = []
         for source in filter(str.strip, line.split(" / ")):
             tables[name] += _read_rows(kind, source.strip(), tables)
+    # A list, since the copies join the dict meanwhile.
     for name, rows in list(tables.items()):
         tables.update({name + suffix: [_renamed(row, suffix) for row in rows] for suffix in COPIES})
     return tables
@@ -104,7 +105,7 @@ def sentence_tables() -> Tables:
 def _copula() -> dict[str, str]:
     tenses = {"pres": present, "past": past, "fut": functools.partial(future, "हो")}
     return {
-        f"{tense}_{key}": shape(key) + (":v" if tense == "pres" else ":vi")
+        f"{tense}_{key}": shape(key) + (":v" if tense == "pres" else ":vi")  # the present counts no inflection
         for tense, shape in tenses.items()
         for key in KEYS
     }
@@ -133,6 +134,7 @@ def _content_forms(kind: str, content: str) -> dict[str, str]:
     if kind == "verbs":
         stem, _, light = content.partition("+")
         forms = {f"{form}_{key}": shape for key in KEYS for form, shape in conjugate(stem, light, key).items()}
+        # The plural ending ने is that of the oblique infinitive, which stands before postpositions.
         return forms | {"conj": conjunctive(stem) + ":v", "inf": infinitive(stem, "3mp") + ":v"}
     if kind == "adjectives":
         return {f"{case}_{key}": _declined(content, case, key) for case in ("dir", "obl") for key in THIRD}
@@ -163,7 +165,7 @@ def _noun_rows(weight: int, source: str, settings: str) -> list[Row]:
 def _noun_phrases(shapes: dict[str, str], key: str, settings: str, counted: bool) -> dict[str, str]:
     """The noun alone and with what may stand before it.
 
-    A plural that looks like its singular has a number before it in a `counted` table, where no verb would tell.
+    In a `counted` table, where no verb shows the number, a plural that looks like its singular has a numeral before it.
     """
     is_counted, *phrases = settings.split() if settings.startswith("counted") else ["", *settings.split()]
     many = "[many] " if counted and is_counted else ""
@@ -173,6 +175,7 @@ def _noun_phrases(shapes: dict[str, str], key: str, settings: str, counted: bool
     for name, plan in plans.items():
         before = re.findall(r"\[(.+?)\]", plan)
         at = sum(not table.startswith("adj") for table in before)  # numbers stand before adjectives
+        # The oblique plural has an ending of its own, so that only the direct one needs a numeral.
         for case, end, number in (("dir", "", many), ("obl", "o", "")):
             words = [f"[{table}.{case}_{key}] " for table in before]
             forms[name + end] = "".join([*words[:at], number, *words[at:]]) + shapes[case]
@@ -192,9 +195,10 @@ def _form(template: str) -> Form:
             pieces.append(read_symbol(token))
         elif token != "-":
             word, _, more = token.partition(":")
-            is_word = word not in ",।"
+            is_word = word not in ",।"  # punctuation joins the word before it
             tags += "w" * is_word + more
             pieces.append(" " * is_word + word)
+    # Joined, since the search tries fewer rows where it can compare longer texts.
     return Form(_joined(pieces), tags)
 
 
@@ -227,17 +231,15 @@ def _rename(piece: str | Symbol, suffix: str) -> str | Symbol:
     return piece._replace(table=piece.table + suffix, controller=controller)
 
 
-# Writing and reading sentences
-
-
 def generate_sentences(count: int = SHIPPED_COUNT, seed: int = 0) -> Iterator[Sentence]:
-    """Draws `count` different sentences: one that was drawn before is drawn again.
+    """Draw `count` different sentences: one that was drawn before is passed over.
 
     The same seed draws the same sentences on every machine.
     """
     rng = random.Random(seed)
     seen: set[str] = set()
     while len(seen) < count:
+        # Its -log p stays that of one draw, although repeats are left out.
         sentence = draw_sentence(rng)
         if sentence.text not in seen:
             seen.add(sentence.text)
@@ -247,7 +249,7 @@ def generate_sentences(count: int = SHIPPED_COUNT, seed: int = 0) -> Iterator[Se
 def draw_sentence(rng: random.Random) -> Sentence:
     """One sentence, independent of all others."""
     writer = Writer(sentence_tables(), rng)
-    text = writer.write(SENTENCE)[1:]
+    text = writer.write(SENTENCE)[1:]  # without the space of the first word
     return Sentence(text, writer.neg_log_p, {name: writer.tags.count(tag) for tag, name in TAGS.items()})
 
 
@@ -269,7 +271,7 @@ def sentence_derivations(text: str) -> list[float]:
 
 
 def write_sentences(path: str | Path, count: int = SHIPPED_COUNT, seed: int = 0) -> None:
-    """Writes sentences as JSON lines {"text", "neg_log_p", "gold"}, in nats to six decimals.
+    """Write sentences as JSON lines {"text", "neg_log_p", "gold"}, in nats to six decimals.
 
     With the default arguments this is the shipped `data/hindi.jsonl`, byte for byte.
     """

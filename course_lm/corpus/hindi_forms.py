@@ -12,14 +12,14 @@ def decline_noun(noun: str, gender: str) -> dict[str, str]:
     """A noun by number and case: singular direct and oblique, then plural: keys `dir_s obl_s dir_p obl_p`."""
     stem = noun[:-1]
     if gender == "m" and noun[-1] == "ा":
-        return _cases(noun, stem + "े", stem + "े", stem + "ों")
+        return _cases(noun, stem + "े", stem + "े", stem + "ों")  # लड़का लड़के, लड़के लड़कों
     if noun[-1] in "ीई":
-        short = stem + ("ि" if noun[-1] == "ी" else "इ")
+        short = stem + ("ि" if noun[-1] == "ी" else "इ")  # लड़की लड़कियाँ लड़कियों, आदमी आदमियों
         return _cases(noun, noun, noun if gender == "m" else short + "याँ", short + "यों")
     if noun.endswith("िया"):
-        return _cases(noun, noun, noun + "ँ", stem + "ों")
+        return _cases(noun, noun, noun + "ँ", stem + "ों")  # चिड़िया चिड़ियाँ चिड़ियों
     vowel = noun[-1] == "ा"
-    plural = noun if gender == "m" else noun + ("एँ" if vowel else "ें")
+    plural = noun if gender == "m" else noun + ("एँ" if vowel else "ें")  # घर घर, किताब किताबें, माता माताएँ
     return _cases(noun, noun, plural, noun + ("ओं" if vowel else "ों"))
 
 
@@ -27,6 +27,7 @@ def _cases(*forms: str) -> dict[str, str]:
     return dict(zip(("dir_s", "obl_s", "dir_p", "obl_p"), forms))
 
 
+# Direct singular and plural, then oblique singular and plural.
 PRONOUNS = {"यह": ("यह", "ये", "इस", "इन"), "वह": ("वह", "वे", "उस", "उन"), "जो": ("जो", "जो", "जिस", "जिन")}
 
 
@@ -36,10 +37,11 @@ def decline(word: str, case: str, key: str) -> str:
         return PRONOUNS[word][2 * (case == "obl") + (key[2] == "p")]
     if key[1:] == "ms" and case == "dir":
         return word
+    # After हुआ and गया endings are vowel letters, not signs: हुई, गए.
     vowel = word[-1] == "आ" or word[-2] == "य"
     endings = ("ई", "ए") if vowel else ("ी", "े")
     stem = word[:-2] if word.endswith("या") else word[:-1]
-    return stem + endings[key[1] == "m"]
+    return stem + endings[key[1] == "m"]  # one form for all of the feminine
 
 
 PERFECTIVES = {"जा": ("गया", "गए", "गई"), "कर": ("किया", "किए", "की"), "हो": ("हुआ", "हुए", "हुई")}
@@ -47,7 +49,7 @@ PERFECTIVES |= {"दे": ("दिया", "दिए", "दी"), "ले": ("�
 
 
 def perfective(stem: str, key: str, alone: bool = True) -> str:
-    """The perfective participle. Feminine plural is marked on it only where no auxiliary follows: `alone`."""
+    """The perfective participle. It shows the feminine plural only where no auxiliary follows: `alone`."""
     regular = (stem + "या", stem + "ए", stem + "ई") if stem[-1] in "ाआो" else (stem + "ा", stem + "े", stem + "ी")
     masculine, plural, feminine = PERFECTIVES.get(stem, regular)
     if key[1] == "m":
@@ -66,13 +68,14 @@ def infinitive(stem: str, key: str) -> str:
 
 
 def conjunctive(stem: str) -> str:
-    """Having done: कर added to the stem, but करके."""
+    """The conjunctive participle, "having done": the stem and कर, but करके from करना."""
     return stem + ("के" if stem == "कर" else "कर")
 
 
 def subjunctive(stem: str, key: str) -> str:
-    """What may be; the future is this and गा."""
+    """The subjunctive, "may do"; the future adds गा to it."""
     ending = {"1s": "ूँ", "2p": "ो", "3s": "े"}.get(key[0] + key[2], "ें")
+    # दूँ, दे, दें, दो: the ending takes the place of the stem's vowel.
     if stem in ("दे", "ले"):
         return stem[:-1] + ending
     if stem == "हो":
@@ -84,7 +87,7 @@ def subjunctive(stem: str, key: str) -> str:
 
 
 def future(stem: str, key: str) -> str:
-    """What will be."""
+    """The future, "will do"."""
     return subjunctive(stem, key) + ("गी" if key[1] == "f" else "गा" if key[2] == "s" else "गे")
 
 
@@ -103,6 +106,7 @@ def conjugate(stem: str, light: str, key: str) -> dict[str, str]:
     hai, tha = f"{present(key)}:v", f"{past(key)}:vi"
     done, done_before = f"{perfective(stem, key)}:vi", f"{perfective(stem, key, alone=False)}:vi"
     going = f"{perfective('रह', key, alone=False)}:vi"
+    # In a passive this participle counts the voice; the aspect is that of जाना behind it.
     passive, infinite = f"{perfective(stem, key, alone=False)}:vi", f"{infinitive(stem, key)}:v"
     forms = {
         "hab": f"{imperfective(stem, key)}:v {hai}",

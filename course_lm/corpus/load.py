@@ -79,14 +79,16 @@ class Corpus:
         return Corpus(self.name, [self.documents[i] for i in chosen], costs, gold)
 
     def _without_duplicates(self) -> Corpus:
+        # Reversed, so that of equal documents the first one stays.
         first = {document: i for i, document in reversed(list(enumerate(self.documents)))}
         return self._take(sorted(first.values()))
 
 
 def _hash_fraction(document: str, seed: int) -> float:
+    # Not hash(), which differs in every process; lone surrogates may stand in a Corpus that was made by hand.
     content = document.encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(content, digest_size=8, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return int.from_bytes(digest, "big") / 2**64  # in [0, 1]
 
 
 def load_corpus(
@@ -140,6 +142,7 @@ def _strings(documents: Any, where: str) -> list[str]:
 
     A set has another order in every process, and an iterator can be read once only.
     """
+    # Bytes are a sequence too, of ints.
     if isinstance(documents, bytes | bytearray) or not isinstance(documents, Sequence):
         raise ValueError(f"a corpus must be one of {ACCEPTED}; got {type(documents).__name__}")
     for i, document in enumerate(documents):
@@ -155,6 +158,7 @@ def _stories() -> Corpus:
 
 def _hindi() -> Corpus:
     path = data_file("hindi.jsonl")
+    # Only this file has it, so that `read_documents` need not know of it.
     gold = [json.loads(line)["gold"] for line in path.read_text(encoding="utf-8").splitlines()]
     return replace(_read_files("hindi", [path]), gold=gold)
 
@@ -164,11 +168,13 @@ def _python_docs() -> Corpus:
         from pydoc_data.topics import topics
     except ImportError:
         raise ValueError("python-docs needs the module pydoc_data, which this Python was built without") from None
+    # By paragraph, since the topics quote each other: whole ones would leak from one split into the other.
     found = [paragraph for topic in topics.values() for paragraph in paragraphs(topic) if _is_prose(paragraph)]
     return Corpus("python-docs", found)
 
 
 def _is_prose(paragraph: str) -> bool:
+    # A title is underlined with a row of one sign; fewer than five words are no prose.
     is_heading = re.search(r"\n(\W)\1{2,}$", paragraph)
     return not is_heading and len(re.findall(r"[A-Za-z]{2,}", paragraph)) >= 5
 
@@ -188,12 +194,14 @@ def _matching_files(pattern: str) -> list[Path]:
         raise ValueError(f"{pattern or '.'} is a folder; name its files with a glob such as {path / '*.txt'}")
     if os.path.lexists(path):  # unlike `exists`, also for a link to nothing
         return [path]
+    # Only now: a file whose own name holds * or [ was found above.
     if glob.has_magic(pattern):
         found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
         files = [file for file in found if not file.is_dir()]
         if not files:
             raise FileNotFoundError(f"no file matches {pattern}")
         return files
+    # It looks like a path; a bare word is rather a corpus name misspelt.
     if path.suffix or path.name != pattern:
         raise FileNotFoundError(f"there is no file {pattern}")
     raise ValueError(f"unknown corpus {pattern!r}: {did_you_mean(pattern, CORPORA)}accepted are {ACCEPTED}")
@@ -203,7 +211,7 @@ def _read_files(name: str, paths: list[Path]) -> Corpus:
     found: list[tuple[str, float | None]] = []
     for path in paths:
         found += read_documents(path)
-    costs = [cost for _, cost in found if cost is not None]
+    costs = [cost for _, cost in found if cost is not None]  # a floor needs the cost of every document
     return Corpus(name, [text for text, _ in found], costs if len(costs) == len(found) else None)
 
 

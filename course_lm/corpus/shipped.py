@@ -1,4 +1,4 @@
-"""Where the files lie that come with the package."""
+"""Find the data files that come with the package."""
 
 from __future__ import annotations
 

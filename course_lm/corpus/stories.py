@@ -43,6 +43,7 @@ def story_tables() -> Tables:
         if line[0] in "{[":
             head, _, line = line.partition(":")
             names, _, forms = head.partition(" (")
+            # Names in one head share one list of rows, which more lines may follow.
             rows, columns = [], forms.rstrip(")").split(", ")
             tables |= {name[1:-1]: rows for name in names.split()}
         rows += [_read_row(names, row, columns) for row in line.split(" / ") if row.strip()]
@@ -53,17 +54,19 @@ def _read_row(names: str, source: str, columns: list[str]) -> Row:
     weight, template = source.split(maxsplit=1)
     forms = dict(zip(columns, template.strip().split(" | "), strict=True))
     forms |= {name + "!": _capitalised(form) for name, form in forms.items()}
-    forms[""] = forms[columns[0]]
+    forms[""] = forms[columns[0]]  # {fact} alone shows its first form
     pieces = {name: Form(split_symbols(form)) for name, form in forms.items()}
+    # The word is the line itself, so that two facts that share a table never take the same row.
     return Row(int(weight), pieces, word=f"{names}: {source}")
 
 
 def _capitalised(template: str) -> str:
+    # A form that begins with a fact asks that fact for its capitalised form.
     return template.replace("}", "!}", 1) if template[0] == "{" else template[0].upper() + template[1:]
 
 
 def generate_stories(count: int = SHIPPED_COUNT, seed: int = 0) -> Iterator[Story]:
-    """Draws `count` independent stories; the same seed draws the same stories on every machine."""
+    """Draw `count` independent stories; the same seed draws the same stories on every machine."""
     rng = random.Random(seed)
     for _ in range(count):
         writer = Writer(story_tables(), rng)
@@ -80,7 +83,7 @@ def story_neg_log_p(text: str) -> float:
     if not costs:
         rest = text[furthest:][:30]
         raise ValueError(f"not a story of the grammar: nothing fits from character {furthest} on, {rest!r}")
-    return costs[0]
+    return costs[0]  # the only one: see the tests of `story_derivations`
 
 
 def story_derivations(text: str) -> list[float]:
@@ -89,7 +92,7 @@ def story_derivations(text: str) -> list[float]:
 
 
 def write_stories(path: str | Path, count: int = SHIPPED_COUNT, seed: int = 0) -> None:
-    """Writes stories as JSON lines {"text", "neg_log_p"}, in nats to six decimals.
+    """Write stories as JSON lines {"text", "neg_log_p"}, in nats to six decimals.
 
     With the default arguments this is the shipped `data/stories.jsonl`, byte for byte.
     """

@@ -62,6 +62,7 @@ class LengthBasedCurriculum(Curriculum):
         """Share of the way from the shortest to the longest text, for each example."""
         lengths = [len(words_of(text_of(example))) for example in examples]
         low, high = self.settings.min_length, self.settings.max_length
+        # Bounds from the examples themselves: then a score depends on what it is scored with.
         low = min(lengths, default=0) if low is None else low
         high = max(lengths, default=0) if high is None else high
         return [_share(length, low, high) for length in lengths]
@@ -84,10 +85,12 @@ class FrequencyBasedCurriculum(Curriculum):
         scored = [_lower_words(text_of(example)) for example in examples]
         reference = scored if self.reference is None else [_lower_words(text) for text in self.reference]
         counts = Counter(word for words in reference for word in words)
+        # Laplace: each known word once more than it was seen, and one more for all words that were not.
         total = counts.total() + len(counts) + 1
         costs = {word: math.log(total / (count + 1)) for word, count in counts.items()}
 
         def mean_cost(words: list[str]) -> float:
+            # fsum rounds once, so that texts of the same words in another order score the same.
             return math.fsum(costs.get(word, math.log(total)) for word in words) / len(words)
 
         known = [mean_cost(words) for words in reference if words]
@@ -137,6 +140,7 @@ class CombinedCurriculum(Curriculum):
         columns = [part.compute_difficulty(examples) for part in self.parts]
         total = sum(self.weights)
         return [
+            # Rounding may lift a mean of ones above 1.
             min(1.0, sum(weight * score for weight, score in zip(self.weights, scores)) / total)
             for scores in zip(*columns)
         ]
@@ -188,6 +192,7 @@ class RandomCurriculum(Curriculum):
             hashlib.blake2b(text_of(example).encode("utf-8", "surrogatepass"), digest_size=6, key=key).digest()
             for example in examples
         )
+        # A float holds 48 bits exactly; more would be rounded, the highest of them to 1.
         return [int.from_bytes(digest, "big") / 2**48 for digest in digests]
 
 

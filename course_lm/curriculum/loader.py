@@ -17,8 +17,8 @@ from course_lm.curriculum.manager import CurriculumTrainingManager
 class CurriculumLoader:
     """The batches of another loader, over the documents that the curriculum admits: at least one full batch, always.
 
-    An epoch is one pass over the admitted documents, so that early epochs are short. Where the threshold listens to the
-    validation loss nobody knows how short, and the length of a run has to be known beforehand: there each epoch has as
+    An epoch is one pass over the admitted documents, so that early epochs are short. Where the threshold follows the
+    validation loss, nobody knows how short, yet the length of a run has to be known beforehand: then each epoch has as
     many batches as one pass over everything, and reads the admitted documents again as often as that takes.
     The order is a pure function of (seed, epoch) and the losses reported before the epoch.
 
@@ -46,8 +46,8 @@ class CurriculumLoader:
         self.whole, self.manager, self.accumulation_steps = loader, manager, accumulation_steps
         self.difficulty = manager.difficulty(examples)
         self.epoch = 0
-        self._easiest = self.difficulty.argsort(stable=True)
-        self._least = self._documents_of_one_batch()
+        self._easiest = self.difficulty.argsort(stable=True)  # (D,) document numbers, equally hard ones in order
+        self._least = self._documents_of_one_batch()  # admitted whatever the threshold is
         self._admitted = len(examples)  # documents of `_loader`
         self._loader = loader
         self._lengths = {self._admitted: len(loader)}  # batches of a pass, by the number of documents
@@ -57,7 +57,7 @@ class CurriculumLoader:
 
     @property
     def fingerprint(self) -> str:
-        """That of the whole text: see `Loader.fingerprint`."""
+        """The fingerprint of the loader over all documents: see `Loader.fingerprint`."""
         return self.whole.fingerprint
 
     def __len__(self) -> int:
@@ -70,15 +70,16 @@ class CurriculumLoader:
         return self._threshold_of(self.epoch) if self._threshold is None else self._threshold
 
     def length_of_epoch(self, epoch: int) -> int:
-        """Batches of an epoch: what it will be, whatever the validation loss does until then."""
+        """Batches of an epoch, now and whenever it is read: no validation loss changes this number."""
         return self._length_at(self._threshold_of(epoch))
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the loaded position, or else from the start of the epoch."""
         start, self._next_start = self._next_start, 0
+        # Not in epoch 0, before which nothing can be reported, and not where a running epoch goes on.
         if self._threshold is None and self.epoch > 0 and self.manager.hears_nothing:
             warnings.warn("the curriculum waits for validation losses, and none was reported", stacklevel=2)
-        self._threshold = self.threshold
+        self._threshold = self.threshold  # fixed until the epoch ends
         self._batch = start
         return self._run(start)
 
@@ -98,9 +99,10 @@ class CurriculumLoader:
     def end_of_run(self, num_epochs: int, max_steps: int | None) -> tuple[int, int]:
         """How many examples the last epoch of a run admits, and how many the curriculum admits in the end.
 
-        Of a run of so many epochs or, where given, optimizer steps. Not for a threshold that listens.
+        The run has `num_epochs` epochs or, where given, `max_steps` optimizer steps. Not for a threshold that follows
+        the validation loss, which nobody knows beforehand.
         """
-        final = self._count(self.manager.threshold(math.inf))
+        final = self._count(self.manager.threshold(math.inf))  # by then every schedule has reached its end
         if max_steps is None and self.manager.config.num_steps is None:
             return self._count(self._threshold_of(num_epochs - 1)), final
         epoch = steps = 0
@@ -108,6 +110,7 @@ class CurriculumLoader:
             threshold = self._threshold_of(epoch)
             steps, epoch = steps + self._steps_at(threshold), epoch + 1
             over = steps >= max_steps if max_steps is not None else epoch >= num_epochs
+            # Thresholds never fall, so that what is admitted now stays the most.
             if over or self._count(threshold) == final:
                 return self._count(threshold), final
 
@@ -119,7 +122,7 @@ class CurriculumLoader:
         first, after = loader.rows.offsets[rows], loader.rows.offsets[rows + 1]
         return {
             "threshold": threshold,
-            "examples": len(loader.rows.documents.unique()),
+            "examples": len(loader.rows.documents.unique()),  # one document may be many pieces
             "batches": len(batches),
             "tokens": int(loader.row_lengths[rows].sum() - (after - first).sum()),  # no target: a piece's first token
         }
@@ -139,12 +142,13 @@ class CurriculumLoader:
 
         Raises ValueError where the state was saved under another pace.
         """
-        if state.get("pace", self._pace) != self._pace:
+        if state.get("pace", self._pace) != self._pace:  # a bare position has no pace
             raise ValueError(
                 f"the checkpoint was saved under a curriculum with {state['pace']}, this run has {self._pace}: "
                 "where they are null they follow the length of the run; change it back, choose another "
                 "experiment_name, or set training.resume to never"
             )
+        # At its start an epoch asks anew, since a validation may have been reported after the last one ended.
         if state["batch"] == 0 or state["epoch"] != self.epoch:
             self._threshold = None
         self.epoch = state["epoch"]
@@ -171,6 +175,7 @@ class CurriculumLoader:
         return math.ceil(self._length_at(threshold) / self.accumulation_steps)
 
     def _length_at(self, threshold: float) -> int:
+        # Losses decide how many documents are admitted, so the length must not depend on their number.
         if self.manager.listens:
             return len(self.whole)
         admitted = self._count(threshold)
@@ -195,18 +200,20 @@ class CurriculumLoader:
         if not self.manager.listens:
             return loader, loader.order(self.epoch)
         length = len(self.whole)
+        # An epoch has at most `length` passes, so no two epochs share the number of a pass, and thereby an order.
         passes = (loader.order(self.epoch * length + number) for number in count())
         return loader, list(islice(chain.from_iterable(passes), length))
 
     def _documents_of_one_batch(self) -> int:
         """How many of the easiest documents fill a batch."""
-        rows = max(size for _, size in self.whole.groups)
+        rows = max(size for _, size in self.whole.groups)  # bucketed batches of short rows may hold more rows
         pieces = self.whole.rows
         room = torch.zeros(len(self.difficulty), dtype=torch.int64)
-        weights = pieces.lengths if self.whole.packed else torch.ones_like(pieces.lengths)
+        weights = pieces.lengths if self.whole.packed else torch.ones_like(pieces.lengths)  # (P,) tokens, or rows
+        # (D,) how much the easiest 1, 2, … documents fill.
         filled = room.index_add_(0, pieces.documents, weights)[self._easiest].cumsum(0)
         needed = rows * (self.whole.width or 1) if self.whole.packed else rows
-        return min(len(filled), int((filled < needed).sum()) + 1)
+        return min(len(filled), int((filled < needed).sum()) + 1)  # + 1: the document that reaches it
 
     def _run(self, start: int) -> Iterator[Batch]:
         assert self._threshold is not None

@@ -42,6 +42,7 @@ class CurriculumTrainingManager:
         self.config = updated(default, gather_settings(section, default))
         self.seed = seed
         self.strategy = create_curriculum_strategy(self.config.strategy, self.config.strategy_settings)
+        # For "performance" only an upper bound: the listener below holds the threshold.
         self._pacing = build_pacing(self.config)
         self._listeners: dict[str, FeedbackThreshold] = {}
         if self.config.schedule == "performance":
@@ -52,8 +53,8 @@ class CurriculumTrainingManager:
                 window=self.config.performance_window,
             )
         if isinstance(self.strategy, DynamicCurriculum):
-            self._listeners["strategy"] = self.strategy.feedback
-        self._scored: tuple[str, Tensor] = ("", torch.empty(0))
+            self._listeners["strategy"] = self.strategy.feedback  # the strategy's own, so that its threshold moves too
+        self._scored: tuple[str, Tensor] = ("", torch.empty(0))  # digest of the examples, and what they scored
 
     @property
     def listens(self) -> bool:
@@ -77,25 +78,27 @@ class CurriculumTrainingManager:
     def start_of_epoch(self, epoch: int, steps_at: Callable[[float], int]) -> int:
         """The time at which an epoch begins: its number, or the optimizer steps of all epochs before it.
 
-        `steps_at(threshold)` are the steps of an epoch that admits so much.
+        `steps_at(threshold)` is the number of optimizer steps of an epoch with that threshold.
         """
         if self.config.num_steps is None:
             return epoch
         time = 0
         for _ in range(epoch):
+            # An epoch's length follows from its threshold, and that from the lengths of all epochs before it.
             time += steps_at(self.threshold(time))
         return time
 
     def difficulty(self, examples: Sequence[Example]) -> Tensor:
-        """(N,) float64, what thresholds are held against: scores, or with `threshold_on: quantile` their ranks.
+        """The difficulties (N,) that thresholds are compared with: scores, or for `threshold_on: quantile` their ranks.
 
-        The rank of a score is the share of the examples whose score is not higher. Scored once for the same examples.
+        The rank of a score is the share of the examples whose score is not higher. The same examples are scored once.
         """
+        # repr keeps the borders between texts: ["a", "b"] is not ["ab"].
         digest = hashlib.blake2b(repr([text_of(example) for example in examples]).encode("utf-8", "surrogatepass"))
         if digest.hexdigest() != self._scored[0]:
             scores = torch.tensor(self.strategy.compute_difficulty(examples), dtype=torch.float64)
             if self.config.threshold_on == "quantile":
-                scores = torch.searchsorted(scores.sort().values, scores, right=True) / len(scores)
+                scores = torch.searchsorted(scores.sort().values, scores, right=True).double() / len(scores)  # equals rank alike
             self._scored = (digest.hexdigest(), scores)
         return self._scored[1]
 
@@ -117,18 +120,20 @@ class CurriculumTrainingManager:
                 f"dataset and examples must be equally many, got {len(dataset)} and {len(examples)}"  # type: ignore[arg-type]
             )
         difficulty = self.difficulty(examples)
-        easiest = difficulty.argsort(stable=True)
+        easiest = difficulty.argsort(stable=True)  # equally hard examples join in their own order
 
         def admitted(threshold: float) -> int:
+            # A batch at least, whatever the threshold: an epoch without a step would train nothing.
             return min(len(easiest), max(batch_size, int((difficulty <= threshold).sum())))
 
         time = self.start_of_epoch(epoch, lambda threshold: -(-admitted(threshold) // batch_size))
+        # In the dataset's order again: to shuffle or not is the DataLoader's business.
         chosen = easiest[: admitted(self.threshold(time))].sort().values
         generator = epoch_generator(self.seed, epoch)
         return DataLoader(Subset(dataset, chosen.tolist()), batch_size, shuffle=shuffle, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the reported losses have changed."""
+        """The thresholds that follow the validation loss, and the losses that they are compared with."""
         return {name: listener.state_dict() for name, listener in self._listeners.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ threshold never falls: it rises from `start` at p = 0 to `end` at p = 1.
     step          jumps at given times
     none          1 from the start
 
-The exception, `FeedbackThreshold`, listens to the validation loss; its state belongs into checkpoints.
+The exception, `FeedbackThreshold`, listens to the validation loss; its state belongs in checkpoints.
 """
 
 import math
@@ -47,6 +47,7 @@ def exponential(progress: float, *, start: float, end: float) -> float:
 
 def step(time: float, *, start: float, times: Sequence[float], thresholds: Sequence[float]) -> float:
     """`start` before `times[0]`, then `thresholds[i]` from `times[i]` on."""
+    # The index is the number of jumps made so far.
     return [start, *thresholds][sum(time >= jump for jump in times)]
 
 
@@ -69,7 +70,7 @@ def build_pacing(config: CurriculumConfig) -> Schedule:
 
 
 def progress_at(time: float, *, warmup: float, total: float) -> float:
-    """Progress after `time` epochs, or optimizer steps: 0 up to `warmup`, 1 from `total` on, a line between."""
+    """Progress after `time` epochs, or optimizer steps: 0 up to `warmup`, 1 from `total` on, linear in between."""
     return min(1.0, max(0.0, (time - warmup) / (total - warmup)))
 
 
@@ -91,6 +92,7 @@ class FeedbackThreshold:
             better = val_loss < sum(self.losses) / len(self.losses)  # False for NaN
             moved = self.threshold + (self.rate if better else -self.rate)
             self.threshold = _between(moved, self.low, self.high)
+        # One NaN would make the mean NaN, and no loss is better than that.
         if math.isfinite(val_loss):
             self.losses.append(val_loss)
 
@@ -101,7 +103,7 @@ class FeedbackThreshold:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
         self.threshold = state["threshold"]
-        self.losses = deque(state["losses"], maxlen=self.losses.maxlen)
+        self.losses = deque(state["losses"], maxlen=self.losses.maxlen)  # the window is a setting, not state
 
 
 def _between(value: float, low: float, high: float) -> float:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 BaseStrategy = Literal["length", "frequency", "morphological", "combined", "random"]
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
-EPOCHS_WITHOUT_A_RUN = 10
+EPOCHS_WITHOUT_A_RUN = 10  # in place of null, until `for_run` knows the run
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """Words at which the score is 0 and 1; None takes the shortest and the longest of the examples."""
+    """The numbers of words that score 0 and 1; None takes those of the shortest and of the longest example."""
 
     min_length: int | None = None
     max_length: int | None = None
@@ -43,7 +43,7 @@ class FrequencySettings:
 
 @dataclass(frozen=True)
 class MorphologicalSettings:
-    """What weighs how much; only the proportions count."""
+    """The weights of the counts; only their proportions matter."""
 
     case_weight: float = 0.4
     length_weight: float = 0.2
@@ -57,7 +57,7 @@ class MorphologicalSettings:
 
 @dataclass(frozen=True)
 class CombinedSettings:
-    """What weighs how much (only the proportions count), and the settings of the three under their names."""
+    """The weights of three scores, whose proportions alone matter, and the settings of each strategy under its name."""
 
     morphological_weight: float = 0.5
     length_weight: float = 0.25
@@ -73,7 +73,7 @@ class CombinedSettings:
 
 @dataclass(frozen=True)
 class RandomSettings:
-    """Another seed gives other scores."""
+    """The seed of the scores."""
 
     seed: int = 0
 
@@ -127,6 +127,7 @@ def keys_of(section: type["DataclassInstance"]) -> list[str]:
 
 
 KEYS = {strategy: keys_of(kind) for strategy, kind in SETTINGS.items()}
+# Which strategies have a key: for the refusal of a key under a strategy that does not have it.
 OWNERS = {key: [strategy for strategy in KEYS if key in KEYS[strategy]] for keys in KEYS.values() for key in keys}
 
 
@@ -188,12 +189,13 @@ class CurriculumConfig:
         require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
         require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
         self._check_jumps()
+        # Read, so that a bad setting is refused with the rest of the configuration and not when the strategy is built.
         read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
         self._check_given_once()
 
     @property
     def strategy_settings(self) -> dict[str, Any]:
-        """What the strategy is made of: `settings`, and what the strategy shares with this section."""
+        """The settings that the strategy is built from: `settings`, and the keys that it shares with this section."""
         return {key: getattr(self, key) for key in BOTH if key in KEYS[self.strategy]} | self.settings
 
     @property
@@ -205,15 +207,19 @@ class CurriculumConfig:
 
     @property
     def total(self) -> int:
-        """Epochs, or steps, until `end_threshold`; where null waits for a run, ten epochs or as many as it must be."""
+        """Epochs, or steps, until `end_threshold`.
+
+        Where both are null (`for_run` replaces them), it is ten epochs, or one more than the warm-up if that is more.
+        """
         waiting = max(EPOCHS_WITHOUT_A_RUN, (self.warmup_epochs or 0) + 1)
         return self.num_steps or self.num_epochs or waiting
 
     def for_run(self, num_epochs: int, max_steps: int | None) -> "CurriculumConfig":
-        """The same with numbers in place of null, for a run of so many epochs or, where given, optimizer steps.
+        """This configuration with numbers for null, for a run of so many epochs or, where given, optimizer steps.
 
         Raises ValueError where the warm-up leaves no time in half of the run, or counts epochs in a run of steps.
         """
+        # Jumps at given times need no total.
         timed = self.schedule != "step" or self.step_epochs is None
         if not timed or self.num_epochs is not None or self.num_steps is not None:
             return self
@@ -236,11 +242,12 @@ class CurriculumConfig:
         shares = [(i + 1) / number for i in range(number)]
         times = [self.warmup + share * (self.total - self.warmup) for share in shares]
         start, end = self.start_threshold, self.end_threshold
+        # Rounding must not carry a jump past its bounds.
         thresholds = [max(start, min(end, (1 - share) * start + share * end)) for share in shares]
         return self.step_epochs or times, self.step_thresholds or thresholds
 
     def _check_warmup(self) -> None:
-        """Against the time that is known; where that is null, `for_run` checks the rest."""
+        """Check the warm-up against the time that is known; where that is null, `for_run` checks it against the run."""
         unit = "epochs" if self.num_steps is None else "steps"
         require(0 <= self.warmup < self.total, f"warmup_{unit}", f"in [0, num_{unit} ({self.total}))", self.warmup)
         require(self.warmup_steps >= 0, "warmup_steps", "at least 0", self.warmup_steps)
@@ -252,8 +259,10 @@ class CurriculumConfig:
             finite = values is None or (len(values) > 0 and all(math.isfinite(value) for value in values))
             require(finite, key, "null, or one finite number or more", values)
         times, thresholds = self.jumps
+        # A set, so that two jumps at one time are refused.
         rising = sorted(set(times)) == list(times) and min(times) >= 0
         require(rising, "step_epochs", "rising numbers of at least 0", self.step_epochs)
+        # start_threshold holds before the first jump, and no jump goes above end_threshold.
         levels = [self.start_threshold, *thresholds, self.end_threshold]
         accepted = f"numbers in [start_threshold ({self.start_threshold}), end_threshold], none below the one before"
         require(levels == sorted(levels), "step_thresholds", accepted, self.step_thresholds)
@@ -265,20 +274,22 @@ class CurriculumConfig:
         for name in BOTH:
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             other = self.settings.get(name, value)
+            # The default cannot be told from a key that was not given, so it contradicts nothing.
             require(value in (default, other), f"settings.{name}", f"{value}, as {name} beside it", other)
 
 
 def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: str = "") -> Mapping[Any, Any]:
     """The section with its strategy's settings, which may stand beside the other keys, moved under "settings".
 
-    What the section leaves out it has of `base`: the strategy, and the settings that others join. `where` precedes the
-    keys in messages.
+    What the section leaves out is taken from `base`: the strategy, and the settings, to which those that stand beside
+    the other keys are added. `where` precedes the keys in messages.
 
     Raises:
         ValueError: a strategy or key that does not exist, a setting of another strategy, or one that is given twice
             with different values.
     """
     strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
+    # In a list, since a value that is not hashable would be a TypeError in a dict.
     require(strategy in list(SETTINGS), f"{where}strategy", readable(StrategyName), strategy)
     require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
     own = keys_of(CurriculumConfig)
@@ -302,5 +313,6 @@ def _require_weights(settings: Any) -> None:
     weights = {name: value for name, value in weights.items() if name.endswith("_weight")}
     for name, value in weights.items():
         require(value >= 0 and math.isfinite(value), name, "a number of at least 0", value)
+    # Finite weights may add up to inf.
     total = sum(weights.values())
     require(0 < total < math.inf, "the sum of the weights", "above 0 and finite", total)

@@ -77,6 +77,7 @@ class LRFinderResult:
         """Loss against learning rate: the points, the smoothed curve, the range and the suggestion."""
         return _plot(self)
 
+    # A cached property writes into __dict__, which a frozen dataclass allows.
     @cached_property
     def _reading(self) -> Suggestion:
         skips = {"skip_start": self.skip_start, "skip_end": self.skip_end}
@@ -136,8 +137,11 @@ def check_reading(smoothing: float, skip_start: int, skip_end: int) -> None:
 
 def _least_fall(raw: np.ndarray, curve: np.ndarray, smoothing: float) -> tuple[float, str]:
     """What a fall must exceed, and what to say of one that does not."""
+    # Behind its lowest point the loss may jump about because it diverges, which is no noise of the descent.
     down = raw[: max(int(curve.argmin()) + 1, NOISE_POINTS)]
+    # Differences leave out the trend, their median leaves out single jumps.
     deviation = float(np.median(np.abs(np.diff(down)))) / (0.6745 * math.sqrt(2))  # of normal noise, from a median
+    # The root is what an exponential average leaves of the deviation of independent noise.
     noise = NOISE_FACTOR * deviation * math.sqrt((1 - smoothing) / (1 + smoothing))
     share = LEAST_FALL * abs(float(curve[0]))
     return max((noise, "which noise alone can do"), (share, f"less than {LEAST_FALL:.0%} of it"))
@@ -147,7 +151,9 @@ def _read_descent(
     rates: np.ndarray, curve: np.ndarray, slope: np.ndarray, fall: float
 ) -> tuple[float, tuple[float, float], str]:
     lowest_yet = np.minimum.accumulate(curve)
+    # argmax of booleans: the first point that is so low.
     low, high = (int(np.argmax(lowest_yet <= curve[0] - share * fall)) for share in RANGE)
+    # Where the loss only comes down from a spike, it is above what it was before.
     descending = np.where(curve == lowest_yet, slope, np.inf)[low : high + 1]
     steepest, first, last = (float(rates[at]) for at in (low + int(descending.argmin()), low, high))
     message = f"the loss falls steepest at {steepest:.1e}, and clearly from {first:.1e} to {last:.1e}"
@@ -177,6 +183,7 @@ def _plot(result: LRFinderResult) -> "Figure":
     low, high = result.range
     above = axes.get_xaxis_transform()
     label = f"falls from {low:.1e} to {high:.1e}"
+    # The square root of the product is the middle on a logarithmic axis.
     axes.text(math.sqrt(low * high), 1.02, label, transform=above, color=_BLUE, ha="center")
     return figure
 

@@ -52,7 +52,7 @@ def find_lr(
 
     Args:
         model, loss_fn, max_grad_norm, precision: as for `train_step`.
-        loader: batches that can be read again: one that is too short is. Those without a target token are passed over.
+        loader: of batches; read again where it is too short, so no iterator. Batches without a target are passed over.
         optimizer: as for `train_step`. The sweep starts from its state. Groups keep their ratios, see `rates`.
         start_lr, end_lr: first and last learning rate.
         accumulation_steps: micro-batches of a step; each token of the step weighs the same.
@@ -78,6 +78,7 @@ def find_lr(
         if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()
         observers.start(0, num_iter)
+        # zip asks for a rate first, so that after the last one no window is read in vain.
         for lr, window in zip(lrs, windows(_endless(model, reader), accumulation_steps)):
             step = train_step(
                 model,
@@ -87,9 +88,10 @@ def find_lr(
                 loss_fn=loss_fn,
                 max_grad_norm=max_grad_norm,
                 precision=precision,
-                on_nonfinite="skip",
+                on_nonfinite="skip",  # here divergence is a result, not an error
             )
             loss = float(step.loss)
+            # An fp16 overflow: the loss is finite, its scaled gradient is not. The scale shrinks and the sweep goes on.
             overflowed = precision is not None and precision.scales and math.isfinite(loss)
             if step.skipped and not overflowed:
                 stopped = "not finite"
@@ -113,6 +115,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
                 yield batch
         if empty:
             raise ValueError("the loader holds no batch with a target token")
+        # Else a loader whose order follows from the epoch would repeat it.
         set_next_epoch(reader)
 
 
@@ -121,6 +124,7 @@ def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_ste
     above = _is_number(end_lr) and start_lr < end_lr < math.inf
     require(above, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
     for name, value, least in (("num_iter", num_iter, 2), ("accumulation_steps", accumulation_steps, 1)):
+        # In Python True is an int.
         whole = isinstance(value, int) and not isinstance(value, bool)
         require(whole and value >= least, name, f"a whole number of at least {least}", value)
     require(_is_number(threshold) and threshold > 1, "diverge_threshold", "a number above 1", threshold)

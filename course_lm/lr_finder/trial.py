@@ -43,10 +43,12 @@ def _put_aside(model: nn.Module, optimizer: Optimizer) -> None:
     """Give the body no gradients and copies of the optimizer's state and groups, so that none of theirs is touched."""
     for parameter in _parameters(model, optimizer):
         parameter.grad = None
+    # copy keeps the kind, a defaultdict; the values follow, so that no tensor of the old state is written to.
     optimizer.state = copy(optimizer.state)
     for parameter, state in optimizer.state.items():
         optimizer.state[parameter] = deepcopy(state)
     optimizer.param_groups = [
+        # The parameters themselves, which the body is to move; a learning rate may be a tensor and is copied.
         {key: value if key == "params" else deepcopy(value) for key, value in group.items()}
         for group in optimizer.param_groups
     ]
@@ -60,10 +62,11 @@ def _weights(model: nn.Module, optimizer: Optimizer) -> Undo:
     @torch.no_grad()
     def put_back() -> None:
         for tensor, value in zip(tensors, values, strict=True):
+            # In place: the optimizer, and whoever else holds these tensors, must find the old values in them.
             tensor.copy_(value)
         for parameter, requires_grad, gradient in parameters:
             parameter.requires_grad_(requires_grad)
-            parameter.grad = gradient
+            parameter.grad = gradient  # the very tensor of before
 
     return put_back
 

@@ -20,9 +20,9 @@ from course_lm.precision import Precision
 def evaluate(model: nn.Module, loader: Iterable[AnyBatch], precision: Precision | None = None) -> dict[str, float]:
     """Loss and accuracy of next-token prediction, the same for every batch size.
 
-    A loader is read from its start, the same batches at every call, and is afterwards where it was: the loader that is
-    being trained on may be measured in the middle of an epoch. Every global random generator and each module's mode are
-    what they were.
+    The loader is read from its start, the same batches at every call, and afterwards stands where it stood: the loader
+    that is being trained on may be measured in the middle of an epoch. Every global random generator and each module's
+    mode are put back.
 
     Returns:
         "val_loss" in nats per target token, "perplexity", "bits_per_byte" (nan where batches carry no "num_bytes"),
@@ -33,8 +33,9 @@ def evaluate(model: nn.Module, loader: Iterable[AnyBatch], precision: Precision 
     """
     device = device_of(model)
     precision = precision or Precision("fp32", device)
+    # In float64, so that a small loss is not lost beside a huge sum; MPS has none.
     nats = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
-    tokens = correct = torch.zeros((), dtype=torch.int64, device=device)
+    tokens = correct = torch.zeros((), dtype=torch.int64, device=device)  # neither is changed in place
     num_bytes = 0.0
     with evaluation_mode(model), read_from_start(loader) as batches:
         for batch in batches:
@@ -42,10 +43,11 @@ def evaluate(model: nn.Module, loader: Iterable[AnyBatch], precision: Precision 
             batch = move_batch(batch, device)
             with precision.autocast():
                 logits = forward_logits(model, batch)
+                # The plain loss whatever the run trains on: no smoothing, no z-loss, one number to compare runs by.
                 nats = nats + next_token_loss(logits, batch["labels"], reduction="sum")
             tokens = tokens + count_targets(batch["labels"])
             correct = correct + count_correct(logits, batch["labels"])
-            num_bytes += float(batch.get("num_bytes", math.nan))
+            num_bytes += float(batch.get("num_bytes", math.nan))  # nan from one batch stays to the end
     if not tokens:
         raise ValueError("the validation loader holds no target token: is it empty, or an iterator that is used up?")
     return _metrics(float(nats), int(tokens), int(correct), num_bytes)

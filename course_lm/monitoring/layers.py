@@ -1,6 +1,6 @@
-"""Look inside: how large the gradient and the update of each layer are beside its weights.
+"""How large the gradient and the update of each layer are beside its weights.
 
-One layer can starve or burst while the loss and the global norm look healthy.
+One layer can starve or burst while the loss and the global gradient norm look healthy.
 """
 
 import math
@@ -19,7 +19,7 @@ _STATISTICS = ("weight_norm", "grad_mean", "grad_std", "grad_norm", "grad_max_ab
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weights by their names in `state_dict`, as copies that later steps leave as they are."""
+    """Copies of the weights, which later steps do not change, by their names in `state_dict`."""
     return {name: part.detach().clone() for name, part in model.state_dict().items()}
 
 
@@ -32,7 +32,7 @@ def layer_statistics(model: nn.Module) -> dict[str, dict[str, float]]:
     Waits once for an accelerator.
     """
     rows = [_measure(matrix) for matrix in _matrices(model).values()]
-    numbers = torch.stack(rows).tolist() if rows else []
+    numbers = torch.stack(rows).tolist() if rows else []  # one transfer for all matrices
     return {name: dict(zip(_STATISTICS, row)) for name, row in zip(_matrices(model), numbers)}
 
 
@@ -66,7 +66,7 @@ class LayerStatistics:
         self._hook: Any = None
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Watch the optimizer from now on; records after `step` go."""
+        """Watch the optimizer from now on; records after `step` are dropped."""
         self.records = [record for record in self.records if record["step"] <= step]
         self._watch()
         if self.observer is not None:
@@ -78,8 +78,10 @@ class LayerStatistics:
             self.observer.log(dict(record))
         if record["event"] != "train" or record.get("partial"):
             return
+        # Raised here, `Observers` warns of it and training goes on without this observer.
         if self._error is not None:
             raise self._error
+        # There is no copy where no step was watched: the first record of a loop that did not call `start`.
         ratios = update_ratios(self.model, self._before) if self._before else {}
         self._watch()
         measured: Record = {"event": "layers", "step": record["step"], "epoch": record["epoch"]}
@@ -100,6 +102,7 @@ class LayerStatistics:
 
     def _watch(self) -> None:
         if self._hook is None:
+            # A hook of every optimizer, since an observer is not told which one moves the model.
             self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -114,16 +117,18 @@ class LayerStatistics:
 
 
 def _matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    # named_parameters gives a shared matrix once, by its first name.
     return {name: part for name, part in model.named_parameters() if part.ndim >= 2 and part.requires_grad}
 
 
 def _measure(matrix: nn.Parameter) -> Tensor:
     """The `_STATISTICS` of one matrix, at least in float32."""
     gradient = _wide(torch.full_like(matrix, math.nan) if matrix.grad is None else matrix.grad)
-    spread = gradient.std(correction=0)
+    spread = gradient.std(correction=0)  # of these very elements, not estimated from a sample
     values = [_wide(matrix).norm(), gradient.mean(), spread, gradient.norm(), gradient.abs().amax()]
     return torch.stack(values)
 
 
 def _wide(tensor: Tensor) -> Tensor:
+    # A norm has the dtype of its tensor: fp16 ends at 65,504, bf16 keeps two or three digits.
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

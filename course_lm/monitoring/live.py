@@ -61,11 +61,12 @@ class LivePlot:
         self.history = History()
         self.drawings, self.seconds = 0, 0.0
         self._display: Any = None
+        # Before the drawing, so that `close` does not try again one that failed.
         self._stale = False
         self._next = 0.0
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Begin a picture in the cell that runs; records after `step` go, for the run makes them again."""
+        """Begin a picture in the cell that runs; records after `step` are dropped, since the run makes them again."""
         self.history = History(record for record in self.history.records if record["step"] <= step)
         self._display, self._stale, self._next = None, False, 0.0
 
@@ -90,7 +91,7 @@ class LivePlot:
         started = time.perf_counter()
         alt = describe(self.history)
         data = {"image/png": base64.b64encode(_png(self.draw(self.history))).decode(), "text/plain": alt}
-        options = {"metadata": {"image/png": {"alt": alt}}, "raw": True}
+        options = {"metadata": {"image/png": {"alt": alt}}, "raw": True}  # raw: as it stands, with its alternative text
         if self._display is None:
             self._display = display(data, display_id=True, **options)
         else:
@@ -113,7 +114,7 @@ def _png(figure: "Figure") -> bytes:
 
 
 def describe(history: History) -> str:
-    """The run in one sentence, for who cannot see the picture."""
+    """The run in one sentence, for a reader who cannot see the picture."""
     if not history.train:
         return "No training record yet."
     first, last = history.train[0], history.train[-1]
@@ -140,7 +141,7 @@ def _draw_norm(axes: "Axes", records: Sequence[Record]) -> None:
     steps, norms = _curve(records, "grad_norm")
     axes.plot(steps, norms, color=_BLUE)
     axes.set(xlabel="optimizer steps", ylabel="gradient norm")
-    if any(norm > 0 for norm in norms):
+    if any(norm > 0 for norm in norms):  # a logarithmic axis cannot show 0 alone
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -159,5 +160,6 @@ def _curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]
 
 def _in_notebook() -> bool:
     """Whether this runs in a cell of a kernel that can show a picture."""
+    # Looked up and not imported: a process that has not loaded it is no notebook. In a terminal it has no kernel.
     ipython = sys.modules.get("IPython")
     return hasattr(ipython.get_ipython(), "kernel") if ipython is not None else False

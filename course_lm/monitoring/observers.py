@@ -1,4 +1,4 @@
-"""Who is told what happened in a run: several observers as one, a log file that is always written, and a bar."""
+"""Who is told what happened in a run: what an observer is, several observers as one, and the file metrics.jsonl."""
 
 import contextlib
 import json
@@ -48,6 +48,7 @@ class Observers:
         self._tell("close", lambda observer: observer.close(), reverse=True)
 
     def _tell(self, method: str, call: Callable[[Observer], None], reverse: bool = False) -> None:
+        # Over a copy, since an observer that fails is taken out. Not BaseException: Ctrl-C in an observer ends the run.
         for observer in self.active[::-1] if reverse else self.active[:]:
             try:
                 call(observer)
@@ -78,13 +79,15 @@ class JSONLLogger:
         self._file: FileIO | None = None
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Cut the file back to `step`: later, partial and torn lines go, for the run writes them again."""
+        """Cut the file back to `step`: drop later, partial and torn lines, which the run writes again."""
         self.close()
         old = self.path.read_bytes() if self.path.exists() else b""
         if self.history is not None:
             kept = b"".join(json_line(record) for record in self.history.state_dict())
         else:
+            # A last line that is whole may lack only its line end, where the process was killed.
             kept = b"".join(line.rstrip(b"\r\n") + b"\n" for line in old.split(b"\n") if _belongs(line, step))
+        # A file that needs no cut stays untouched; one that does is replaced whole, so that no crash loses its lines.
         if kept != old:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(self.path) as file:
@@ -94,11 +97,13 @@ class JSONLLogger:
         """Append one line."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: a killed process takes no line with it that `log` has returned from.
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  # open until close()
         line = json_line(record)
-        end = os.fstat(self._file.fileno()).st_size
+        end = os.fstat(self._file.fileno()).st_size  # where the line begins
         written = self._file.write(line)
         if written != len(line):
+            # A disk that fills up takes part of a line; half a line would spoil the one after it.
             self._file.truncate(end)
             raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written: is the disk full?")
 

@@ -39,6 +39,7 @@ class ProgressBar:
         self._open(step, total_steps)
 
     def _open(self, step: int, total_steps: int | None) -> Any:
+        # tqdm.auto has chosen its kind on import; in a notebook standard error is no terminal, yet the bar can move.
         in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
         interval = 0.1 if in_notebook or sys.stderr.isatty() else self.quiet_seconds
         form = _BAR if total_steps else _BAR_WITHOUT_END
@@ -48,11 +49,11 @@ class ProgressBar:
 
     def log(self, record: Record) -> None:
         """Move to the record's step and show its metrics; a validation loss stays in view."""
-        bar = self._open(0, None) if self._bar is None else self._bar
+        bar = self._open(0, None) if self._bar is None else self._bar  # used without `start`
         for key, form in _SHOWN.items():
             if record.get(key) is not None:
                 self._shown[key] = form.format(record[key])
-        bar.set_postfix_str(self._fitting(bar.format_dict), refresh=False)
+        bar.set_postfix_str(self._fitting(bar.format_dict), refresh=False)  # drawn by `update`
         bar.update(record["step"] - bar.n)
 
     def _fitting(self, line: dict[str, Any]) -> str:

@@ -30,11 +30,12 @@ def summarise(results: Sequence[StepResult]) -> dict[str, float]:
         "tokens": target tokens of the completed steps.
         A skipped step counts in none of them; where no step was completed, all are nan but "tokens".
     """
-    columns = [_read(column) for column in zip(*results)] or [[]] * len(StepResult._fields)
+    columns = [_read(column) for column in zip(*results)] or [[]] * len(StepResult._fields)  # no step: no columns
     losses, tokens, norms, skipped, _ = columns
     done = [index for index, was_skipped in enumerate(skipped) if not was_skipped]
     total = sum(int(tokens[index]) for index in done)
     return {
+        # Weighed by tokens: a mean over steps would let a short last window count as much as a whole one.
         "loss": sum(losses[index] * tokens[index] for index in done) / total if total else math.nan,
         "grad_norm": norms[done[-1]] if done else math.nan,
         "grad_norm_max": max(norms[index] for index in done) if done else math.nan,
@@ -63,7 +64,7 @@ def peak_memory(device: torch.device | str = "cpu") -> float:
         import resource  # not on Windows
     except ImportError:
         return math.nan
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -83,6 +84,7 @@ class Throughput:
         """Leave out the time spent inside: it is no training."""
         started = self._clock()
         yield
+        # The start of the interval moves on by the time spent inside.
         self._time += self._clock() - started
 
     def update(self, tokens: int) -> float:
@@ -90,6 +92,7 @@ class Throughput:
         before_tokens, before_time = self._tokens, self._time
         self.restart(tokens)
         seconds = self._time - before_time
+        # Two calls within one tick of the clock have no speed.
         return (tokens - before_tokens) / seconds if seconds > 0 else math.nan
 
 

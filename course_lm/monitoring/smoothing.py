@@ -25,6 +25,6 @@ def smooth(values: Sequence[float], smoothing: float, correct: bool = True) -> l
             curve.append(math.nan)
             continue
         mean = smoothing * mean + (1 - smoothing) * value
-        weight = smoothing * weight + (1 - smoothing)
+        weight = smoothing * weight + (1 - smoothing)  # 1 - smoothing^n after n values
         curve.append(mean / weight if correct else mean)
     return curve

@@ -71,6 +71,7 @@ class TensorBoardLogger:
     def _open(self, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
+        # purge_step hides the points from that step on. By default two minutes would pass before points are written.
         self._writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=10)
         return self._writer
 
@@ -145,5 +146,6 @@ class WandbLogger:
 
 
 def _tagged(record: Record) -> dict[str, float]:
+    # event names the chart, step is its axis.
     metrics = ((key, value) for key, value in record.items() if key not in ("event", "step"))
     return {f"{record['event']}/{key}": float(value) for key, value in metrics if not isinstance(value, str | None)}

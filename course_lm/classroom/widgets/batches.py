@@ -24,7 +24,7 @@ _MAX_LENGTHS = (32, 64, 128, 256, 512)
 def paint_batch(axes: Axes, batch: Batch) -> None:
     """Paint each position of a batch (B, T): padding grey, the documents of a row in colours of their own."""
     documents = batch.get("document_ids", batch["attention_mask"] - 1)  # (B, T), -1 at PAD
-    colours = documents.where(documents < 0, documents % len(_DOCUMENT_COLOURS))
+    colours = documents.where(documents < 0, documents % len(_DOCUMENT_COLOURS))  # -1 stays the colour of PAD
     rows, width = colours.shape
     axes.imshow(
         colours.numpy(),
@@ -66,6 +66,7 @@ def draw_batch(loader: Loader, mode: str, *, width: int | None = None) -> tuple[
 
 def batching_explorer(documents: Sequence[str], tokenizer: Tokenizer) -> ipywidgets.VBox:
     """Choose the mode, the rows of a batch and the longest row, and see a batch and what it wastes."""
+    # Encoded once for each length: a slider that moves does not wait for the tokenizer.
     pieces = {length: encode_pieces(documents, tokenizer, length) for length in _MAX_LENGTHS}
 
     def draw(mode: str, batch_size: int, max_length: int) -> tuple[Figure, str]:

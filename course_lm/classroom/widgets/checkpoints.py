@@ -60,6 +60,7 @@ def _shares(interval: float, save: float, mtbf: float, restart: float) -> tuple[
     exponents = (restart / mtbf, (interval + save) / mtbf)
     if sum(exponents) > 700:  # e to that power is no float any more: such a run never ends
         return 0.0, 1.0
+    # Seconds that an interval takes, with failures (Daly 2006); expm1 stays exact where they are rare.
     expected = mtbf * math.exp(exponents[0]) * math.expm1(exponents[1])
     return save / expected, 1 - (interval + save) / expected
 

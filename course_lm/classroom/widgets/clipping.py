@@ -73,6 +73,7 @@ def _clipped(gradients: list[Tensor], method: ClippingMethod, threshold: float) 
     if method == "value":
         nn.utils.clip_grad_value_(parameters, threshold)
     else:
+        # The package's own clipping, once over both parameters or once for each.
         for group in [parameters] if method == "global" else [[parameter] for parameter in parameters]:
             clip_gradients(group, threshold)
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -106,4 +107,4 @@ def _degrees_between(one: Tensor, other: Tensor) -> float:
     if not one.any():
         return 0.0
     cosine = torch.cosine_similarity(one.double(), other.double(), dim=0)
-    return math.degrees(math.acos(min(1.0, float(cosine))))
+    return math.degrees(math.acos(min(1.0, float(cosine))))  # rounding may lift a cosine above 1

@@ -61,6 +61,7 @@ def draw_pacing(
     }
     manager, held = CurriculumTrainingManager("combined", schedule, config), difficulty[threshold_on]
     thresholds = [manager.threshold(epoch) for epoch in range(num_epochs + 1)]
+    # As `prepare_epoch` admits them.
     admitted = [min(len(held), max(batch_size, int((held <= threshold).sum()))) for threshold in thresholds]
     shares = [100 * count / len(held) for count in admitted]
     figure = _picture(held, thresholds, shares, warmup_epochs, f"{schedule}, on {threshold_on}")

@@ -29,7 +29,7 @@ def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any
     def redraw(_: object = None) -> None:
         figure, text = draw(**{name: control.value for name, control in controls.items()})
         picture.value = plots.png(figure)
-        words.value = f"<pre aria-live='polite'>{html.escape(text)}</pre>"
+        words.value = f"<pre aria-live='polite'>{html.escape(text)}</pre>"  # screen readers say what changed
 
     for control in controls.values():
         control.tooltip = control.tooltip or control.description  # else the browser shows "null"

@@ -40,6 +40,7 @@ def draw_lr_reading(
     )
     figure = part.plot()
     read = part.lrs[part.skip_start : max(len(part.lrs) - part.skip_end, part.skip_start)]
+    # Slices, since nothing may be left to read; a set, since the first point may be the last.
     for lr in {*read[:1], *read[-1:]}:
         figure.axes[0].axvline(lr, color=plots.GREY, linestyle=":", linewidth=1.2)
     _add_left_out(figure, result, [*range(first - 1), *range(last, len(result.lrs))])

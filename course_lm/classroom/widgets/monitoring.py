@@ -33,6 +33,7 @@ def draw_early_stopping(
     atlas = load_atlas()
     run = atlas.runs[RUN][seed - 1]
     steps, true = atlas.steps("val_loss", run), np.array(run["val_loss"])
+    # Its own generator: the lesson's global random state stays as it is.
     measured = true + noise * np.random.default_rng(seed).normal(size=len(true))
     judged = smooth(measured.tolist(), smoothing)
     read, kept = _stop(judged, patience, min_delta)

@@ -21,8 +21,8 @@ def draw_next_token(logits: Tensor, tokens: list[str], temperature: float) -> tu
     """
     probabilities = (logits.float() / temperature).softmax(dim=-1)  # (V,)
     top = probabilities.topk(min(_MOST_TOKENS, len(tokens)))
-    names = [repr(tokens[index])[1:-1] for index in top.indices.tolist()]
-    entropy = float(-(probabilities * probabilities.clamp(min=1e-30).log()).sum())
+    names = [repr(tokens[index])[1:-1] for index in top.indices.tolist()]  # repr shows spaces and line ends
+    entropy = float(-(probabilities * probabilities.clamp(min=1e-30).log()).sum())  # 0 log 0 is 0, not nan
     figure, axes = plt.subplots()
     axes.barh(names, top.values.tolist(), color=plots.BLUE)
     axes.invert_yaxis()

@@ -31,6 +31,7 @@ class _Format:
         """Sign, exponent and fraction of the nearest number, as 0s and 1s, highest first."""
         pattern = int(torch.tensor(value, dtype=torch.float64).to(self.dtype).view(self.as_int))
         width = torch.finfo(self.dtype).bits
+        # view gives a negative int where the sign bit is set; the remainder is its bits.
         return f"{pattern % 2**width:0{width}b}"
 
     def parts(self) -> list[str]:

@@ -44,6 +44,7 @@ def draw_schedules(
     for kind, colour in zip(types, cycle(plots.PALETTE)):
         config = ScheduleConfig(type=kind, num_cycles=num_cycles, **numbers)
         schedule = build_schedule(config, peak_lr=peak_lr, total_steps=total_steps)
+        # All steps, for the area; the curve shows at most `_POINTS` of them.
         rates = [schedule(step) for step in range(total_steps)]
         every = max(1, total_steps // _POINTS)
         axes.plot(range(0, total_steps, every), rates[::every], color=colour)

@@ -34,17 +34,20 @@ def training_memory(
     64 wide unless `n_head` is given. Short-lived buffers come on top.
     """
     n_head = n_head or max(1, d_model // _HEAD_WIDTH)
+    # Embedding and output share a matrix; a layer has 12 d_model² in four matrices, 13 d_model in biases and norms.
     matrices = vocab_size * d_model + 12 * n_layer * d_model**2
     count = matrices + length * d_model + 13 * n_layer * d_model + 2 * d_model
     half = precision == "bf16"
-    mask = (2 if half else 4) * length
+    mask = (2 if half else 4) * length  # of a packed batch, for each token
+    # Counted from the tensors that autograd keeps; the tests compare the two.
     block = (36 if half else 64) * d_model + mask + 16 + 4 * n_head  # of a layer, for each token
     ends = (6 if half else 8) * d_model + 4 * vocab_size + 32
+    # With checkpointing each layer keeps its input alone, and one layer at a time is computed again.
     layers = 4 * d_model * n_layer + block if checkpointing else block * n_layer
     return {
         "weights": 4.0 * count + (2.0 * matrices if half else 0.0),
         "gradients": 4.0 * count,
-        "moments": 8.0 * count,
+        "moments": 8.0 * count,  # two of AdamW, in fp32
         "activations": float(batch_size * length * (layers + ends)),
     }
 

@@ -29,6 +29,7 @@ import unicodedata
 from functools import cache
 from typing import NamedTuple
 
+# Soft hyphen, joiners, word joiner and byte-order mark vanish; _ parts words, although \w holds it.
 _INVISIBLE = dict.fromkeys([0xAD, 0x200C, 0x200D, 0x2060, 0xFEFF]) | {ord("_"): " "}
 _SENTENCE_END = re.compile(r"[।॥|?!\r\n]")
 
@@ -67,7 +68,7 @@ def count_morphology(text: str) -> MorphologyCounts:
 
 
 def _is_word(token: str) -> bool:
-    return any(map(str.isalnum, token))
+    return any(map(str.isalnum, token))  # punctuation is a token of its own
 
 
 def _normal(text: str) -> str:
@@ -77,6 +78,7 @@ def _normal(text: str) -> str:
 @cache
 def _token() -> re.Pattern[str]:
     """A word or one punctuation mark. 2.5 and 10:30 are one word each, as is isn't."""
+    # \w holds no vowel signs (Unicode category M), without which a Hindi word falls apart.
     run = rf"[\w{_character_ranges_of_marks()}]+"
     return re.compile(rf"{run}(?:(?:(?<=\d)[.,:/](?=\d)|(?<=[A-Za-z])['’](?=[A-Za-z])){run})*|[^\w\s]")
 

@@ -13,6 +13,7 @@ _PUNCTUATION = {**dict.fromkeys("([{", "("), **dict.fromkeys(")]}", ")"), **dict
 
 _JA, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "हो"))
 _LIGHT = frozenset(forms_of(tables.LIGHT_STEMS)) - {"जाया"}
+# Verbs of which a wing (पर) is the object.
 _FLAPPING = frozenset(forms_of(["फैला", "कतर", "काट", "समेट", "फड़फड़ा", "खोल"]))
 _LIKE = frozenset({"जैसे", "जैसा", "जैसी"})
 _MAY_BE_POSTPOSITION = (
@@ -48,6 +49,7 @@ def _key(token: str) -> str:
 def _keys(tokens: list[str]) -> list[str]:
     """Keys of the words, with the punctuation between them that rules look at; quotation marks and hyphens vanish."""
     keys = [key for key in map(_key, tokens) if key]
+    # At either end it parts nothing, and a count must not depend on it.
     while keys and keys[-1] in "(),.":
         keys.pop()
     start = next((index for index, key in enumerate(keys) if key not in "(),."), 0)
@@ -64,6 +66,7 @@ def postpositions(keys: list[str], verbs: list[int]) -> list[int]:
         while host > 0 and keys[host] in tables.BETWEEN:
             host -= 1
         if _is_postposition(keys, verbs, index, host):
+            # The second word of जाने के लिए is like its first; a finite verb ends its clause and hosts nothing.
             after_verb = host >= 0 and (marks[host] == MARK or verbs[host] & ~(FINITE | MOOD))
             marks[index] = MARK if after_verb or _follows_brackets(keys, host) else CASE
     return marks
@@ -79,8 +82,10 @@ def _is_postposition(keys: list[str], verbs: list[int], index: int, host: int) -
     noun = keys[host] if host >= 0 else ""
     if key == "पर":
         clause_ends = host < 0 or noun in ",." or (verbs[host] and not verbs[host] & INFINITIVE)
+        # After a genitive पर is a wing; अपने पर may be "on oneself", so there the verb decides.
         is_wing = noun in tables.HOSTS and (noun != "अपने" or after in _FLAPPING)
         return not clause_ends and not is_wing
+    # कम से कम, "at least", is an adverb.
     if key == "से" and (noun in tables.NO_CASE_BEFORE_SE or noun == "कम" == after):
         return False
     if key in tables.POSTPOSITIONS:
@@ -88,14 +93,17 @@ def _is_postposition(keys: list[str], verbs: list[int], index: int, host: int) -
     if host < 0 or noun in "(,.":
         return False
     if key in tables.MIDDLE and tables.MIDDLE[key] == after:
+        # इस बारे में stands without a genitive.
         return noun in tables.HOSTS or noun in tables.FEMININE_HOSTS or (key == "बारे" and noun in tables.BARE_PRONOUNS)
     if noun in tables.HOSTS:
         return (
+            # उसके समय में: a noun, "in his time"; without में it is a postposition.
             key in tables.AFTER_GENITIVE and not (key in {"समय", "वक्त"} and after in tables.POSTPOSITIONS)
         ) or key in _LIKE
     if noun in tables.FEMININE_HOSTS:
         return key in tables.AFTER_FEMININE
     return (
+        # जैसे कि, "such as", is no postposition, whatever it follows.
         (key in _LIKE and noun not in tables.NOT_BEFORE_LIKE and after not in {"कि", "ही"})
         or key in tables.AFTER_NOUN
         or (key in tables.AFTER_TIME and noun in tables.TIMES)
@@ -127,11 +135,13 @@ def _features(keys: list[str], verbs: list[int]) -> set[str]:
     for key, after, readings in zip(keys, [*keys[1:], ""], verbs):
         if key in tables.PAST:
             features.add("past")
+        # कर रहा and करता रहा; elsewhere रहा is the perfective of रहना.
         elif key in PROGRESSIVE and before & (STEM | HABITUAL):
             features.add("progressive")
         elif readings & PERFECTIVE and after in _JA:
             if key not in tables.GONE:
                 features.add("passive")
+        # In करता हुआ the participle is marked, no perfective is added.
         elif readings & PERFECTIVE and not (key in _HO and before & HABITUAL):
             features.add("perfective")
         elif readings & MOOD:
@@ -142,4 +152,5 @@ def _features(keys: list[str], verbs: list[int]) -> set[str]:
 
 def _compounds(keys: list[str], verbs: list[int]) -> int:
     pairs = (pair for group in _complexes(keys, verbs) for pair in pairwise(group))
+    # A stem and nothing else: चला गया has a participle and is no compound.
     return sum(verbs[first] == STEM and keys[second] in _LIGHT for first, second in pairs)

@@ -1,16 +1,17 @@
-"""The words behind `morphology`: closed classes, verb stems, and the paradigm; each kept as its key (`fold`)."""
+"""The words that the rules of `morphology` look up: closed classes, verb stems and their forms, each by its `fold`."""
 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
+# A nasal consonant before a stop of its own class is also written as anusvara: हिन्दी, हिंदी.
 _NASALS = re.compile("ङ्(?=[क-घ])|ञ्(?=[च-झ])|ण्(?=[ट-ढ])|न्(?=[त-ध])|म्(?=[प-भ])")
 _GLIDES = re.compile("(?<=.)य(?:(े)|ी)(?=ं?(?:ग[ाीे])?$)")
 
 
 def fold(word: str) -> str:
     """One key for all spellings: no nukta, anusvara for every nasal sign, गए and नई for गये and नयी."""
-    word = unicodedata.normalize("NFD", word).replace("\u093c", "").replace("ँ", "ं")
+    word = unicodedata.normalize("NFD", word).replace("\u093c", "").replace("ँ", "ं")  # NFD splits ड़ into ड and nukta
     word = _NASALS.sub("ं", word) if "्" in word else word
     return _GLIDES.sub(lambda glide: "ए" if glide[1] else "ई", word)
 
@@ -227,6 +228,7 @@ def _endings(stem: str) -> Iterator[tuple[str, int]]:
     if stem in STEMS_BEFORE_KE:
         yield stem + "के", OTHER
     for reading, suffixes in _COMMON.items():
+        # split(" ") and not split(): the lone space of STEM stands for an empty ending.
         yield from ((stem + suffix, reading) for suffix in suffixes.split(" "))
     if stem in _IRREGULAR:
         for reading, words in zip((PERFECTIVE, MOOD, OTHER), _IRREGULAR[stem]):
@@ -245,4 +247,5 @@ def forms_of(stems: Iterable[str]) -> dict[str, int]:
     return forms
 
 
+# हो and हों stay out of what is always finite: they are moods, and stems, as well.
 FORMS = forms_of(STEMS | set(_IRREGULAR)) | dict.fromkeys(ALWAYS - {"हो", "हों"}, FINITE)

@@ -1,6 +1,6 @@
 """Which words of a Hindi sentence are verbs, and in which forms: the rules behind `morphology`.
 
-A sentence comes as keys (`morphology_tables.fold`): its words, and between them the punctuation "," "." "(" ")".
+A sentence comes as keys (`tables.fold`): its words, and between them the punctuation "," "." "(" ")".
 """
 
 import re
@@ -14,6 +14,7 @@ CLAUSE = 60  # words: no rule looks further back, so that a text without full st
 PROGRESSIVE = frozenset({"रहा", "रहे", "रही", "रहीं"})
 
 _JA, _RAH, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "रह", "हो"))
+# Of रहना only रहा, रहे, रही, रहीं stand behind a bare stem.
 _STRONG = frozenset(forms_of(tables.STRONG_AUXILIARIES)) - _RAH | PROGRESSIVE
 _AUXILIARIES = frozenset(forms_of(tables.WEAK_AUXILIARIES)) | _STRONG | {"कर", "करके"}
 _DEED_AUXILIARIES = frozenset(forms_of(tables.DEED_AUXILIARIES))
@@ -25,13 +26,14 @@ _END = frozenset({"", "."})
 _NO_OBJECTS = frozenset({"", *"(),."}).union(
     tables.NO_OBJECTS, tables.POSTPOSITIONS, tables.FUSED, tables.PARTICLES, tables.CONJUNCTIONS
 )
+# Endings that cannot agree with a participle in -ा, or with one in -ी.
 _NOT_MASCULINE = re.compile("(?:[ीई]ं?|ते|गे|गए|रहे|चुके)$")
 _NOT_FEMININE = re.compile("(?:ता|ते|ना|गा|गे|गया|गए|रहा|रहे|चुका|चुके|ऊं|ओ|कर|इए)$")
 _FUTURE_ENDING = re.compile("..(?:[ेए]ं?ग[ाेी]ं?|[ूऊ]ंग[ाी]|[ोओ]ग[ेी])$")
 
 
 def verb_readings(keys: list[str]) -> list[int]:
-    """For each key the verb forms (`morphology_tables`) that it may be here, or-ed together; 0 where it is no verb."""
+    """For each key the verb forms (see `tables`) that it may be here, or-ed together; 0 where it is no verb."""
     verbs = [0] * len(keys)
     for index, key in enumerate(keys):
         readings = _readings(key)
@@ -69,6 +71,7 @@ def _after(keys: list[str], index: int) -> str:
 
 def _ordinary_verb(keys: list[str], index: int, readings: int) -> int:
     key, after = keys[index], _after(keys, index)
+    # के चलते, के मारे: postpositions that are spelt like participles; but के मारे जाने is a verb.
     if key in tables.AFTER_GENITIVE and _before(keys, index) in tables.HOSTS and after not in _JA:
         return 0
     if key in tables.NEVER and not _is_licensed(keys, index, after):
@@ -84,6 +87,7 @@ def _ordinary_verb(keys: list[str], index: int, readings: int) -> int:
     if readings & INFINITIVE:
         return INFINITIVE
     if readings & HABITUAL:
+        # जीता is of जीना (lives) or of जीतना (won): an auxiliary behind it shows the habitual.
         return HABITUAL if readings == HABITUAL or after in _COPULA or after in _HO else PERFECTIVE
     if readings & PERFECTIVE and key not in tables.NAMELESS and _is_inflected_noun(key, keys[index + 1 : index + 2]):
         return 0
@@ -98,11 +102,13 @@ def _is_inflected_noun(key: str, following: list[str]) -> bool:
 def _is_licensed(keys: list[str], index: int, after: str) -> bool:
     key = keys[index]
     if key in tables.INFINITIVE_IN_CONTEXT:
+        # मुझे खाना है, "I have to eat": the doer is a dative.
         is_due = after in _COPULA and any(
             word == "को" or word in tables.DATIVE for word in keys[max(0, index - CLAUSE) : index]
         )
         after_infinitive = _AFTER_NE if key.endswith("ने") else _AFTER_NA
-        is_event = key.endswith("ने") and _before_event(keys, index) and _follows_object(keys, index)
+        is_event = key.endswith("ने") and _before_event(keys, index) and _follows_object(keys, index)  # फल खाने के बाद
+        # खाना खाना, गाना गाना: the noun is the object of its own verb.
         return after in after_infinitive or is_due or is_event or _before(keys, index) in {"खाना", "गाना"}
     if key in tables.HABITUAL_IN_CONTEXT:
         return after in _COPULA or after in PROGRESSIVE or after == "हुए"
@@ -141,8 +147,9 @@ def _is_participle(keys: list[str], index: int) -> bool:
     an object (पढ़ा गया) or the clause has a doer in से (उससे चाय नहीं पी गई; but बिल्ली दूध पी गई).
     """
     key = keys[index]
-    following = [word for word in keys[index + 1 : index + 7] if word not in tables.PARTICLES]
+    following = [word for word in keys[index + 1 :] if word not in tables.PARTICLES][:6]
     clash = _NOT_FEMININE if key.endswith("ी") else _NOT_MASCULINE
+    # Auxiliaries of another gender or number show that the word is a stem, which agrees with nothing.
     if any(clash.search(word) for word in takewhile(_AUXILIARIES.__contains__, following)):
         return False
     if key in tables.GONE or not FORMS[following[0]] & PERFECTIVE:
@@ -154,7 +161,7 @@ def _is_participle(keys: list[str], index: int) -> bool:
 
 def _stem_is_verb(key: str, after: str, direct: list[str]) -> bool:
     if key in tables.ONLY_PROGRESSIVE:
-        return after in PROGRESSIVE or (after in tables.TAKING and key == "अपना")
+        return after in PROGRESSIVE or (after in tables.TAKING and key == "अपना")  # अपना लिया, "adopted"
     if key in tables.NOUN_STEMS:
         is_deed, is_event = key in tables.NOUN_STEMS_OF_DEEDS, key in tables.NOUN_STEMS_OF_EVENTS
         is_done = direct == ["कर"] and (is_deed or is_event) and key not in tables.NOUNS_WITH_DO
@@ -162,7 +169,7 @@ def _stem_is_verb(key: str, after: str, direct: list[str]) -> bool:
         return after in _STRONG or follows or is_done
     if after == "के":
         return key in tables.STEMS_BEFORE_KE
-    return after in _AUXILIARIES or direct == [key]
+    return after in _AUXILIARIES or direct == [key]  # said twice: देख देख कर
 
 
 def _perfective_of_do(keys: list[str], index: int, readings: int) -> int:

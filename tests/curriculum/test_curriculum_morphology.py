@@ -184,6 +184,13 @@ def test_text_without_devanagari_counts_only_words():
     assert count_morphology("The doctor said that the hospital is open.") == MorphologyCounts(8, 0, 0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("particles", [0, 1, 6, 10])
+def test_particles_between_a_participle_and_its_auxiliary_change_nothing(particles):
+    plain = count_morphology("गाना सुना गया")
+    counts = count_morphology("गाना सुना " + "ही " * particles + "गया")
+    assert (counts.verbs, counts.inflections) == (plain.verbs, plain.inflections)
+
+
 def test_a_word_alone_is_counted_by_its_likeliest_reading():
     assert count_morphology("में").case_markers == 1
     assert count_morphology("है").verbs == 1

@@ -5,7 +5,7 @@ A sentence comes as keys (`tables.fold`): its words, and between them the punctu
 
 import re
 from functools import lru_cache
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from course_lm.curriculum.morphology import tables
 from course_lm.curriculum.morphology.tables import FORMS, HABITUAL, INFINITIVE, MOOD, OTHER, PERFECTIVE, STEM, forms_of
@@ -147,7 +147,8 @@ def _is_participle(keys: list[str], index: int) -> bool:
     an object (पढ़ा गया) or the clause has a doer in से (उससे चाय नहीं पी गई; but बिल्ली दूध पी गई).
     """
     key = keys[index]
-    following = [word for word in keys[index + 1 :] if word not in tables.PARTICLES][:6]
+    behind = (keys[at] for at in range(index + 1, len(keys)) if keys[at] not in tables.PARTICLES)
+    following = list(islice(behind, 6))  # not the whole line, which may be long
     clash = _NOT_FEMININE if key.endswith("ी") else _NOT_MASCULINE
     # Auxiliaries of another gender or number show that the word is a stem, which agrees with nothing.
     if any(clash.search(word) for word in takewhile(_AUXILIARIES.__contains__, following)):

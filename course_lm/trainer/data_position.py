@@ -144,6 +144,8 @@ class DataPosition:
         """Let another loader object, or the same one after it raised, take up the position as after a stop."""
         data = fingerprint_of(successor)
         same_data = data is not None and data == fingerprint_of(self._source.loader)
+        if isinstance(successor, list | tuple):  # lists have no fingerprint: the same last batch means the same data
+            same_data = len(successor) > 0 and digest_of(successor[-1]) == self._last
         between_epochs = not self.batch and not self._broken
         may_turn = between_epochs and not same_data  # there a run may turn to other data
         self._rest_at(place_of(self.epoch, data=data) if may_turn else self.state_dict(), resumed=False)

@@ -368,6 +368,15 @@ def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
     assert_same(outcome(again), straight("list")[0])
 
 
+def test_a_finished_run_that_is_started_again_over_the_same_list_saves_the_same_position(tmp_path):
+    trainer = trainer_of(configure(tmp_path))
+    trainer.train(batch_list(), batch_list())
+    last = tmp_path / "toy" / "checkpoint_last.pt"
+    before = load_checkpoint(last)["position"]
+    trainer.train(batch_list(), batch_list())
+    assert_same(load_checkpoint(last)["position"], before)
+
+
 def test_a_run_goes_on_in_the_same_process(tmp_path):
     trainer = trainer_of(configure(tmp_path), loss_fn=counting(interrupt_at(8)))
     trainer.train(loader_of("fixed"), loader_of("fixed"))

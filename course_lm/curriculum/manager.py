@@ -98,9 +98,7 @@ class CurriculumTrainingManager:
         if digest.hexdigest() != self._scored[0]:
             scores = torch.tensor(self.strategy.compute_difficulty(examples), dtype=torch.float64)
             if self.config.threshold_on == "quantile":
-                scores = torch.searchsorted(scores.sort().values, scores, right=True).double() / len(
-                    scores
-                )  # equals rank alike
+                scores = torch.searchsorted(scores.sort().values, scores, right=True) / len(scores)  # float32
             self._scored = (digest.hexdigest(), scores)
         return self._scored[1]
 

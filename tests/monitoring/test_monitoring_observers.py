@@ -193,6 +193,9 @@ def test_a_process_that_is_killed_leaves_whole_lines_and_one_torn_one_at_most(tm
     path, first = tmp_path / "metrics.jsonl", 1
     for number in range(8):
         with a_process_that_logs(JSONLLogger(path), first):
+            deadline = time.monotonic() + 60
+            while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
+                time.sleep(0.001)  # on a busy machine the first line may be long in coming
             time.sleep(0.03 + 0.011 * number)
         whole, _, torn = path.read_bytes().rpartition(b"\n")
         records = [json.loads(line) for line in whole.splitlines()]

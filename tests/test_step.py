@@ -270,7 +270,8 @@ def test_the_bad_parameter_is_named_when_another_step_has_left_gradients_elsewhe
 
 def test_a_parameter_without_elements_is_no_bad_one():
     model = make_model()
-    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    empty = nn.Parameter(torch.empty(0))
+    model.register_parameter("empty", empty)
     spoil_gradients(model)
     with pytest.raises(NonFiniteGradientError, match=f"first bad parameter {BAD_PARAMETER};"):
         train_step(

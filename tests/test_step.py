@@ -278,9 +278,7 @@ def test_a_parameter_without_elements_is_no_bad_one():
             model,
             [make_batch([6])],
             torch.optim.SGD(model.parameters(), lr=0.1),
-            loss_fn=lambda logits, labels, reduction: (
-                next_token_loss(logits, labels, reduction="sum") + model.empty.sum()
-            ),
+            loss_fn=lambda logits, labels, reduction: next_token_loss(logits, labels, reduction="sum") + empty.sum(),
         )
 
 

@@ -28,6 +28,12 @@ def require(holds: bool, key: str, accepted: str, value: object) -> None:
         raise ValueError(f"{key} must be {accepted}, got {shown(value)}")
 
 
+def ensure(holds: bool, problem: str) -> None:
+    """Raise ValueError with these words unless `holds`."""
+    if not holds:
+        raise ValueError(problem)
+
+
 def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = None) -> Section:
     """The dataclass `base` with the values of `tree` in place of its own, and so on in nested dataclasses.
 

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from course_lm.validation import ensure
+
 # What torch writes for the memory of a tensor: a name for each type, and a later one for bytes of any type.
 _STORAGES = {
     "torch DoubleStorage": torch.float64,
@@ -88,23 +90,23 @@ def check_archive(file: BinaryIO) -> int:
 def _records(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The records by their names in the archive's one folder; each must be uncompressed, and apart from all others."""
     entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
-    _require(bool(entries) and entries[0].header_offset == 0, "its zip file does not start at its first byte")
+    ensure(bool(entries) and entries[0].header_offset == 0, "its zip file does not start at its first byte")
     folder = entries[0].filename.partition("/")[0]
     records = {}
     for entry, end in zip(entries, [*(entry.header_offset for entry in entries[1:]), archive.start_dir]):
         # torch finds names in any case, and Python cuts them at a zero byte: where both read the same, they are plain
-        _require(entry.filename == entry.orig_filename and entry.filename.isascii(), "it has a record with an odd name")
-        _require(entry.filename.startswith(f"{folder}/"), "its records lie in two folders")
+        ensure(entry.filename == entry.orig_filename and entry.filename.isascii(), "it has a record with an odd name")
+        ensure(entry.filename.startswith(f"{folder}/"), "its records lie in two folders")
         name = entry.filename.removeprefix(f"{folder}/").casefold()
-        _require(entry.compress_type == zipfile.ZIP_STORED, f"its record {name!r} is compressed; torch compresses none")
-        _require(entry.compress_size == entry.file_size, f"its record {name!r} has two sizes")
-        _require(not entry.flag_bits & 1, f"its record {name!r} is encrypted")
+        ensure(entry.compress_type == zipfile.ZIP_STORED, f"its record {name!r} is compressed; torch compresses none")
+        ensure(entry.compress_size == entry.file_size, f"its record {name!r} has two sizes")
+        ensure(not entry.flag_bits & 1, f"its record {name!r} is encrypted")
         # 30 bytes: a zip record's header without its name
-        _require(entry.header_offset + 30 + entry.file_size <= end, f"its record {name!r} overlaps another")
-        _require(name not in records, f"its record {name!r} is there twice")
+        ensure(entry.header_offset + 30 + entry.file_size <= end, f"its record {name!r} overlaps another")
+        ensure(name not in records, f"its record {name!r} is there twice")
         records[name] = entry
-    _require("data.pkl" in records, "it has no record 'data.pkl'")
-    _require("constants.pkl" not in records, "it is a TorchScript program")  # torch.load knows one by this record
+    ensure("data.pkl" in records, "it has no record 'data.pkl'")
+    ensure("constants.pkl" not in records, "it is a TorchScript program")  # torch.load knows one by this record
     return records
 
 
@@ -119,7 +121,7 @@ class _Rehearsal:
         self.storages: dict[str, str] = {}
         self.steps: dict[str, Callable[[Any], None]] = {
             # 2 is the protocol of torch.save
-            "PROTO": lambda version: _require(version == 2, f"its pickle has protocol {version}, not 2"),
+            "PROTO": lambda version: ensure(version == 2, f"its pickle has protocol {version}, not 2"),
             "STOP": lambda _: None,
             "MARK": self._mark,
             "TUPLE": lambda _: self._push(tuple(self._since_mark())),
@@ -155,7 +157,7 @@ class _Rehearsal:
         self.stack.append(value)
 
     def _pop(self, count: int) -> list[Any]:
-        _require(len(self.stack) >= count, "its pickle takes more than it has put down")
+        ensure(len(self.stack) >= count, "its pickle takes more than it has put down")
         values = self.stack[-count:]
         del self.stack[-count:]
         return values
@@ -172,14 +174,14 @@ class _Rehearsal:
         self.memo[index] = self.stack[-1]
 
     def _fill(self, container: _Made, values: list[Any]) -> None:
-        _require(self.stack[-1] is container, "its pickle adds items to what holds none")
+        ensure(self.stack[-1] is container, "its pickle adds items to what holds none")
         for value in values:
-            _require(not isinstance(value, _Global | _Storage) and value is not _HOOKS, "its pickle keeps a bare type")
+            ensure(not isinstance(value, _Global | _Storage) and value is not _HOOKS, "its pickle keeps a bare type")
 
     def _set_items(self, values: list[Any]) -> None:
-        _require(len(values) % 2 == 0, "its pickle has a key without a value")
+        ensure(len(values) % 2 == 0, "its pickle has a key without a value")
         for key in values[::2]:  # the hash of a deeply nested tuple would overflow the C stack
-            _require(key is None or isinstance(key, str | int | float), "its pickle has a key that is no plain value")
+            ensure(key is None or isinstance(key, str | int | float), "its pickle has a key that is no plain value")
         self._fill(_DICT, values[1::2])
 
     def _global(self, name: str) -> None:
@@ -189,10 +191,10 @@ class _Rehearsal:
 
     def _storage(self, kind: str, storage: _Global, key: str, location: str, numel: int) -> _Storage:
         names = all(isinstance(text, str) for text in (kind, key, location))
-        _require(names and kind == "storage" and type(numel) is int, "its pickle has a reference that is no tensor's")
+        ensure(names and kind == "storage" and type(numel) is int, "its pickle has a reference that is no tensor's")
         dtype, size = _STORAGES[storage.name], self.sizes.get(f"data/{key}")
-        _require(self.storages.setdefault(key, storage.name) == storage.name, f"its record 'data/{key}' has two types")
-        _require(size == numel * dtype.itemsize, f"its record 'data/{key}' has {size} bytes, not those of its tensor")
+        ensure(self.storages.setdefault(key, storage.name) == storage.name, f"its record 'data/{key}' has two types")
+        ensure(size == numel * dtype.itemsize, f"its record 'data/{key}' has {size} bytes, not those of its tensor")
         return _Storage(dtype, numel * dtype.itemsize)
 
     def _call(self, arguments: tuple[Any, ...]) -> None:
@@ -219,18 +221,13 @@ class _Rehearsal:
         hooks: _Made,
     ) -> None:
         numbers = (offset, *shape, *strides)
-        _require(all(type(n) is int and 0 <= n < _MOST_ELEMENTS for n in numbers), "a tensor's sizes are no counts")
-        _require(len(shape) == len(strides) <= 64 and prod(shape) < _MOST_ELEMENTS, "a tensor's shape is impossible")
-        _require(requires_grad is False and hooks is _HOOKS, "a tensor is more than its numbers")
+        ensure(all(type(n) is int and 0 <= n < _MOST_ELEMENTS for n in numbers), "a tensor's sizes are no counts")
+        ensure(len(shape) == len(strides) <= 64 and prod(shape) < _MOST_ELEMENTS, "a tensor's shape is impossible")
+        ensure(requires_grad is False and hooks is _HOOKS, "a tensor is more than its numbers")
         # index of the last element in the record; -1 for a tensor without elements
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides)) if prod(shape) else -1
-        _require((last + 1) * dtype.itemsize <= storage.nbytes, "a tensor reaches past the end of its record")
+        ensure((last + 1) * dtype.itemsize <= storage.nbytes, "a tensor reaches past the end of its record")
         self._push(_TENSOR)
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)
 
 
 def _one_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.checkpoints.weights import describe, describe_form, is_dense
+from course_lm.validation import ensure
 
 # A run may go on with another implementation of the same arithmetic; the loop sets the learning rate at every step.
 _SWITCHES = ("fused", "foreach", "capturable")
@@ -50,23 +51,23 @@ def state_by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 
 def check_state(saved: Any, optimizer: Optimizer, model: nn.Module) -> None:
     """Raise ValueError, in one line, where `saved` is not the state of such an optimizer over such parameters."""
-    _require(
+    ensure(
         isinstance(saved, Mapping) and set(saved) == {"type", "groups", "state"},
         "the optimizer's state must be a dict with 'type', 'groups' and 'state', by the names of the parameters",
     )
     mine = type(optimizer).__name__
-    _require(
+    ensure(
         saved["type"] == mine,
         f"the checkpoint was saved with the optimizer {describe(saved['type'])}, this run has {mine}",
     )
     names = _names(optimizer, model)
     _check_groups(saved["groups"], optimizer, names)
     state = saved["state"]
-    _require(isinstance(state, Mapping), f"the optimizer's state must be a dict by parameter, got {describe(state)}")
+    ensure(isinstance(state, Mapping), f"the optimizer's state must be a dict by parameter, got {describe(state)}")
     for name in names.values():
-        _require(name in state, f"the optimizer's state lacks the parameter {name}")
+        ensure(name in state, f"the optimizer's state lacks the parameter {name}")
     for name in state:
-        _require(name in names.values(), f"the optimizer's state has {name!r}, which this optimizer does not train")
+        ensure(name in names.values(), f"the optimizer's state has {name!r}, which this optimizer does not train")
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             _check_parameter(state[names[id(parameter)]], names[id(parameter)], parameter, group, optimizer)
@@ -109,19 +110,19 @@ def _names(optimizer: Optimizer, model: nn.Module) -> dict[int, str]:
 
 def _check_groups(saved: Any, optimizer: Optimizer, names: Mapping[int, str]) -> None:
     mine = optimizer.param_groups
-    _require(
+    ensure(
         isinstance(saved, list) and all(isinstance(group, Mapping) for group in saved),
         f"the optimizer's groups must be a list of dicts, got {describe(saved)}",
     )
-    _require(len(saved) == len(mine), f"the checkpoint has {len(saved)} optimizer groups, this run has {len(mine)}")
+    ensure(len(saved) == len(mine), f"the checkpoint has {len(saved)} optimizer groups, this run has {len(mine)}")
     for number, (theirs, group) in enumerate(zip(saved, mine)):
         own_names = [names[id(parameter)] for parameter in group["params"]]
         listed = theirs.get("params")
-        _require(
+        ensure(
             isinstance(listed, list) and all(isinstance(name, str) for name in listed),
             f"optimizer group {number} must list its parameters by name, got {describe(listed)}",
         )
-        _require(
+        ensure(
             # in any order: the state goes by names
             sorted(listed) == sorted(own_names),
             f"optimizer group {number} holds {_shortly(listed, own_names)} in the checkpoint and "
@@ -143,14 +144,12 @@ def _check_numbers(saved: Mapping[str, Any], group: Mapping[str, Any], number: i
             continue
         if key in _RATES:
             rate = saved.get(key, 0.0)
-            _require(
-                _is_rate(rate), f"{where} has {key} {describe(rate)} in the checkpoint; it must be a finite number"
-            )
+            ensure(_is_rate(rate), f"{where} has {key} {describe(rate)} in the checkpoint; it must be a finite number")
             continue
         theirs, mine = (describe(part[key]) if key in part else "absent" for part in (saved, group))
         same = key in saved and key in group and _equal(saved[key], group[key])
-        _require(same, f"{where} was saved with {describe(key)} {theirs}, this run has {mine}")
-    _require("lr" in saved, f"{where} lacks its lr")
+        ensure(same, f"{where} was saved with {describe(key)} {theirs}, this run has {mine}")
+    ensure("lr" in saved, f"{where} lacks its lr")
 
 
 def _is_rate(value: Any) -> bool:
@@ -177,7 +176,7 @@ def _equal(saved: Any, mine: Any) -> bool:
 
 def _check_parameter(saved: Any, name: str, parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> None:
     where = f"the optimizer's state of {name}"
-    _require(isinstance(saved, Mapping), f"{where} must be a dict, got {describe(saved)}")
+    ensure(isinstance(saved, Mapping), f"{where} must be a dict, got {describe(saved)}")
     if not saved:  # it has had no gradient yet
         return
     if _is_of_torch(optimizer):
@@ -186,11 +185,11 @@ def _check_parameter(saved: Any, name: str, parameter: Tensor, group: Mapping[st
             mine = describe_form(forms[key].like) if key in forms else "nothing"
             theirs = describe(saved[key]) if key in saved else "nothing"
             same = key in saved and key in forms and is_dense(saved[key]) and theirs == mine
-            _require(same, f"{where} has {theirs} for {key!r} in the checkpoint, {mine} in this run")
+            ensure(same, f"{where} has {theirs} for {key!r} in the checkpoint, {mine} in this run")
     else:
         for key, value in saved.items():
             fits = _fits(value, parameter)
-            _require(fits, f"{where} has {describe(value)} for {key!r}, which does not go with {describe(parameter)}")
+            ensure(fits, f"{where} has {describe(value)} for {key!r}, which does not go with {describe(parameter)}")
     for key, value in saved.items():
         if isinstance(value, Tensor) and value.numel() and value.is_floating_point():
             _check_values(value, key, where)
@@ -198,9 +197,9 @@ def _check_parameter(saved: Any, name: str, parameter: Tensor, group: Mapping[st
 
 def _check_values(value: Tensor, key: str, where: str) -> None:
     lowest = value.min().item()  # NaN where one of the values is
-    _require(not math.isnan(lowest), f"{where} has a NaN in {key!r}")
-    _require(lowest >= 0 or key not in _NEVER_NEGATIVE, f"{where} has {key!r} with {lowest:g}; it is never negative")
-    _require(key != "step" or lowest < math.inf, f"{where} has {key!r} {lowest:g}; it is a count")
+    ensure(not math.isnan(lowest), f"{where} has a NaN in {key!r}")
+    ensure(lowest >= 0 or key not in _NEVER_NEGATIVE, f"{where} has {key!r} with {lowest:g}; it is never negative")
+    ensure(key != "step" or lowest < math.inf, f"{where} has {key!r} {lowest:g}; it is a count")
 
 
 def _fits(value: Any, parameter: Tensor) -> bool:
@@ -256,8 +255,3 @@ def _copy(value: Any, form: _Form | None, parameter: Tensor) -> Any:
         like = parameter if value.shape == parameter.shape else value.contiguous()
         return torch.empty_like(like, dtype=value.dtype, device=parameter.device, requires_grad=False).copy_(value)
     return torch.empty_like(form.like, device=form.device).copy_(value)
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from course_lm.validation import ensure
+
 _ACCELERATOR_BYTES = 16  # a seed and an offset
 _MOST_BYTES = 2**16  # the largest state is torch's on the CPU, with 5,056
 
@@ -59,7 +61,7 @@ def check_rng_state(state: Any) -> None:
     _check_numpy(state["numpy"])
     _check_torch(state["torch"])
     cuda, mps = state["cuda"], state["mps"]
-    _require(cuda is None or isinstance(cuda, list), "the random state of CUDA must be a list of tensors or None")
+    ensure(cuda is None or isinstance(cuda, list), "the random state of CUDA must be a list of tensors or None")
     for number, part in enumerate(cuda or []):
         device = f"cuda:{number}" if torch.cuda.is_available() and number < torch.cuda.device_count() else None
         _check_bytes(part, f"CUDA device {number}", device)
@@ -71,7 +73,7 @@ def _check_python(state: Any) -> None:
     _check_keys(state, "random state of Python", ("version", "words", "gauss"))
     version, mine = state["version"], random.getstate()[0]
     same = type(version) is int and version == mine
-    _require(same, f"the random state of Python has version {_shown(version)}, not {mine}")
+    ensure(same, f"the random state of Python has version {_shown(version)}, not {mine}")
     _check_words(state["words"], "Python", 625)
     _check_gauss(state["gauss"], "Python", or_none=True)
     try:
@@ -86,9 +88,9 @@ def _check_numpy(state: Any) -> None:
     position, has_gauss = state["position"], state["has_gauss"]
     # NumPy itself takes any position, and reads whatever lies there in memory.
     where = f"the random state of NumPy has the position {_shown(position)}, not one in [0, 624]"
-    _require(type(position) is int and 0 <= position <= 624, where)
+    ensure(type(position) is int and 0 <= position <= 624, where)
     known = type(has_gauss) is int and has_gauss in (0, 1)
-    _require(known, f"the random state of NumPy has has_gauss {_shown(has_gauss)}, not 0 or 1")
+    ensure(known, f"the random state of NumPy has has_gauss {_shown(has_gauss)}, not 0 or 1")
     _check_gauss(state["gauss"], "NumPy")
 
 
@@ -105,13 +107,13 @@ def _check_torch(state: Any, name: str = "torch") -> None:
     # past the last word where they do not agree. The first 8 bytes are the seed.
     left, _, following = struct.unpack_from("=iiQ", state.cpu().contiguous().numpy().tobytes(), 8)
     agree = left > 0 and left + following <= 625
-    _require(agree, f"the random state of {name} has {left} words left from word {following} on; there are 624")
+    ensure(agree, f"the random state of {name} has {left} words left from word {following} on; there are 624")
 
 
 def _check_bytes(state: Any, name: str, device: str | None) -> None:
     dense = isinstance(state, torch.Tensor) and state.layout == torch.strided and not state.is_meta
     right = dense and state.dtype == torch.uint8 and state.ndim == 1 and state.numel() <= _MOST_BYTES
-    _require(right, f"the random state of {name} must be a tensor of bytes")
+    ensure(right, f"the random state of {name} must be a tensor of bytes")
     if device is not None:
         try:
             torch.Generator(device).set_state(state.cpu().contiguous())
@@ -123,21 +125,21 @@ def _check_bytes(state: Any, name: str, device: str | None) -> None:
 def _check_words(words: Any, name: str, count: int) -> None:
     dense = isinstance(words, torch.Tensor) and words.layout == torch.strided and not words.is_meta
     right = dense and words.dtype == torch.int64 and words.shape == (count,)
-    _require(right, f"the random state of {name} must have {count} words in a tensor of int64")
+    ensure(right, f"the random state of {name} must have {count} words in a tensor of int64")
     lowest, highest = int(words.min()), int(words.max())
-    _require(0 <= lowest <= highest < 2**32, f"the random state of {name} has a word outside [0, 2**32)")
+    ensure(0 <= lowest <= highest < 2**32, f"the random state of {name} has a word outside [0, 2**32)")
     # all zeros stay zeros for ever: "random" numbers that are all the same
-    _require(highest > 0, f"the random state of {name} has no word but 0")
+    ensure(highest > 0, f"the random state of {name} has no word but 0")
 
 
 def _check_gauss(gauss: Any, name: str, or_none: bool = False) -> None:
     right = (or_none and gauss is None) or (type(gauss) is float and math.isfinite(gauss))
-    _require(right, f"the random state of {name} has the Gaussian {_shown(gauss)}, not a finite number")
+    ensure(right, f"the random state of {name} has the Gaussian {_shown(gauss)}, not a finite number")
 
 
 def _check_keys(state: Any, name: str, keys: tuple[str, ...]) -> None:
     right = isinstance(state, dict) and set(state) == set(keys)
-    _require(right, f"the {name} must be a dict with {', '.join(keys)}")
+    ensure(right, f"the {name} must be a dict with {', '.join(keys)}")
 
 
 def _python_state(state: dict[str, Any]) -> tuple[Any, ...]:
@@ -151,8 +153,3 @@ def _numpy_state(state: dict[str, Any]) -> tuple[Any, ...]:
 
 def _shown(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)

@@ -128,7 +128,7 @@ def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str |
     for name, tensor in mine.items():
         if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
             # the same place and form: one tensor under two names
-            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            place = _place_of(tensor)
             other = saved[first.setdefault(place, name)]
             if other is not saved[name] and not torch.equal(other, saved[name]):
                 return f"{first[place]} and {name} are one tensor in this model, and differ in the checkpoint"
@@ -145,7 +145,7 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
         if not isinstance(tensor, Tensor):
             raise ValueError(f"weights must hold tensors, got {type(tensor).__name__} for {name!r}")
         tensor = tensor.detach()
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        place = _place_of(tensor)
         if tensor.numel() and first.setdefault(place, name) != name:  # all empty tensors have the address 0
             tied[name] = first[place]
             continue
@@ -154,6 +154,11 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
         kept[name] = (tensor.clone() if storage in storages else tensor).contiguous()
         storages.add(storage)
     return kept, tied
+
+
+def _place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What tied weights have in common: the same numbers in the same memory."""
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _in_one_line(name: object) -> str:

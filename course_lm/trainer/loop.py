@@ -287,6 +287,7 @@ class Trainer:
         """Measure the validation loss, keep the best weights, and count for early stopping."""
         if val_loader is None or self.validated_at == self.step:  # an epoch may end with an eval step
             return
+        check_validation_loader(val_loader)  # `train_epoch` may be called without `train`, which has looked
         self._owes_validation = True
         with self.log.throughput.paused():
             metrics = self.evaluate(val_loader)

@@ -219,6 +219,12 @@ def test_one_epoch_can_be_trained_by_hand(tmp_path):
     assert (tmp_path / "toy" / "checkpoint_epoch_1.pt").exists()
 
 
+def test_an_epoch_by_hand_refuses_validation_data_that_can_be_read_once():
+    trainer = Trainer(tiny_gpt(), configure(num_epochs=3))
+    with pytest.raises(ValueError, match="the validation loader is an iterator"):
+        trainer.train_epoch(toy_batches(2), iter(toy_batches(1)))
+
+
 # Loaders
 
 

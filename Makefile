@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with tests/lessons/nbval_sanitize.cfg
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 600 --nbval-sanitize-with tests/lessons/nbval_sanitize.cfg
 # Two processes of one OpenMP thread each: with two threads each they slow each other many times over on two cores.
 # A file's tests stay together, for they share fixtures, and tests/conftest.py gives the order of the files; the hash
 # seed gives every worker the same order of sets.

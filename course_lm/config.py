@@ -18,8 +18,7 @@ from course_lm.curriculum.settings import CurriculumConfig, gather_settings
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
-from course_lm.reproducibility import deterministic_kernels as deterministic_kernels  # re-exported, as are the next
-from course_lm.reproducibility import resolve_device as resolve_device
+from course_lm.reproducibility import resolve_device as resolve_device  # re-exported, as is the next: public names
 from course_lm.reproducibility import seed_everything as seed_everything
 from course_lm.schedules import ScheduleConfig
 from course_lm.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from course_lm.validation import ensure
+from course_lm.validation import ensure, one_line
 
 # What torch writes for the memory of a tensor: a name for each type, and a later one for bytes of any type.
 _STORAGES = {
@@ -80,7 +80,7 @@ def check_archive(file: BinaryIO) -> int:
             records = _records(archive)
             content = archive.read(records["data.pkl"])
     except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, RuntimeError, KeyError) as error:
-        raise ValueError(f"its zip file cannot be read ({_one_line(error)})") from None
+        raise ValueError(f"its zip file cannot be read ({one_line(error)})") from None
     try:
         return _Rehearsal({name: info.file_size for name, info in records.items()}).run(content)
     except (LookupError, TypeError, AttributeError) as error:
@@ -228,7 +228,3 @@ class _Rehearsal:
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides)) if prod(shape) else -1
         ensure((last + 1) * dtype.itemsize <= storage.nbytes, "a tensor reaches past the end of its record")
         self._push(_TENSOR)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

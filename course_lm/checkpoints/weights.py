@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lm.checkpoints.atomic_write import atomic_file
+from course_lm.validation import one_line
 
 
 def export_weights(
@@ -54,7 +55,7 @@ def describe_difference(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> st
         absent = [name for name in have if name not in lack]
         if absent:
             others = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            parts.append(f"{where} has no {_in_one_line(absent[0])}{others}")
+            parts.append(f"{where} has no {one_line(absent[0])}{others}")
     return "; ".join(parts) or None
 
 
@@ -159,10 +160,6 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 def _place_of(tensor: Tensor) -> tuple[Any, ...]:
     """What tied weights have in common: the same numbers in the same memory."""
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
-def _in_one_line(name: object) -> str:
-    return " ".join(str(name)[:100].split())
 
 
 def _form(value: Any) -> str:

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from course_lm import __version__
 from course_lm.classroom import plots
 from course_lm.classroom.stored_outputs import clean, keep_timings, refuse_absolute_paths
-from course_lm.config import resolve_device, seed_everything
+from course_lm.reproducibility import resolve_device, seed_everything
 from course_lm.trainer.allocator import tune_allocator
 
 MAX_THREADS = 4

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from tokenizers import Tokenizer
 
 from course_lm.batching import Loader, make_loader
-from course_lm.config import LoopConfig, TrainingConfig, seed_everything
+from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.corpus import Corpus, load_corpus
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.model import GPT, count_parameters
+from course_lm.reproducibility import seed_everything
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
 from course_lm.trainer.run import explain_out_of_memory

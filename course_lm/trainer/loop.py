@@ -38,7 +38,7 @@ from course_lm.checkpoints.rng import check_rng_state
 from course_lm.checkpoints.state_form import check_run_state
 from course_lm.checkpoints.weights import check_weights
 from course_lm.clipping import clip_gradients
-from course_lm.config import TrainingConfig, deterministic_kernels, resolve_device, seed_everything
+from course_lm.config import TrainingConfig
 from course_lm.forward import AnyBatch
 from course_lm.loss import adapt_loss, next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
@@ -46,6 +46,7 @@ from course_lm.monitoring.evaluation import check_validation_loader
 from course_lm.optim import build_optimizer, check_optimizer
 from course_lm.precision import Precision
 from course_lm.rates import fix_lr_scales
+from course_lm.reproducibility import deterministic_kernels, resolve_device, seed_everything
 from course_lm.schedules import build_schedule, check_schedule
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
 from course_lm.trainer.allocator import tune_allocator

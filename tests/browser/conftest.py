@@ -20,7 +20,9 @@ def browser(chromium):
 
 @pytest.fixture(scope="session")
 def lab(chromium, tmp_path_factory):
-    with running_lab(tmp_path_factory.mktemp("lab")) as lab:
+    """On one thread and the baseline kernels, which every CPU has; `make test` runs the lessons on its own kernels."""
+    home = tmp_path_factory.mktemp("lab")
+    with running_lab(home, ATEN_CPU_CAPABILITY="default", OMP_NUM_THREADS="1") as lab:
         yield lab
 
 

@@ -60,15 +60,18 @@ class Lab:
 
 
 @contextmanager
-def running_lab(home: Path) -> Iterator[Lab]:
-    """JupyterLab serving the empty folder `home/notebooks`; settings, runtime files and logs stay in `home`."""
+def running_lab(home: Path, **environment: str) -> Iterator[Lab]:
+    """JupyterLab serving the empty folder `home/notebooks`; settings, runtime files and logs stay in `home`.
+
+    `environment` holds variables for server and kernels beside those of this process.
+    """
     root = home / "notebooks"
     root.mkdir()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={root}"]
     command += ["--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly"]
     with (home / "jupyterlab.log").open("w") as log:
         server = subprocess.Popen(
-            command, cwd=home, env=_environment(home), stdout=log, stderr=log, start_new_session=True
+            command, cwd=home, env=_environment(home) | environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
         info = _wait_for_server(home, server)

@@ -1,16 +1,19 @@
 """One notebook open in JupyterLab, as a learner sees it: run it, read what happened, look at it."""
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize
 
 from .lab import Lab
 
-RUN_SECONDS = 240
+RUN_SECONDS = 600  # for what hangs; a lesson takes a minute, on a slow machine several
 OPEN_SECONDS = 60
 SCREEN: ViewportSize = {"width": 1280, "height": 900}
 SCROLLER = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
@@ -23,10 +26,9 @@ CELLS = f"""() => {PANEL}.content.widgets.filter(cell => cell.model.type === 'co
     count: cell.model.executionCount,
     waiting: cell.model.executionState === 'running'
         || cell.node.querySelector('.jp-InputPrompt').innerText.includes('*'),
-    errors: cell.model.outputs.toJSON().filter(output => output.output_type === 'error')
-        .map(output => `${{output.ename}}: ${{output.evalue}}`),
+    outputs: cell.model.outputs.toJSON(),
 }}))"""
-HAS_STARTED = f"({CELLS})().some(cell => cell.count || cell.waiting || cell.errors.length)"
+HAS_STARTED = f"({CELLS})().some(cell => cell.count || cell.waiting || cell.outputs.length)"
 HAS_ENDED = f"{IS_READY} && !({CELLS})().some(cell => cell.waiting)"
 # From the first cell to the end of the last one (the page can be scrolled further), and most of a screen.
 HEIGHTS = """scroller => {
@@ -46,13 +48,28 @@ TALL = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).f
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell: its place in the notebook, its source, its execution count or None, and its errors."""
+    """A code cell: its place in the notebook, its source, its execution count or None, and its outputs as in a file."""
 
     number: int
     source: str
     count: int | None
     waiting: bool
-    errors: list[str]
+    outputs: list[dict[str, Any]]
+
+    @property
+    def errors(self) -> list[str]:
+        """The errors that it ended in."""
+        return [f"{output['ename']}: {output['evalue']}" for output in self.outputs if output["output_type"] == "error"]
+
+
+def texts_of(outputs: list[dict[str, Any]]) -> dict[str, str]:
+    """What a cell has printed and shown, by stream and by kind of data; addresses and names of widgets say nothing."""
+    texts: defaultdict[str, str] = defaultdict(str)
+    for output in outputs:
+        for kind, text in output.get("data", {output.get("name", "error"): output.get("text", "")}).items():
+            texts[kind] += re.sub(r"0x[0-9a-f]+", "0x…", str(text))
+    texts.pop("application/vnd.jupyter.widget-view+json", None)
+    return dict(texts)
 
 
 @dataclass

@@ -5,7 +5,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from .lab import find_chromium
-from .notebook_page import opened
+from .notebook_page import opened, texts_of
 from .widgets import answer, explorers, predictions
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def write_notebook(path, sources):
 
 @pytest.fixture(scope="module")
 def raising(browser, lab):
-    with opened(browser, lab, write_notebook(lab.root / "raising.ipynb", ["1", "1 / 0", "2"])) as page:
+    with opened(browser, lab, write_notebook(lab.root / "raising.ipynb", ["print(1); 2", "1 / 0", "2"])) as page:
         page.run_all()
         yield page
 
@@ -101,6 +101,14 @@ def explored(faulty):
 
 def test_a_cell_that_raises_and_those_after_it_are_reported(raising):
     assert raising.problems() == ["cell 1: ZeroDivisionError: division by zero", "cell 2: did not run"]
+
+
+def test_what_a_cell_has_printed_and_shown_is_read(raising):
+    assert [texts_of(cell.outputs) for cell in raising.cells()] == [
+        {"stdout": "1\n", "text/plain": "2"},
+        {"error": ""},
+        {},
+    ]
 
 
 def test_a_notebook_without_a_fault_of_the_code_is_not_reported(faulty):

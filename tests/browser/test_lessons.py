@@ -9,15 +9,17 @@ import shutil
 import time
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from .notebook_page import opened
+from .notebook_page import opened, texts_of
 from .widgets import answer, explorers, predictions
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+IGNORED = "nbval-ignore-output"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 
 
@@ -43,6 +45,14 @@ def calls(page, function):
 
 def test_run_all_reaches_the_end_without_an_error(lesson):
     assert lesson.problems() == []
+
+
+def test_its_outputs_are_the_stored_ones(name, lesson):
+    stored = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    compared = [cell for cell in lesson.cells() if IGNORED not in stored[cell.number].metadata.get("tags", [])]
+    assert len(compared) > 5
+    for cell in compared:
+        assert texts_of(cell.outputs) == texts_of(stored[cell.number].outputs), cell.source
 
 
 def test_every_control_changes_the_picture_and_the_words(name, lesson, benchmark):

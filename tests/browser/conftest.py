@@ -35,6 +35,6 @@ def benchmark(pytestconfig):
 def pytest_terminal_summary(terminalreporter, config):
     lines = config.stash.get(BENCHMARK, [])
     if lines:
-        terminalreporter.section("in the browser: seconds to run, median redraw time of 16 key presses")
+        terminalreporter.section("in the browser: seconds to run, median redraw time of 8 key presses")
         for line in lines:
             terminalreporter.write_line(line)

@@ -20,16 +20,18 @@ SCROLLER = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
 
 PANEL = "window.jupyterapp?.shell.currentWidget"
 IS_READY = f"{PANEL}?.context?.sessionContext?.session?.kernel?.status === 'idle'"
-CELLS = f"""() => {PANEL}.content.widgets.filter(cell => cell.model.type === 'code').map(cell => ({{
+CODE_CELLS = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"
+CELLS = f"""() => {CODE_CELLS}.map(cell => ({{
     number: {PANEL}.content.widgets.indexOf(cell),
     source: cell.model.sharedModel.getSource(),
     count: cell.model.executionCount,
-    waiting: cell.model.executionState === 'running'
-        || cell.node.querySelector('.jp-InputPrompt').innerText.includes('*'),
     outputs: cell.model.outputs.toJSON(),
 }}))"""
-HAS_STARTED = f"({CELLS})().some(cell => cell.count || cell.waiting || cell.outputs.length)"
-HAS_ENDED = f"{IS_READY} && !({CELLS})().some(cell => cell.waiting)"
+# Asked many times a second: nothing here may copy the outputs.
+WAITS = """(cell => cell.model.executionState === 'running'
+    || cell.node.querySelector('.jp-InputPrompt').innerText.includes('*'))"""
+HAS_STARTED = f"{CODE_CELLS}.some(cell => cell.model.executionCount || {WAITS}(cell))"
+HAS_ENDED = f"{IS_READY} && !{CODE_CELLS}.some({WAITS})"
 # From the first cell to the end of the last one (the page can be scrolled further), and most of a screen.
 HEIGHTS = """scroller => {
     const ends = Array.from(scroller.querySelectorAll('.jp-Cell'), cell => cell.getBoundingClientRect().bottom)
@@ -53,7 +55,6 @@ class Cell:
     number: int
     source: str
     count: int | None
-    waiting: bool
     outputs: list[dict[str, Any]]
 
     @property

@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, TimeoutError
 
 from .notebook_page import NotebookPage
 
-PRESSES = 16
+PRESSES = 8
 PATIENCE_SECONDS = 15
 REST_SECONDS = 1
 

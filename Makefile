@@ -16,7 +16,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test check fast-tests lint style types test-slow durations notebooks lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow durations notebooks lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -24,10 +24,13 @@ help: ## list the commands
 lab: $(VENV)/.lab ## open the lessons in JupyterLab
 	@$(VENV)/bin/course-lm lab
 
-test: lint ## lint, types, all tests but the slow ones, and every lesson
+# Side by side: pyright alone would leave one of two processors idle for half the time.
+test: $(VENV)/.test ## lint, types, all tests but the slow ones, and every lesson
+	@$(MAKE) --no-print-directory --jobs 3 style types tests-and-lessons
+
+tests-and-lessons: $(VENV)/.test
 	$(PYTEST) -m "not slow" $(NBVAL) tests $(LESSONS)
 
-# Side by side: pyright alone would leave one of two processors idle for half the time.
 check: $(VENV)/.test ## the fast loop: lint, types, fast tests
 	@$(MAKE) --no-print-directory --jobs 3 style types fast-tests
 

@@ -125,6 +125,8 @@ def test_a_known_mistake_is_named_and_shown_in_its_first_case():
     assert repr(check(squared)).splitlines() == [
         "✗ squared: this is what you get when it is squared",
         '  case "a tensor": at [0] expected 2, got 1',
+        "  to see it: squared(torch.tensor([1.0, 3.0]))",
+        "  right in: zero; wrong in: a tensor",
     ]
 
 
@@ -136,7 +138,9 @@ def test_a_mistake_that_fails_the_same_cases_is_named():
 
 
 def test_an_unknown_mistake_is_shown_with_its_case():
-    assert check(lambda x: 5 * x).message == "not the expected result in 1 of 2 cases"
+    report = check(lambda x: 5 * x - x.sum())
+    assert report.message == "not the expected result in 1 of 2 cases"
+    assert report.details.splitlines()[0] == 'case "a tensor": at [0] expected 2, got 1'
 
 
 def test_an_exception_is_shown_short_at_the_learners_line():
@@ -147,7 +151,7 @@ def test_an_exception_is_shown_short_at_the_learners_line():
     report = check(broken)
     assert report.status == "raised"
     assert report.message == "AttributeError: 'Tensor' object has no attribute 'nothing'"
-    assert report.details == 'case "a tensor", line 3 of broken: return y.nothing'
+    assert report.details.splitlines()[0] == 'case "a tensor": line 3 of broken: return y.nothing'
 
 
 def test_an_exception_inside_a_library_is_shown_at_the_learners_line():

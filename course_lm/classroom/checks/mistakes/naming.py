@@ -1,0 +1,197 @@
+"""Which mistake an answer makes: the one whose results it has."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from course_lm.classroom.checks.comparison import plain
+from course_lm.classroom.checks.mistakes.edits import Change, Edit, Source, changes_of, is_apart
+from course_lm.classroom.checks.mistakes.outcomes import Outcome
+from course_lm.classroom.checks.mistakes.question import Mistake, Question
+from course_lm.classroom.checks.mistakes.store import Mutants
+
+MOST_PAIRS = 1_200
+_BITS_OF_CHANCE = 8  # a match that chance brings about in fewer than one of 2⁸ searches is believed
+
+
+class Named(NamedTuple):
+    """A sentence that names a mistake, and the author's hint to it, empty where there is none."""
+
+    sentence: str
+    hint: str = ""
+
+
+@dataclass
+class Candidate:
+    """A wrong variant of the solution: what it does in each case is asked once, and only where it is wanted."""
+
+    words: str
+    by_hand: bool
+    make: Callable[[], Callable[..., object]]
+    hint: str = ""
+    changes: tuple[Change, ...] = ()
+    _fn: Callable[..., object] | None = None
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def named(self) -> Named:
+        """Its sentence."""
+        return Named(f"this is what {'you get' if self.by_hand else 'the solution gives'} when {self.words}", self.hint)
+
+    def outcome(self, question: Question, case: str) -> Outcome:
+        """What it does in a case."""
+        if case not in self._outcomes:
+            self._fn = self._fn or self.make()
+            self._outcomes[case] = question.ask(self._fn, case)
+        return self._outcomes[case]
+
+    def is_like(self, question: Question, got: Mapping[str, Outcome], cases: Sequence[str]) -> bool:
+        """Whether it does the same as an answer in all of these cases."""
+        return all(question.is_equal(self.outcome(question, case), got[case]) for case in cases)
+
+
+def candidates(question: Question) -> list[Candidate]:
+    """All single mistakes: those by hand, in their order, then the stored ones, the nearest first.
+
+    Raises ValueError where an edit by hand does not fit the stored solution, or there is none.
+    """
+    by_hand = [by_hand_candidate(question, words, mistake) for words, mistake in question.mistakes.items()]
+    if question.mutants is None:
+        return by_hand
+    mutants, source = question.mutants, Source(question.mutants.solution)
+    return by_hand + [_stored(question, mutants, source, (change,)) for change in mutants.told_apart]
+
+
+def by_hand_candidate(question: Question, words: str, mistake: Mistake) -> Candidate:
+    """A mistake that the check's author wrote down, as a function or as edits of the solution."""
+    hint = question.hints.get(words, "")
+    if callable(mistake):
+        return Candidate(words, True, lambda: mistake, hint)
+    return edited(question, words, mistake, hint)
+
+
+def edited(question: Question, words: str, edits: Edit | Sequence[Edit], hint: str = "") -> Candidate:
+    """A mistake by hand that is written as edits of the stored solution."""
+    if question.mutants is None:
+        raise ValueError(f"no solution of {question.check!r} is stored, which {words!r} could edit: run `make mutants`")
+    mutants = question.mutants
+    changes = changes_of(mutants.solution, edits, words)
+    hint = hint or _hint_of(question, Source(mutants.solution), changes)
+    return Candidate(words, True, lambda: mutants.function(changes), hint, changes)
+
+
+def _stored(question: Question, mutants: Mutants, source: Source, changes: tuple[Change, ...]) -> Candidate:
+    words = "; and ".join(change.words for change in changes)
+    hint = _hint_of(question, source, changes)
+    return Candidate(words, False, lambda: mutants.function(changes), hint, changes)
+
+
+def _hint_of(question: Question, source: Source, changes: Sequence[Change]) -> str:
+    """The author's sentence to the first line that is changed."""
+    lines = [source.line_at(change.start) for change in changes]
+    return next((hint for line in lines for part, hint in question.hints.items() if part in line), "")
+
+
+def name_mistake(question: Question, got: Mapping[str, Outcome]) -> Named | None:
+    """The mistake whose results an answer has: in every case, as two mistakes together, or wherever it is wrong."""
+    failing = question.by_size([case for case in got if not question.is_right(case, got[case])])
+    order = [*failing, *(case for case in got if case not in failing)]
+    found = candidates(question)
+    for one in found:
+        if one.is_like(question, got, order):
+            return one.named
+    bits = _bits(got[case] for case in failing)
+    for pair in _pairs(question, found) if bits > _BITS_OF_CHANCE + 10 else ():
+        if pair.is_like(question, got, order):
+            return pair.named
+    return _named_where_wrong(question, got, failing, found, bits)
+
+
+def name_raised(question: Question, got: Mapping[str, Outcome]) -> Named | None:
+    """The one mistake that raises the same in the same cases, if there is exactly one."""
+    like = [one for one in candidates(question) if one.is_like(question, got, question.by_size(list(got)))]
+    return like[0].named if len(like) == 1 else None
+
+
+def _pairs(question: Question, found: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Two edits at once, the nearest first and not more than `MOST_PAIRS`."""
+    mutants, edits = question.mutants, [one for one in found if one.changes]
+    if mutants is None:
+        return
+    tried = 0
+    for total in range(1, 2 * len(edits)):
+        for first in range(max(0, total - len(edits) + 1), (total + 1) // 2):
+            one, other = edits[first], edits[total - first]
+            changes = (*one.changes, *other.changes)
+            if not is_apart(changes):
+                continue
+            tried += 1
+            if tried > MOST_PAIRS:
+                return
+            words = f"{one.words}; and {other.words}"
+            yield Candidate(
+                words,
+                one.by_hand and other.by_hand,
+                lambda changes=changes: _function(mutants, changes),
+                one.hint or other.hint,
+                changes,
+            )
+
+
+def _function(mutants: Mutants, changes: Sequence[Change]) -> Callable[..., object]:
+    try:
+        return mutants.function(changes)
+    except SyntaxError:  # two edits may not fit together
+        return _no_program
+
+
+def _no_program(*_: object) -> object:
+    raise SyntaxError
+
+
+def _named_where_wrong(
+    question: Question, got: Mapping[str, Outcome], failing: Sequence[str], found: Sequence[Candidate], bits: float
+) -> Named | None:
+    """The mistake by hand that agrees wherever the answer is wrong and in most other cases; else the only stored one."""
+    like = [one for one in found if one.is_like(question, got, failing)]
+    by_hand = [one for one in like if one.by_hand]
+    if by_hand:
+        return max(by_hand, key=lambda one: sum(one.is_like(question, got, [case]) for case in got)).named
+    if len(like) == 1 and bits > _BITS_OF_CHANCE + 6:
+        return Named(f"where it is wrong, {like[0].named.sentence}", like[0].hint)
+    return None
+
+
+def _bits(outcomes: Iterator[Outcome]) -> float:
+    """How much wrong results tell: a fraction says much, a small whole number little, True next to nothing."""
+    numbers, bits = set[object](), 0.0
+    for one in outcomes:
+        for leaf in _leaves(one.value):
+            if leaf not in numbers:
+                numbers.add(leaf)
+                bits += _bits_of(leaf)
+            if bits > 64:
+                return bits
+    return bits
+
+
+def _bits_of(leaf: object) -> float:
+    if isinstance(leaf, bool):
+        return 1
+    if isinstance(leaf, int) or (isinstance(leaf, float) and leaf.is_integer()):
+        return 1 + abs(int(leaf)).bit_length()
+    return 20 if isinstance(leaf, float) and leaf == leaf else min(20, 2 * len(str(leaf)))
+
+
+def _leaves(value: object) -> Iterator[object]:
+    value = plain(value)
+    if isinstance(value, Tensor):
+        yield from value.detach().flatten().tolist()
+    elif isinstance(value, Mapping):
+        yield from (leaf for one in value.values() for leaf in _leaves(one))
+    elif isinstance(value, list | tuple):
+        yield from (leaf for one in value for leaf in _leaves(one))
+    elif isinstance(value, int | float | str):
+        yield value

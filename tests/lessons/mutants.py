@@ -22,7 +22,7 @@ from course_lm.classroom.checks.comparison import plain
 from course_lm.classroom.checks.mistakes import store
 from course_lm.classroom.checks.mistakes.mutation import small_mistakes
 from course_lm.classroom.checks.mistakes.naming import Candidate, by_hand_candidate, candidates, name_mistake
-from course_lm.classroom.checks.mistakes.outcomes import Outcome
+from course_lm.classroom.checks.mistakes.outcomes import Outcome, with_gradient
 from course_lm.classroom.checks.mistakes.question import Question
 from course_lm.classroom.checks.mistakes.store import Mutants
 from tests.lessons.exercises import Exercise, exercises_of, imports_of
@@ -88,7 +88,7 @@ def make(lesson: str, check: str) -> Mutants:
     signatures = Signatures(question)
     seen = _by_hand(question, signatures)
     changes, merged, equal, useless = [], {}, {}, 0
-    found = small_mistakes(exercise.solution)
+    found = small_mistakes(exercise.solution, is_trained=question.run is with_gradient)
     for change in found:
         outcomes = outcomes_of(question, bare.function([change]))
         signature = signatures.of(outcomes)
@@ -115,14 +115,17 @@ def _rounds(lesson: str, check: str, mutants: Mutants) -> int:
 
 def _by_hand(question: Question, signatures: Signatures) -> dict[Signature, str]:
     seen: dict[Signature, str] = {}
+    problems = []
     for words, mistake in question.mistakes.items():
         candidate = by_hand_candidate(question, words, mistake)
         signature = signatures.of(outcomes_of(question, candidate.make()))
         if not any(signature):
-            raise ValueError(f"{question.check}: no case tells {words!r} from what is right")
-        if signature in seen:
-            raise ValueError(f"{question.check}: no case tells {words!r} from {seen[signature]!r}")
-        seen[signature] = words
+            problems.append(f"{question.check}: no case tells {words!r} from what is right")
+        elif signature in seen:
+            problems.append(f"{question.check}: no case tells {words!r} from {seen[signature]!r}")
+        seen.setdefault(signature, words)
+    if problems:
+        raise ValueError("\n".join(problems))
     return seen
 
 
@@ -130,7 +133,9 @@ def _check_hints(question: Question) -> None:
     assert question.mutants is not None
     for part in question.hints:
         if part not in question.mistakes and part not in question.mutants.solution:
-            raise ValueError(f"{question.check}: a hint belongs to {part!r}, which is no mistake and not in the solution")
+            raise ValueError(
+                f"{question.check}: a hint belongs to {part!r}, which is no mistake and not in the solution"
+            )
 
 
 def with_accepted(made: Mutants, stored: Mutants | None) -> Mutants:

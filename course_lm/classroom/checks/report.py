@@ -30,7 +30,17 @@ Status = Literal["passed", "wrong", "raised", "not written yet"]
 _SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}
 _COLOURS = {"passed": "#009E73", "wrong": "#D55E00", "raised": "#D55E00", "not written yet": "#6E6E6E"}
 _PACKAGE = __name__.rpartition(".")[0]
-_DOES_NOTHING = {"RESUME", "NOP", "CACHE", "POP_TOP", "COPY_FREE_VARS", "MAKE_CELL", "RETURN_VALUE", "LOAD_CONST", "RETURN_CONST"}
+_DOES_NOTHING = {
+    "RESUME",
+    "NOP",
+    "CACHE",
+    "POP_TOP",
+    "COPY_FREE_VARS",
+    "MAKE_CELL",
+    "RETURN_VALUE",
+    "LOAD_CONST",
+    "RETURN_CONST",
+}
 _UNCHANGED = "it has changed nothing"
 
 
@@ -162,7 +172,9 @@ def _raised_by(error: Exception, fn: Callable[..., object]) -> bool:
     return bool(frames) and frames[-1][0].f_code is getattr(fn, "__code__", None)
 
 
-def _judge(question: Question, fn: Callable[..., object], name: str, got: dict[str, Outcome], wrong: list[str]) -> Report:
+def _judge(
+    question: Question, fn: Callable[..., object], name: str, got: dict[str, Outcome], wrong: list[str]
+) -> Report:
     order = question.by_size(wrong)
     without = [case for case in order if got[case].gave_none]
     raised = [case for case in order if got[case].error is not None]

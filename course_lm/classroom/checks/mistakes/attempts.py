@@ -14,7 +14,7 @@ def compared_with_last(check: str, wrong: Sequence[str]) -> str:
     if before is None or not now:
         return ""
     parts = {
-        "right now": [case for case in sorted(before - now)],
+        "right now": sorted(before - now),
         "still wrong": [case for case in wrong if case in before],
         "wrong only now": [case for case in wrong if case not in before],
     }

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 _LONGEST = 70  # characters of an expression that is shown whole
 
@@ -36,7 +37,9 @@ def changes_of(text: str, edits: Edit | Sequence[Edit], words: str) -> tuple[Cha
     changes = []
     for edit in [edits] if isinstance(edits, Edit) else edits:
         if text.count(edit.old) != 1:
-            raise ValueError(f"{edit.old!r} must stand in the solution once, it stands there {text.count(edit.old)} times")
+            raise ValueError(
+                f"{edit.old!r} must stand in the solution once, it stands there {text.count(edit.old)} times"
+            )
         start = text.index(edit.old)
         changes.append(Change(start, start + len(edit.old), edit.new, words))
     return tuple(sorted(changes))
@@ -45,7 +48,7 @@ def changes_of(text: str, edits: Edit | Sequence[Edit], words: str) -> tuple[Cha
 def is_apart(changes: Sequence[Change]) -> bool:
     """Whether no two of the changes touch the same place."""
     ordered = sorted(changes)
-    return all(one.end < other.start for one, other in zip(ordered, ordered[1:]))
+    return all(one.end <= other.start and one.start < other.start for one, other in pairwise(ordered))
 
 
 def apply(text: str, changes: Iterable[Change]) -> str:
@@ -149,7 +152,9 @@ class Source:
         return f"`{shorten(old)}` becomes `{shorten(changed)}`"
 
     def _is_telling(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Name | ast.Constant | ast.Slice | ast.keyword | ast.Tuple | ast.comprehension | ast.arg):
+        if isinstance(
+            node, ast.Name | ast.Constant | ast.Slice | ast.keyword | ast.Tuple | ast.comprehension | ast.arg
+        ):
             return False
         return isinstance(node, ast.expr | ast.stmt) and len(self.of(node)) > 5
 

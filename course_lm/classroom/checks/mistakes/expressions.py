@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from course_lm.classroom.checks.mistakes.edits import Operator, Source, shorten
+from course_lm.classroom.checks.mistakes.edits import Source, shorten
 
 
 class Found(NamedTuple):
@@ -111,7 +111,9 @@ _REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "max", "min", "logsumexp", "softmax", "log_softmax", "argmax", "argmin", "all"),
     *("any", "norm", "cumsum", "prod", "size", "squeeze", "unsqueeze", "std", "var", "gather"),
 }
-_STEPS = re.compile(r"^(\w*_)?(k|t|n|i|j|num|count|size|steps?|epochs?|position|length|tokens|batch(es)?|rows?)(_\w+)?$")
+_STEPS = re.compile(
+    r"^(\w*_)?(k|t|n|i|j|num|count|size|steps?|epochs?|position|length|tokens|batch(es)?|rows?)(_\w+)?$"
+)
 
 
 def operators_exchanged(source: Source, node: ast.AST) -> Iterator[Found]:
@@ -150,7 +152,9 @@ def parts_left_out(source: Source, node: ast.AST) -> Iterator[Found]:
     elif isinstance(node, ast.IfExp):
         test, body, other = source.of(node.test), source.of(node.body), source.of(node.orelse)
         yield _replaced(source, node, source.operand(node.body), 1, f"`{shorten(test)}` is not asked: always `{body}`")
-        yield _replaced(source, node, source.operand(node.orelse), 1, f"`{shorten(test)}` is not asked: always `{other}`")
+        yield _replaced(
+            source, node, source.operand(node.orelse), 1, f"`{shorten(test)}` is not asked: always `{other}`"
+        )
         yield _replaced(source, node, f"{other} if {test} else {body}", 2)
 
 
@@ -280,7 +284,9 @@ def functions_exchanged(source: Source, node: ast.AST) -> Iterator[Found]:
                 start = end - len(callee.attr)
             yield Found(1, start, end, new or other, source.becomes(node, start, end, new or other))
     if name == "ceil" and len(node.args) == 1:
-        yield _replaced(source, node, f"({source.of(node.args[0])}).__floor__() + 1", 2, _ALWAYS_ONE.format(source.shown(node)))
+        yield _replaced(
+            source, node, f"({source.of(node.args[0])}).__floor__() + 1", 2, _ALWAYS_ONE.format(source.shown(node))
+        )
     if name == "exp" and len(node.args) == 1:
         yield _replaced(source, node, f"2 ** ({source.of(node.args[0])})", 1)
 
@@ -316,7 +322,8 @@ def calls_left_out(source: Source, node: ast.AST) -> Iterator[Found]:
 def order_changed(source: Source, node: ast.AST) -> Iterator[Found]:
     """Arguments or results in the other order, two calls of a chain in the other order."""
     if isinstance(node, ast.Call):
-        yield from _arguments_exchanged(source, node)
+        if _called(node) not in ("min", "max"):
+            yield from _arguments_exchanged(source, node)
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and not _is_module(inner.func.value):
             first, last = _tail(source, inner), _tail(source, node)
@@ -399,9 +406,16 @@ def counts_off_by_one(source: Source, node: ast.AST) -> Iterator[Found]:
     """`k + 1` for `k`, where `k` is the name of a count."""
     parent = source.parents.get(node)
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and _STEPS.match(node.id):
-        if isinstance(parent, ast.Call) and parent.func is not node and not (_called(parent) in ("zip", "enumerate", "len")):
+        if (
+            isinstance(parent, ast.Call)
+            and parent.func is not node
+            and _called(parent) not in ("zip", "enumerate", "len")
+        ):
             ranks = 1
-        elif isinstance(parent, ast.BinOp | ast.Compare | ast.Slice | ast.Subscript) and parent.__dict__.get("value") is not node:
+        elif (
+            isinstance(parent, ast.BinOp | ast.Compare | ast.Slice | ast.Subscript)
+            and parent.__dict__.get("value") is not node
+        ):
             ranks = 2
         else:
             return
@@ -410,7 +424,7 @@ def counts_off_by_one(source: Source, node: ast.AST) -> Iterator[Found]:
 
 
 def results_changed(source: Source, node: ast.AST) -> Iterator[Found]:
-    """What is returned: rounded, cut off from its graph, written over the argument."""
+    """What is returned: rounded, cut off, with another sign; an argument written over."""
     if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant | ast.Tuple):
         start, end = source.span(node.value)
         value = source.operand(node.value)
@@ -419,19 +433,22 @@ def results_changed(source: Source, node: ast.AST) -> Iterator[Found]:
             (f"int({value})", "the result is cut off to a whole number"),
             (f"-{value}", "the result has the wrong sign"),
             (f"1 - {value}", "the result is subtracted from 1"),
-            (f"{value}.detach()", "the result is detached from its graph"),
-            (f"{value}.item()", "the result is made a plain number with `.item()`"),
-            (f"{value}.mean()", "the result is averaged to one number"),
-            (f"{value}.sum()", "the result is summed to one number"),
         ):
             yield Found(3, start, end, new, words)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
-        start, end = source.span(node)
-        if not isinstance(source.parents.get(node), ast.Return | ast.Expr | ast.Attribute):
-            yield Found(3, end, end, ".detach()", f"`{source.shown(node)}` is detached from its graph")
-        name_end = source.span(node.func)[1]
-        if node.func.attr in {"masked_fill", "clamp", "add", "mul", "div", "sub", "squeeze", "exp", "sqrt"}:
-            yield Found(2, name_end, name_end, "_", f"`{node.func.attr}_` changes the tensor in place")
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in _IN_PLACE:
+        end = source.span(node)[1]
+        if node.value.id in {arg.arg for arg in source.function.args.args}:
+            yield Found(2, end, end, "_", f"`{node.value.id}.{node.attr}_` writes into the argument")
+
+
+_IN_PLACE = {"masked_fill", "clamp", "add", "mul", "div", "sub", "squeeze", "unsqueeze", "exp", "sqrt", "zero", "fill"}
+
+
+def graphs_cut_off(source: Source, node: ast.AST) -> Iterator[Found]:
+    """A part of a loss without its gradient."""
+    if isinstance(node, ast.BinOp | ast.Call) and not isinstance(source.parents.get(node), ast.Attribute | ast.Expr):
+        value = source.operand(node)
+        yield _replaced(source, node, f"{value}.detach()", 2, f"`{source.shown(node)}` is detached from its graph")
 
 
 def _replaced(source: Source, node: ast.AST, new: str, rank: int, words: str = "") -> Found:
@@ -484,4 +501,4 @@ RULES: tuple[Rule, ...] = (
     parentheses_left_out,
     results_changed,
 )
-__all__ = ["RULES", "Found", "Operator", "Rule"]
+RULES_FOR_LOSSES: tuple[Rule, ...] = (graphs_cut_off,)

@@ -8,12 +8,16 @@ from course_lm.classroom.checks.mistakes import expressions, statements
 from course_lm.classroom.checks.mistakes.edits import Change, Source, apply, shorten
 
 
-def small_mistakes(solution: str) -> list[Change]:
-    """All edits of a solution that leave it a program and another one; those that lie nearest come first."""
+def small_mistakes(solution: str, *, is_trained: bool = False) -> list[Change]:
+    """All edits of a solution that leave it a program and another one; those that lie nearest come first.
+
+    `is_trained`: its result is a loss with a gradient, which can be cut off.
+    """
     source = Source(solution)
+    rules = (*expressions.RULES, *statements.RULES, *(expressions.RULES_FOR_LOSSES if is_trained else ()))
     found = []
     for node in source.nodes():
-        for rule in (*expressions.RULES, *statements.RULES):
+        for rule in rules:
             found += rule(source, node)
     same, changes = {_form(solution)}, []
     for one in sorted(found, key=lambda one: (one.rank, one.start)):

@@ -154,7 +154,7 @@ def _no_program(*_: object) -> object:
 def _named_where_wrong(
     question: Question, got: Mapping[str, Outcome], failing: Sequence[str], found: Sequence[Candidate], bits: float
 ) -> Named | None:
-    """The mistake by hand that agrees wherever the answer is wrong and in most other cases; else the only stored one."""
+    """The mistake by hand that agrees wherever the answer is wrong, and mostly elsewhere; else the only stored one."""
     like = [one for one in found if one.is_like(question, got, failing)]
     by_hand = [one for one in like if one.by_hand]
     if by_hand:

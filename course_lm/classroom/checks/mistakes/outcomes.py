@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
@@ -15,7 +16,7 @@ from torch import Tensor
 from course_lm.classroom.checks.comparison import MOST_ITEMS, Close, difference
 
 Run = Callable[..., object]
-_DATA = Tensor | np.ndarray | Mapping | list | tuple
+_DATA = (Tensor, np.ndarray, dict, list, tuple)
 
 
 class Refused(Exception):
@@ -77,9 +78,8 @@ def call(fn: Callable[..., object], *args: object) -> object:
 def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], allowed: Allowed = ANYTHING) -> Outcome:
     """Call `fn` through `run` with copies of `args`. torch's random numbers start at the same seed every time."""
     found = Outcome()
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with same_random_numbers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
         try:
             result = run(_watched(fn, found.calls, allowed), *copy.deepcopy(args))
             found.value = list(islice(result, MOST_ITEMS)) if isinstance(result, Iterator) else result
@@ -94,12 +94,25 @@ def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], allowed:
     return found
 
 
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """torch's random numbers on the CPU start at one seed, and go on afterwards as if nothing had been."""
+    generator = torch.default_generator  # torch.manual_seed would format a traceback for a CUDA that is not there yet
+    state = generator.get_state()
+    try:
+        generator.manual_seed(0)
+        yield
+    finally:
+        generator.set_state(state)
+
+
 def _watched(fn: Callable[..., object], calls: list[Call], allowed: Allowed) -> Callable[..., object]:
     @wraps(fn)
     def watched(*args: object, **named: object) -> object:
         before = tuple(_copied(arg) for arg in args)
         result = fn(*args, **named)
-        changed = frozenset(i for i, (one, other) in enumerate(zip(before, args)) if not _is_same(one, other))
+        data = [i for i, arg in enumerate(before) if isinstance(arg, _DATA)]
+        changed = frozenset(i for i in data if not _is_same(before[i], args[i]))
         calls.append(Call(before, result, changed))
         if (result is None or result is ...) and not allowed.none:
             raise _GaveNone
@@ -124,7 +137,7 @@ def _is_same(before: object, after: object) -> bool:
         return isinstance(after, Tensor) and before.dtype == after.dtype and _is_same_tensor(before, after)
     if isinstance(before, np.ndarray):
         return np.array_equal(before, np.asarray(after), equal_nan=before.dtype.kind == "f")
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
+    if isinstance(before, dict) and isinstance(after, dict):
         return list(before) == list(after) and all(_is_same(before[key], after[key]) for key in before)
     if isinstance(before, list | tuple) and isinstance(after, Sequence):
         return len(before) == len(after) and all(_is_same(one, other) for one, other in zip(before, after))
@@ -170,7 +183,9 @@ def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]
     except RuntimeError as error:
         if "numpy() on Tensor that requires grad" not in str(error):
             raise
-        raise Refused("the loss goes through NumPy, which keeps no gradient: a model cannot be trained with it") from None
+        raise Refused(
+            "the loss goes through NumPy, which keeps no gradient: a model cannot be trained with it"
+        ) from None
     if not isinstance(loss, Tensor):
         what = "an array" if isinstance(loss, np.ndarray | np.generic) else f"a plain {type(loss).__name__}"
         raise Refused(f"gives {what}, which has no gradient (`.item()`, `float` and NumPy drop it): return a tensor")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from course_lm.classroom.checks.comparison import Close
@@ -20,6 +19,7 @@ from course_lm.classroom.checks.mistakes.outcomes import (
     call,
     is_equal,
     outcome,
+    same_random_numbers,
 )
 from course_lm.classroom.checks.mistakes.store import Mutants
 
@@ -84,8 +84,7 @@ class Question:
             caught.append(args)
             raise _Caught
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with same_random_numbers():
             try:
                 self.run(catch, *copy.deepcopy(self.cases[case]))
             except _Caught:

@@ -90,9 +90,9 @@ def _kind_for_number(expected: object, got: object) -> str:
     number = float(expected)  # type: ignore[arg-type]
     if isinstance(got, str):
         return "the result is a text where a number is expected"
-    if isinstance(got, Tensor) and got.numel() == 1 and got.ndim:
-        if _near(np.asarray(number), np.asarray(float(got))):
-            return f"the number is right, but it stands in a tensor of shape {tuple(got.shape)}: return the number itself"
+    alone = isinstance(got, Tensor) and got.numel() == 1 and got.ndim > 0
+    if alone and _near(np.asarray(number), np.asarray(float(got))):
+        return f"the number is right, but it stands in a tensor of shape {tuple(got.shape)}: return the number itself"
     made = as_tensor(got) if isinstance(got, list | tuple | Tensor) else None
     if made is None or not made.ndim or not made.numel():
         return ""
@@ -198,9 +198,9 @@ def _order(pairs: list[Arrays]) -> Iterator[str]:
         return
     if all(_near(one[::-1], other) for one, other in pairs):
         yield "the numbers stand in the opposite order" if pairs[0][0].size > 2 else "the two change places"
-    if all(one.ndim > 1 and one.shape[-1] == one.shape[-2] for one, _ in pairs):
-        if all(_near(np.swapaxes(one, -1, -2), other) for one, other in pairs):
-            yield "the result is transposed: its last two axes have changed places"
+    square = all(one.ndim > 1 and one.shape[-1] == one.shape[-2] for one, _ in pairs)
+    if square and all(_near(np.swapaxes(one, -1, -2), other) for one, other in pairs):
+        yield "the result is transposed: its last two axes have changed places"
     for axis in range(min(one.ndim for one, _ in pairs)):
         if all(one.shape[axis] > 2 for one, _ in pairs):
             if all(_near(_cut(one, axis, 0, -1), _cut(other, axis, 1, None)) for one, other in pairs):

@@ -3,6 +3,7 @@
 import ast
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 
 from course_lm.classroom.checks.mistakes.edits import Source, shorten
 from course_lm.classroom.checks.mistakes.expressions import Found, Rule
@@ -57,7 +58,7 @@ def statements_moved(source: Source, node: ast.AST) -> Iterator[Found]:
     """Two neighbours exchanged, a line moved into a loop or out of it."""
     for body in _bodies(node):
         statements = [one for one in body if not _is_docstring(one)]
-        for one, other in zip(statements, statements[1:]):
+        for one, other in pairwise(statements):
             if not isinstance(one, ast.FunctionDef):
                 yield from _exchanged(source, one, other)
                 yield from _into_the_loop(source, one, other)
@@ -136,7 +137,9 @@ def _bound_before(source: Source, node: ast.AST) -> list[str]:
     around = source.parents.get(node)
     while around is not None:
         if isinstance(around, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
-            inner += [name.id for part in around.generators for name in ast.walk(part.target) if isinstance(name, ast.Name)]
+            inner += [
+                name.id for part in around.generators for name in ast.walk(part.target) if isinstance(name, ast.Name)
+            ]
         around = source.parents.get(around)
     return list(dict.fromkeys([*parameters, *_assigned_before(source, node), *inner]))
 

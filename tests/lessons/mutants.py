@@ -21,7 +21,7 @@ from course_lm.classroom import checks
 from course_lm.classroom.checks.comparison import plain
 from course_lm.classroom.checks.mistakes import store
 from course_lm.classroom.checks.mistakes.mutation import small_mistakes
-from course_lm.classroom.checks.mistakes.naming import Candidate, by_hand_candidate, candidates, name_mistake
+from course_lm.classroom.checks.mistakes.naming import Candidate, by_hand_candidates, candidates, name_mistake
 from course_lm.classroom.checks.mistakes.outcomes import Outcome, with_gradient
 from course_lm.classroom.checks.mistakes.question import Question
 from course_lm.classroom.checks.mistakes.store import Mutants
@@ -116,8 +116,8 @@ def _rounds(lesson: str, check: str, mutants: Mutants) -> int:
 def _by_hand(question: Question, signatures: Signatures) -> dict[Signature, str]:
     seen: dict[Signature, str] = {}
     problems = []
-    for words, mistake in question.mistakes.items():
-        candidate = by_hand_candidate(question, words, mistake)
+    for candidate in by_hand_candidates(question):
+        words = candidate.words
         signature = signatures.of(outcomes_of(question, candidate.make()))
         if not any(signature):
             problems.append(f"{question.check}: no case tells {words!r} from what is right")

@@ -13,8 +13,11 @@ import torch
 
 from course_lm.classroom import checks
 from course_lm.classroom.checks.comparison import difference
+from course_lm.classroom.checks.mistakes import store
+from course_lm.classroom.checks.mistakes.naming import by_hand_candidates
 from course_lm.classroom.checks.report import Report, compare
 from tests.lessons.exercises import Exercise, define, exercises_of
+from tests.lessons.mutants import question_of
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in LESSONS}
@@ -73,18 +76,13 @@ def test_right_answers_written_in_another_way_pass(lesson, exercise):
 
 @pytest.mark.long
 @of_each_exercise
-def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, exercise, monkeypatch):
-    module = importlib.import_module(check_of(exercise).__module__)
-    known: dict[str, Any] = {}
-
-    def spy(fn: Any, **settings: Any) -> Report:
-        known.update(settings["mistakes"])
-        return compare(fn, **settings)
-
-    monkeypatch.setattr(module, "compare", spy)
-    assert check_of(exercise)(lambda *_: None).status == "not written yet"
-    for clause, mistake in list(known.items())[:8]:
-        assert check_of(exercise)(mistake).message == f"this is what you get when {clause}"
+def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, exercise):
+    mutants = store.of_lesson(lesson[3:]).get(exercise.check)
+    question = question_of(lesson[3:], exercise.check, mutants)
+    for mistake in by_hand_candidates(question)[:8]:
+        report = check_of(exercise)(mistake.make())
+        if report.status != "raised":
+            assert report.message == f"this is what you get when {mistake.words}"
 
 
 @of_each_exercise
@@ -151,7 +149,7 @@ def test_an_exception_is_shown_short_at_the_learners_line():
     report = check(broken)
     assert report.status == "raised"
     assert report.message == "AttributeError: 'Tensor' object has no attribute 'nothing'"
-    assert report.details.splitlines()[0] == 'case "a tensor": line 3 of broken: return y.nothing'
+    assert report.details.splitlines()[0] == 'case "zero": line 3 of broken: return y.nothing'
 
 
 def test_an_exception_inside_a_library_is_shown_at_the_learners_line():

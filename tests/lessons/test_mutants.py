@@ -1,11 +1,9 @@
 """The stored mutants of the exercises: made from the solutions as they stand, none accepted, each one named."""
 
-import copy
-
 import pytest
 
 from course_lm.classroom.checks.mistakes import store
-from course_lm.classroom.checks.mistakes.naming import by_hand_candidate, candidates, name_mistake
+from course_lm.classroom.checks.mistakes.naming import by_hand_candidates, candidates, name_mistake, name_raised
 from course_lm.classroom.checks.mistakes.outcomes import Outcome
 from tests.lessons import mutants
 from tests.lessons.mutants import Signatures, outcomes_of, question_of
@@ -56,10 +54,11 @@ def test_no_mutant_is_accepted_and_each_is_named_by_its_own_words(lesson, check)
     question = stored_question(lesson, check)
     for one in candidates(question):
         got = outcomes_of(question, one.make())
-        if any(outcome.fault for outcome in got.values()):
-            assert any(not question.is_right(case, outcome) for case, outcome in got.items()), one.words
-        else:
-            assert name_mistake(question, copy.copy(got)) == one.named, one.words
+        assert any(not question.is_right(case, outcome) for case, outcome in got.items()), one.words
+        if not any(outcome.fault for outcome in got.values()):
+            assert name_mistake(question, got) == one.named, one.words
+        elif not any(outcome.refused or outcome.gave_none for outcome in got.values()):
+            assert name_raised(question, got) == one.named, one.words
 
 
 @pytest.mark.long
@@ -75,9 +74,8 @@ def test_each_case_is_needed_or_shown_for_the_reader(lesson, check):
 def test_a_mistake_by_hand_can_be_made_and_told_from_the_solution(lesson, check):
     question = stored_question(lesson, check)
     signatures = Signatures(question)
-    for words, mistake in question.mistakes.items():
-        fn = by_hand_candidate(question, words, mistake).make()
-        assert any(signatures.of(outcomes_of(question, fn))), words
+    for one in by_hand_candidates(question):
+        assert any(signatures.of(outcomes_of(question, one.make()))), one.words
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from course_lm.batching import IGNORE_INDEX, labels_of
-from course_lm.classroom.checks.report import Edit, Report, compare, with_gradient
+from course_lm.classroom.checks.report import AnyOf, Edit, Report, compare, with_gradient
 from course_lm.loss import next_token_loss, perplexity
 
 _EOS = 0  # the exercise gives <eos> and padding one id
@@ -55,9 +55,13 @@ def log_sum_exp(fn: Callable[..., object]) -> Report:
             "the maximum is returned: the sum of the exponentials is not added": Edit(
                 "(logits - largest).exp().sum(-1).log() + ", ""
             ),
-            "the logits are cut off before exp, so that large ones count as the bound": lambda logits: (
-                logits.clamp(-80, 80).exp().sum(-1).log()
+            "the exponentials are taken in float64, which overflows beyond 709 as well": lambda logits: (
+                logits.double().exp().sum(-1).log()
             ),
+            "the logits are cut off before exp, so that large ones count as the bound": AnyOf(
+                *(_log_of_cut_off(low, high) for low in (-math.inf, -1.0) for high in (50, 80, 85, 88))
+            ),
+            "the largest magnitude is subtracted, not the largest logit": Edit("logits.amax", "logits.abs().amax"),
             "a small number is added before the logarithm, which is not needed": Edit(".log()", ".add(1e-6).log()"),
             "the maximum is added twice": Edit(added, " + 2 * largest.squeeze(-1)"),
             "the maximum is subtracted once more instead of added back": Edit(added, " - largest.squeeze(-1)"),
@@ -67,6 +71,11 @@ def log_sum_exp(fn: Callable[..., object]) -> Report:
             "largest.squeeze": "exp(a − m) is exp(a) / exp(m): log Z gets m back at the end, once.",
         },
     )
+
+
+def _log_of_cut_off(low: float, high: float) -> Callable[[Tensor], Tensor]:
+    """`low` in units of `high`, for logits that are cut off on both sides."""
+    return lambda logits: logits.clamp(low * high, high).exp().sum(-1).log()
 
 
 def loss_from_ids(fn: Callable[..., object]) -> Report:
@@ -149,10 +158,17 @@ def loss_from_ids(fn: Callable[..., object]) -> Report:
                 Edit(scored, "logits[:1, :-1]"),
                 Edit(targets, "labels[:1, 1:]"),
             ),
+            "the loss of the last row alone is returned": (
+                Edit(scored, "logits[-1:, :-1]"),
+                Edit(targets, "labels[-1:, 1:]"),
+            ),
         },
         hints={
             "masked_fill": "Only `attention_mask` knows which zeros are padding: the last <eos> is a real target.",
-            "cross_entropy": "Position t predicts token t + 1: cut the last logits off, and the first labels.",
+            "logits[:, :-1]": "Position t predicts token t + 1: cut the last logits off, and the first labels.",
+            "labels[:, 1:]": "Position t predicts token t + 1: cut the last logits off, and the first labels.",
+            ".flatten())": "The mean is one sum over all targets of the batch, divided by their number, once.",
+            ".flatten(0, 1)": "`F.cross_entropy` takes the logits as they are; it makes the softmax itself.",
         },
     )
 
@@ -200,7 +216,7 @@ def corpus_perplexity(fn: Callable[..., object]) -> Report:
         reference=lambda losses, counts: perplexity(mean_loss(losses, counts)),
         cases={
             "a large and a small batch": ([2.0, 5.0], [90, 10]),
-            "batches of one and two targets": ([1.5, 0.5, 3.0], [1, 20, 2]),
+            "batches of one and two targets": ([1.5, 3.0, 0.5], [1, 20, 2]),
             "a batch without targets, whose mean is nan": ([2.0, math.nan, 3.0], [10, 0, 30]),
         },
         shown=["a large and a small batch"],
@@ -237,6 +253,8 @@ def corpus_perplexity(fn: Callable[..., object]) -> Report:
                 sorted(finite(losses))[len(finite(losses)) // 2]
             ),
             "only the last batch counts": lambda losses, counts: math.exp(finite(losses)[-1]),
+            "only the first batch counts": lambda losses, counts: math.exp(losses[0]),
+            "only the batch with the largest loss counts": lambda losses, counts: math.exp(max(finite(losses))),
         },
         hints={
             "sum(mean * count": "A batch's sum is its mean times its targets; leave a batch without targets out first.",

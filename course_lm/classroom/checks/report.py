@@ -19,12 +19,12 @@ from course_lm.classroom.checks.comparison import Close
 from course_lm.classroom.checks.mistakes import attempts, store
 from course_lm.classroom.checks.mistakes.departure import Departure, departure, what_holds
 from course_lm.classroom.checks.mistakes.edits import Edit
-from course_lm.classroom.checks.mistakes.naming import Named, name_mistake, name_raised
+from course_lm.classroom.checks.mistakes.naming import Named, name_mistake, name_raised, name_refused
 from course_lm.classroom.checks.mistakes.outcomes import Outcome, Refused, Run, call, with_gradient
-from course_lm.classroom.checks.mistakes.question import Mistake, Question
+from course_lm.classroom.checks.mistakes.question import AnyOf, Mistake, Question
 from course_lm.classroom.checks.mistakes.relations import relation
 
-__all__ = ["Edit", "Refused", "Report", "call", "compare", "with_gradient"]
+__all__ = ["AnyOf", "Edit", "Refused", "Report", "call", "compare", "with_gradient"]
 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
 _SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}
@@ -110,7 +110,7 @@ def compare(
         reference: gives the right result.
         cases: the name of each case and its positional arguments. Every function gets copies of its own.
         mistakes: wrong variants, as functions or as edits of the exercise's solution: `Edit("k + 1", "k")`, or several
-            in a tuple. Each name finishes the sentence "this is what you get when …".
+            in a tuple, or `AnyOf` them. Each name finishes the sentence "this is what you get when …".
         run: `run(fn, *args)` gives the result to compare; the same for answer, reference and mistakes. It may raise
             `Refused` with the words that the learner reads. `with_gradient` compares a loss and its gradient.
         close: relative and absolute tolerance of numbers, by default chosen by their type.
@@ -190,7 +190,8 @@ def _judge(
         where = replace(where, said=line)
         return replace(_report(question, name, message, where, got, name_raised(question, got)), status="raised")
     if refused:
-        return _report(question, name, got[case].refused, where, got)
+        named = name_refused(question, got) or Named(got[case].refused)
+        return _report(question, name, named.sentence, where, got, Named("", named.hint))
     named = name_mistake(question, got)
     if named is not None:
         return _report(question, name, named.sentence, where, got, Named("", named.hint))

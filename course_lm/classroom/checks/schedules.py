@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from course_lm.classroom.checks.report import Edit, Report, compare
+from course_lm.classroom.checks.report import AnyOf, Edit, Report, compare
 from course_lm.schedules import cosine
 
 Schedule = Callable[[int], float]
@@ -113,13 +113,14 @@ def rate_by_tokens(fn: Callable[..., object]) -> Report:
         },
         shown=["the numbers of GPT-3"],
         mistakes={
-            "the cosine makes a full wave instead of half a wave": (
-                Edit("    progress = ", held),
+            "the cosine makes a full wave instead of half a wave": AnyOf(
+                (Edit("    progress = ", held), Edit("math.pi *", "2 * math.pi *")),
                 Edit("math.pi *", "2 * math.pi *"),
             ),
-            "the cosine makes a full wave, and the rate ends at its peak": Edit("math.pi *", "2 * math.pi *"),
-            "π is missing": (Edit("    progress = ", held), Edit("math.pi * ", "")),
-            "π is missing, and the rate stays where the cosine ends": Edit("math.pi * ", ""),
+            "π is missing": AnyOf(
+                (Edit("    progress = ", held), Edit("math.pi * ", "")),
+                Edit("math.pi * ", ""),
+            ),
             "the cosine takes degrees for radians": Edit("math.pi * progress", "180 * progress"),
             "the warm-up is not subtracted: the cosine runs over all tokens": Edit(progress, "tokens / decay_tokens"),
             "decay_tokens is taken as the length of the cosine, not as its end": Edit(
@@ -137,9 +138,11 @@ def rate_by_tokens(fn: Callable[..., object]) -> Report:
             "the tenth is added to a cosine of full height": Edit("0.9 * ", ""),
             "the cosine has a tenth of its height, and the tenth is not added": Edit("0.1 + 0.9 *", "0.1 *"),
             "the cosine has nine tenths of its height, and the tenth is not added": Edit("0.1 + ", ""),
-            "0.1 is taken as the lowest rate itself, not as a share of the peak": Edit(
-                "peak_lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))",
-                "0.1 + (peak_lr - 0.1) * 0.5 * (1 + math.cos(math.pi * progress))",
+            "0.1 is taken as the lowest rate itself, not as a share of the peak": AnyOf(
+                Edit("peak_lr * (0.1 + 0.9 * 0.5 * (1", "(0.1 + (peak_lr - 0.1) * 0.5 * (1"),
+                Edit("peak_lr * (0.1 + 0.9 * 0.5 * (1", "(0.1 + peak_lr * 0.9 * 0.5 * (1"),
+                Edit("    progress = ", held.replace(" * peak_lr", "")),
+                Edit("    progress = ", held.replace(" * peak_lr", "").replace(">=", ">")),
             ),
             "the wave goes on after decay_tokens, and the rate rises again": Edit(f"min(1.0, {progress})", progress),
             "the rate is 0 after decay_tokens": Edit(
@@ -228,7 +231,10 @@ def cooldown_rate(fn: Callable[..., object]) -> Report:
                 clamped, "min(1.0, max(0.0, (step - (total_steps - decay_steps)) / max(1, decay_steps - 1)))"
             ),
             "p is a share of the whole run: it is divided by total_steps": Edit(") / decay_steps", ") / total_steps"),
-            "the decay rises from 0 to the peak: sqrt(progress)": Edit(shape, "math.sqrt(p) if p > 0 else 1.0"),
+            "the decay rises from 0 to the peak: sqrt(progress)": AnyOf(
+                Edit(shape, "math.sqrt(p) if p > 0 else 1.0"),
+                Edit(shape, "math.sqrt(p) if step >= total_steps - decay_steps else 1.0"),
+            ),
             "a cosine falls instead of 1 − sqrt": Edit(shape, "0.5 * (1 + math.cos(math.pi * p))"),
             "the square stands for the root: 1 − p²": Edit("math.sqrt(p)", "p * p"),
             "the line is squared: (1 − p)²": Edit(shape, "(1 - p) ** 2"),
@@ -295,6 +301,10 @@ def scheduled_steps(fn: Callable[..., object]) -> Report:
             "the rate is set after the step, so that each step runs at the one before": (
                 Edit(set_rates, ""),
                 Edit(step, f"{step}\n{set_rates.rstrip()}"),
+            ),
+            "the rate is set after the step: the first one runs at the optimizer's own": (
+                Edit(set_rates, ""),
+                Edit(step, f"{step}\n{set_rates.replace('lr_at(k)', 'lr_at(k + 1)').rstrip()}"),
             ),
             "the rate is the same at every step: lr_at(0)": Edit("lr_at(k)", "lr_at(0)"),
             "lr_at is not used: the optimizer keeps its own rate": Edit(set_rates, ""),

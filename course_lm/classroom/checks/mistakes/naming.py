@@ -1,5 +1,6 @@
 """Which mistake an answer makes: the one whose results it has."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -7,12 +8,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from course_lm.classroom.checks.comparison import plain
-from course_lm.classroom.checks.mistakes.edits import Change, Edit, Source, changes_of, is_apart
+from course_lm.classroom.checks.mistakes.edits import Change, Source, changes_of, is_apart
 from course_lm.classroom.checks.mistakes.outcomes import Outcome
-from course_lm.classroom.checks.mistakes.question import Mistake, Question
+from course_lm.classroom.checks.mistakes.question import AnyOf, Question, Variant
 from course_lm.classroom.checks.mistakes.store import Mutants
 
-MOST_PAIRS = 1_200
+MOST_PAIRS = 800
+_MOSTLY = 0.8  # the share of an answer's wrong numbers that a mistake must give
+_FEWEST = 8  # wrong numbers that say something together
 _BITS_OF_CHANCE = 8  # a match that chance brings about in fewer than one of 2⁸ searches is believed
 
 
@@ -57,27 +60,30 @@ def candidates(question: Question) -> list[Candidate]:
 
     Raises ValueError where an edit by hand does not fit the stored solution, or there is none.
     """
-    by_hand = [by_hand_candidate(question, words, mistake) for words, mistake in question.mistakes.items()]
+    by_hand = by_hand_candidates(question)
     if question.mutants is None:
         return by_hand
     mutants, source = question.mutants, Source(question.mutants.solution)
     return by_hand + [_stored(question, mutants, source, (change,)) for change in mutants.told_apart]
 
 
-def by_hand_candidate(question: Question, words: str, mistake: Mistake) -> Candidate:
-    """A mistake that the check's author wrote down, as a function or as edits of the solution."""
+def by_hand_candidates(question: Question) -> list[Candidate]:
+    """The mistakes that the check's author wrote down, as functions or as edits of the solution."""
+    found = []
+    for words, mistake in question.mistakes.items():
+        variants = mistake.variants if isinstance(mistake, AnyOf) else (mistake,)
+        found += [_by_hand(question, words, variant) for variant in variants]
+    return found
+
+
+def _by_hand(question: Question, words: str, mistake: Variant) -> Candidate:
     hint = question.hints.get(words, "")
     if callable(mistake):
         return Candidate(words, True, lambda: mistake, hint)
-    return edited(question, words, mistake, hint)
-
-
-def edited(question: Question, words: str, edits: Edit | Sequence[Edit], hint: str = "") -> Candidate:
-    """A mistake by hand that is written as edits of the stored solution."""
     if question.mutants is None:
         raise ValueError(f"no solution of {question.check!r} is stored, which {words!r} could edit: run `make mutants`")
     mutants = question.mutants
-    changes = changes_of(mutants.solution, edits, words)
+    changes = changes_of(mutants.solution, mistake, words)
     hint = hint or _hint_of(question, Source(mutants.solution), changes)
     return Candidate(words, True, lambda: mutants.function(changes), hint, changes)
 
@@ -89,9 +95,15 @@ def _stored(question: Question, mutants: Mutants, source: Source, changes: tuple
 
 
 def _hint_of(question: Question, source: Source, changes: Sequence[Change]) -> str:
-    """The author's sentence to the first line that is changed."""
-    lines = [source.line_at(change.start) for change in changes]
-    return next((hint for line in lines for part, hint in question.hints.items() if part in line), "")
+    """The author's sentence to the part that is changed, or to its line where the line has only one."""
+    for change in changes:
+        line = source.line_at(change.start)
+        parts = [part for part in question.hints if part in line]
+        places = {part: source.text.find(part, source.text.rfind("\n", 0, change.start) + 1) for part in parts}
+        touched = [part for part, at in places.items() if at <= change.end and change.start <= at + len(part)]
+        if touched or len(parts) == 1:
+            return question.hints[(touched or parts)[0]]
+    return ""
 
 
 def name_mistake(question: Question, got: Mapping[str, Outcome]) -> Named | None:
@@ -111,7 +123,16 @@ def name_mistake(question: Question, got: Mapping[str, Outcome]) -> Named | None
 
 def name_raised(question: Question, got: Mapping[str, Outcome]) -> Named | None:
     """The one mistake that raises the same in the same cases, if there is exactly one."""
-    like = [one for one in candidates(question) if one.is_like(question, got, question.by_size(list(got)))]
+    return _only_one_like(question, got, candidates(question))
+
+
+def name_refused(question: Question, got: Mapping[str, Outcome]) -> Named | None:
+    """The one mistake by hand that is refused in the same words, if there is exactly one."""
+    return _only_one_like(question, got, by_hand_candidates(question))
+
+
+def _only_one_like(question: Question, got: Mapping[str, Outcome], found: Sequence[Candidate]) -> Named | None:
+    like = [one for one in found if one.is_like(question, got, question.by_size(list(got)))]
     return like[0].named if len(like) == 1 else None
 
 
@@ -161,7 +182,39 @@ def _named_where_wrong(
         return max(by_hand, key=lambda one: sum(one.is_like(question, got, [case]) for case in got)).named
     if len(like) == 1 and bits > _BITS_OF_CHANCE + 6:
         return Named(f"where it is wrong, {like[0].named.sentence}", like[0].hint)
-    return None
+    return _named_where_mostly_wrong(question, got, failing, found)
+
+
+def _named_where_mostly_wrong(
+    question: Question, got: Mapping[str, Outcome], failing: Sequence[str], found: Sequence[Candidate]
+) -> Named | None:
+    """The only mistake that gives most of the wrong numbers of a long list or tensor."""
+    shares = {}
+    for one in found:
+        shares[one.words] = max(shares.get(one.words, 0.0), _share(question, one, got, failing))
+    most = max(shares.values(), default=0.0)
+    best = [one for one in found if shares[one.words] == most]
+    if most < _MOSTLY or len({one.words for one in best}) > 1:
+        return None
+    return Named(f"in most places, {best[0].named.sentence}", best[0].hint)
+
+
+def _share(question: Question, one: Candidate, got: Mapping[str, Outcome], failing: Sequence[str]) -> float:
+    """Of the wrong numbers of an answer those that a mistake gives as well; 0 where there are few."""
+    equal = wrong = 0
+    for case in failing:
+        numbers = [_numbers(value) for value in (question.expected[case], got[case], one.outcome(question, case))]
+        if not len(numbers[0]) == len(numbers[1]) == len(numbers[2]):
+            return 0.0
+        for expected, own, variant in zip(*numbers):
+            if not math.isclose(expected, own, rel_tol=1e-5):
+                wrong += 1
+                equal += math.isclose(variant, own, rel_tol=1e-5)
+    return equal / wrong if equal >= _FEWEST else 0.0
+
+
+def _numbers(outcome: Outcome) -> list[float]:
+    return [float(leaf) for leaf in _leaves(outcome.value) if isinstance(leaf, int | float)]
 
 
 def _bits(outcomes: Iterator[Outcome]) -> float:

@@ -23,7 +23,17 @@ from course_lm.classroom.checks.mistakes.outcomes import (
 )
 from course_lm.classroom.checks.mistakes.store import Mutants
 
-Mistake = Callable[..., object] | Edit | Sequence[Edit]
+Variant = Callable[..., object] | Edit | Sequence[Edit]
+
+
+class AnyOf:
+    """One mistake that shows in several ways: functions, edits or tuples of edits, all called by the same words."""
+
+    def __init__(self, *variants: Variant) -> None:
+        self.variants = variants
+
+
+Mistake = Variant | AnyOf
 
 
 @dataclass(frozen=True)

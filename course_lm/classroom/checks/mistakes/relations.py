@@ -1,6 +1,7 @@
 """How wrong results as a whole relate to the expected ones: a factor, a shift, an order, a shape, a kind."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -13,6 +14,7 @@ from course_lm.classroom.checks.comparison import as_tensor, is_number, plain, s
 Pair = tuple[object, object]  # what is expected, and what came
 Arrays = tuple[np.ndarray, np.ndarray]
 
+_BRACKETS = re.compile(r"\(.*?\)|\[.*?\]")
 _KNOWN_FACTORS = {
     60: "60, as between minutes and seconds or hours and minutes",
     3600: "3600, as between hours and seconds",
@@ -52,9 +54,9 @@ _ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def relation(pairs: Sequence[Pair]) -> str:
     """A relation that holds between all pairs of expected and wrong results, as a sentence; empty where none does."""
     for kind in (_kind, _length, _shape):
-        said = {kind(expected, got) for expected, got in pairs}
-        if len(said) == 1 and "" not in said:
-            return said.pop()
+        said = [kind(expected, got) for expected, got in pairs]
+        if all(said) and len({_BRACKETS.sub("", one) for one in said}) == 1:
+            return said[0]
     arrays = [_arrays(expected, got) for expected, got in pairs]
     known = [one for one in arrays if one is not None]
     if not known or len(known) < len(arrays):
@@ -159,6 +161,10 @@ def _shape(expected: object, got: object) -> str:
         for what, how in (("averaged", np.mean), ("summed", np.sum), ("reduced to the largest", np.max)):
             if _is_reduced(one, other, axis, how):
                 return f"the result is {what} over axis {axis}: {shapes}"
+    for axis in range(one.ndim):
+        for which, part in (("last", _cut(one, axis, 0, -1)), ("first", _cut(one, axis, 1, None))):
+            if part.size and one.ndim == other.ndim and _near(part, other):
+                return f"the {which} place of axis {axis} is missing, the rest is right: {shapes}"
     for what, how in (("the mean", np.mean), ("the sum", np.sum)):
         if other.size == 1 and _near(np.asarray(how(one)), other.reshape(())):
             return f"the result is {what} of the expected numbers: {shapes}"

@@ -303,6 +303,7 @@ def logits_gradient(fn: Callable[..., object]) -> Report:
             "ignored targets and the last position have a gradient too": Edit(
                 "- wanted) * counted", "- wanted * counted)"
             ),
+            "the last position counts as a target of id 0": Edit("value=-100", "value=0"),
             "ignored targets and the last position count as targets of id 0": Edit(" * counted", ""),
             "the softmax stands alone: 1 is not subtracted at the target": Edit(" - wanted", ""),
             "the target stands alone: the softmax is left out": Edit("logits.softmax(-1) - wanted", "-wanted"),

@@ -22,14 +22,19 @@ def optimizer_steps(fn: Callable[..., object]) -> Report:
         fn,
         reference=lambda documents, size, accumulation, epochs: epochs * _ceil(_ceil(documents, size), accumulation),
         cases={
-            "one epoch that divides evenly": (96, 8, 4, 1),
-            "full batches, a smaller last window": (88, 8, 4, 3),
-            "a last window of one batch with a few documents": (97, 8, 4, 5),
-            "a last window of one batch that is nearly full": (103, 8, 4, 5),
-            "a last window of three batches, the last with a few documents": (82, 8, 4, 2),
-            "a smaller last batch that completes its window": (95, 8, 4, 2),
-            "less than one window in an epoch": (10, 4, 8, 7),
+            "one epoch that divides evenly": ([96, 32, 64], 8, 4, 1),
+            "full batches, a smaller last window": ([88, 40, 80], 8, 4, 3),
+            "a smaller last batch that completes its window": ([95, 90, 57], 8, 4, 2),
+            "a smaller last batch, alone in its window": ([97, 103, 33, 71], 8, 4, 5),
+            "a smaller last batch in a smaller last window": ([82, 75, 109, 42, 22], 8, 4, 2),
+            "less than one window in an epoch": ([10, 7, 1, 12], 4, 8, 7),
         },
+        run=_for_each_number,
+        shown=[
+            "one epoch that divides evenly",
+            "full batches, a smaller last window",
+            "a smaller last batch that completes its window",
+        ],
         mistakes={
             "micro-batches are counted instead of optimizer steps": Edit(steps, "micro_batches"),
             "the last, smaller window of each epoch is dropped": Edit(steps, "(micro_batches // accumulation_steps)"),
@@ -90,6 +95,10 @@ def optimizer_steps(fn: Callable[..., object]) -> Report:
     )
 
 
+def _for_each_number(fn: Callable[..., object], documents: Sequence[int], *numbers: int) -> list[object]:
+    return [fn(number, *numbers) for number in documents]
+
+
 def _ceil(whole: int, part: int) -> int:
     return -(-whole // part)
 
@@ -123,16 +132,17 @@ def rate_by_tokens(fn: Callable[..., object]) -> Report:
             ),
             "the cosine takes degrees for radians": Edit("math.pi * progress", "180 * progress"),
             "the warm-up is not subtracted: the cosine runs over all tokens": Edit(progress, "tokens / decay_tokens"),
-            "decay_tokens is taken as the length of the cosine, not as its end": Edit(
-                progress, "(tokens - warmup_tokens) / decay_tokens"
+            "decay_tokens is taken as the length of the cosine, not as its end": AnyOf(
+                Edit(progress, "(tokens - warmup_tokens) / decay_tokens"),
+                Edit(f"    progress = min(1.0, {progress})", f"{held}(tokens - warmup_tokens) / decay_tokens"),
             ),
             "the warm-up is subtracted above and not below: the cosine ends early": Edit(
                 progress, "tokens / (decay_tokens - warmup_tokens)"
             ),
             "the rate falls to 0, not to a tenth of the peak": Edit("0.1 + 0.9 * ", ""),
-            "the rate falls to 0 and is a tenth of the peak beyond decay_tokens": (
-                Edit("    progress = ", held),
-                Edit("0.1 + 0.9 * ", ""),
+            "the rate falls to 0 and is a tenth of the peak beyond decay_tokens": AnyOf(
+                (Edit("    progress = ", held), Edit("0.1 + 0.9 * ", "")),
+                (Edit("    progress = ", held.replace(">=", ">")), Edit("0.1 + 0.9 * ", "")),
             ),
             "the cosine falls to 0 and is cut off at a tenth": Edit("(0.1 + 0.9 * 0.5 * (", "max(0.1, 0.5 * ("),
             "the tenth is added to a cosine of full height": Edit("0.9 * ", ""),
@@ -153,6 +163,10 @@ def rate_by_tokens(fn: Callable[..., object]) -> Report:
             ),
             "there is no warm-up": Edit(ramp, "    tokens = max(tokens, warmup_tokens)\n"),
             "there is no warm-up, and the cosine begins before its start": Edit(ramp, ""),
+            "without a warm-up the rate at 0 tokens is 0": Edit(
+                "tokens < warmup_tokens:\n        return peak_lr * tokens / warmup_tokens",
+                "tokens <= warmup_tokens:\n        return peak_lr * tokens / max(1, warmup_tokens)",
+            ),
             "the rate is 0 during the warm-up": Edit("return peak_lr * tokens / warmup_tokens", "return 0.0"),
             "the warm-up climbs from a tenth of the peak, not from 0": Edit(
                 "peak_lr * tokens / warmup_tokens", "peak_lr * (0.1 + 0.9 * tokens / warmup_tokens)"
@@ -235,6 +249,9 @@ def cooldown_rate(fn: Callable[..., object]) -> Report:
                 Edit(shape, "math.sqrt(p) if p > 0 else 1.0"),
                 Edit(shape, "math.sqrt(p) if step >= total_steps - decay_steps else 1.0"),
             ),
+            "the root is taken before the division by decay_steps": Edit(
+                "math.sqrt(p)", "math.sqrt(p * decay_steps) / decay_steps"
+            ),
             "a cosine falls instead of 1 − sqrt": Edit(shape, "0.5 * (1 + math.cos(math.pi * p))"),
             "the square stands for the root: 1 − p²": Edit("math.sqrt(p)", "p * p"),
             "the line is squared: (1 − p)²": Edit(shape, "(1 - p) ** 2"),
@@ -242,6 +259,10 @@ def cooldown_rate(fn: Callable[..., object]) -> Report:
             "the line is squared after the root: (1 − sqrt p)²": Edit(shape, "(1 - math.sqrt(p)) ** 2"),
             "there is no warm-up": Edit(ramp, ""),
             "the warm-up is one step ahead: (k + 1) / warmup_steps": Edit("peak_lr * step /", "peak_lr * (step + 1) /"),
+            "without a warm-up the rate at step 0 is 0": Edit(
+                "step < warmup_steps:\n        return peak_lr * step / warmup_steps",
+                "step <= warmup_steps:\n        return peak_lr * step / max(1, warmup_steps)",
+            ),
             "the rate is 0 during the warm-up": Edit("return peak_lr * step / warmup_steps", "return 0.0"),
             "there is no plateau: the rate stays at 0 until the cooldown": Edit(
                 f"    return peak_lr * ({shape})", f"    return peak_lr * ({shape}) if p > 0 else 0.0"

@@ -6,7 +6,7 @@ the mistake lies: 1 for what many people do, 4 for what few do. Words of a neare
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from course_lm.classroom.checks.mistakes.edits import Source, shorten
@@ -199,6 +199,8 @@ def parentheses_left_out(source: Source, node: ast.AST) -> Iterator[Found]:
 
 def constants_changed(source: Source, node: ast.AST) -> Iterator[Found]:
     """Off by one, 0 for 1, another sign, another unit, half, double, ten times."""
+    if isinstance(node, ast.UnaryOp) and _is_whole_number(node):
+        yield _replaced(source, node, "0", 1)
     if not isinstance(node, ast.Constant) or source.parents.get(node).__class__ is ast.JoinedStr:
         return
     value = node.value
@@ -215,7 +217,7 @@ def constants_changed(source: Source, node: ast.AST) -> Iterator[Found]:
         yield from _other_values(source, node, near if tenth else {1: [0.0, 1.0], 2: [0.25], 3: [2.0]})
 
 
-def _other_values(source: Source, node: ast.Constant, ranks: dict[int, list[float]]) -> Iterator[Found]:
+def _other_values(source: Source, node: ast.Constant, ranks: Mapping[int, Sequence[float]]) -> Iterator[Found]:
     for rank, values in ranks.items():
         for value in values:
             if value != node.value and not (value <= 0 and isinstance(source.parents.get(node), ast.UnaryOp)):

@@ -178,10 +178,10 @@ def _named_where_wrong(
     """The mistake by hand that agrees wherever the answer is wrong, and mostly elsewhere; else the only stored one."""
     like = [one for one in found if one.is_like(question, got, failing)]
     by_hand = [one for one in like if one.by_hand]
-    if by_hand:
-        return max(by_hand, key=lambda one: sum(one.is_like(question, got, [case]) for case in got)).named
-    if len(like) == 1 and bits > _BITS_OF_CHANCE + 6:
-        return Named(f"where it is wrong, {like[0].named.sentence}", like[0].hint)
+    chosen = by_hand or (like if len(like) == 1 else [])
+    if chosen and bits > math.log2(len(found)) + _BITS_OF_CHANCE / 2:
+        best = max(chosen, key=lambda one: sum(one.is_like(question, got, [case]) for case in got))
+        return Named(f"where it is wrong, {best.named.sentence}", best.hint)
     return _named_where_mostly_wrong(question, got, failing, found)
 
 

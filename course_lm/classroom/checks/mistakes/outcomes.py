@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -176,10 +176,10 @@ def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]
 
     Raises Refused for a result that no model can be trained with.
     """
-    leaves = [arg.detach().clone().requires_grad_() if _is_fractional(arg) else arg for arg in args]
+    leaves = {i: arg.detach().clone().requires_grad_() for i, arg in enumerate(args) if _is_fractional(arg)}
     try:
         # not the leaves themselves, which torch lets nobody write to: the answer shall hear that from its own input
-        loss = fn(*(leaf.clone() if _is_fractional(leaf) else leaf for leaf in leaves))
+        loss = fn(*(leaves[i].clone() if i in leaves else arg for i, arg in enumerate(args)))
     except RuntimeError as error:
         if "numpy() on Tensor that requires grad" not in str(error):
             raise
@@ -191,7 +191,7 @@ def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]
         raise Refused(f"gives {what}, which has no gradient (`.item()`, `float` and NumPy drop it): return a tensor")
     if not loss.requires_grad:
         raise Refused("the loss has no gradient: `detach`, `no_grad`, `.item()` or a new `torch.tensor` cuts it off")
-    inputs = [leaf for leaf in leaves if _is_fractional(leaf)]
+    inputs = list(leaves.values())
     found = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
     gradients = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(inputs, found)]
     return {"the loss": loss.detach(), **{_gradient_name(i): one for i, one in enumerate(gradients)}}
@@ -201,5 +201,5 @@ def _gradient_name(position: int) -> str:
     return "its gradient in the input" if position == 0 else f"its gradient in input {position + 1}"
 
 
-def _is_fractional(arg: Any) -> bool:
+def _is_fractional(arg: object) -> TypeGuard[Tensor]:
     return isinstance(arg, Tensor) and arg.is_floating_point()

@@ -70,7 +70,7 @@ def _kind(expected: object, got: object) -> str:
     """Another type of result."""
     got_is_tensor, got = isinstance(got, Tensor), plain(got)
     if is_number(expected):
-        return _kind_for_number(expected, got)
+        return _kind_for_number(float(expected), got)
     if isinstance(expected, Tensor) and got_is_tensor and isinstance(got, Tensor):
         same = expected.shape == got.shape and expected.is_floating_point() != got.is_floating_point()
         if same:
@@ -88,13 +88,12 @@ def _kind(expected: object, got: object) -> str:
     return ""
 
 
-def _kind_for_number(expected: object, got: object) -> str:
-    number = float(expected)  # type: ignore[arg-type]
+def _kind_for_number(number: float, got: object) -> str:
     if isinstance(got, str):
         return "the result is a text where a number is expected"
-    alone = isinstance(got, Tensor) and got.numel() == 1 and got.ndim > 0
-    if alone and _near(np.asarray(number), np.asarray(float(got))):
-        return f"the number is right, but it stands in a tensor of shape {tuple(got.shape)}: return the number itself"
+    alone = got if isinstance(got, Tensor) and got.numel() == 1 and got.ndim else None
+    if alone is not None and _near(np.asarray(number), np.asarray(float(alone))):
+        return f"the number is right, but it stands in a tensor of shape {tuple(alone.shape)}: return the number itself"
     made = as_tensor(got) if isinstance(got, list | tuple | Tensor) else None
     if made is None or not made.ndim or not made.numel():
         return ""

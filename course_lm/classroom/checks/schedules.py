@@ -163,7 +163,7 @@ def rate_by_tokens(fn: Callable[..., object]) -> Report:
             ),
             "there is no warm-up": Edit(ramp, "    tokens = max(tokens, warmup_tokens)\n"),
             "there is no warm-up, and the cosine begins before its start": Edit(ramp, ""),
-            "without a warm-up the rate at 0 tokens is 0": Edit(
+            "the rate at 0 tokens is 0 even if there is no warm-up": Edit(
                 "tokens < warmup_tokens:\n        return peak_lr * tokens / warmup_tokens",
                 "tokens <= warmup_tokens:\n        return peak_lr * tokens / max(1, warmup_tokens)",
             ),
@@ -259,7 +259,7 @@ def cooldown_rate(fn: Callable[..., object]) -> Report:
             "the line is squared after the root: (1 − sqrt p)²": Edit(shape, "(1 - math.sqrt(p)) ** 2"),
             "there is no warm-up": Edit(ramp, ""),
             "the warm-up is one step ahead: (k + 1) / warmup_steps": Edit("peak_lr * step /", "peak_lr * (step + 1) /"),
-            "without a warm-up the rate at step 0 is 0": Edit(
+            "the rate at step 0 is 0 even if there is no warm-up": Edit(
                 "step < warmup_steps:\n        return peak_lr * step / warmup_steps",
                 "step <= warmup_steps:\n        return peak_lr * step / max(1, warmup_steps)",
             ),

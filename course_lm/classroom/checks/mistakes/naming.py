@@ -16,6 +16,7 @@ from course_lm.classroom.checks.mistakes.store import Mutants
 MOST_PAIRS = 800
 _MOSTLY = 0.8  # the share of an answer's wrong numbers that a mistake must give
 _FEWEST = 8  # wrong numbers that say something together
+_MANY_BITS = 64
 _BITS_OF_CHANCE = 8  # a match that chance brings about in fewer than one of 2⁸ searches is believed
 
 
@@ -115,9 +116,9 @@ def name_mistake(question: Question, got: Mapping[str, Outcome]) -> Named | None
         if one.is_like(question, got, order):
             return one.named
     bits = _bits(got[case] for case in failing)
-    for pair in _pairs(question, found) if bits > _BITS_OF_CHANCE + 10 else ():
-        if pair.is_like(question, got, order):
-            return pair.named
+    pair = _named_by_pair(question, got, order, found, bits)
+    if pair is not None:
+        return pair
     return _named_where_wrong(question, got, failing, found, bits)
 
 
@@ -134,6 +135,17 @@ def name_refused(question: Question, got: Mapping[str, Outcome]) -> Named | None
 def _only_one_like(question: Question, got: Mapping[str, Outcome], found: Sequence[Candidate]) -> Named | None:
     like = [one for one in found if one.is_like(question, got, question.by_size(list(got)))]
     return like[0].named if len(like) == 1 else None
+
+
+def _named_by_pair(
+    question: Question, got: Mapping[str, Outcome], order: Sequence[str], found: Sequence[Candidate], bits: float
+) -> Named | None:
+    """Two mistakes at once; where whole numbers tell little, only if no other two give the same."""
+    if bits < _BITS_OF_CHANCE + math.log2(MOST_PAIRS):
+        return None
+    like = (pair.named for pair in _pairs(question, found) if pair.is_like(question, got, order))
+    first = next(like, None)
+    return None if bits < _MANY_BITS and next(like, None) is not None else first
 
 
 def _pairs(question: Question, found: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -225,7 +237,7 @@ def _bits(outcomes: Iterator[Outcome]) -> float:
             if leaf not in numbers:
                 numbers.add(leaf)
                 bits += _bits_of(leaf)
-            if bits > 64:
+            if bits >= _MANY_BITS:
                 return bits
     return bits
 

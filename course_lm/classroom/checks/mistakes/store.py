@@ -65,7 +65,7 @@ def compiled(text: str, names: dict[str, Any], rounds: int) -> "Counted":
     space = dict(names)
     function = next(node.name for node in reversed(tree.body) if isinstance(node, ast.FunctionDef))
     if "for " in text or "while " in text:
-        tree = ast.fix_missing_locations(_Counting().visit(tree))
+        _count_rounds(tree)
     counted = Counted(rounds)
     space[_TICK] = counted.count_round
     exec(compile(tree, "solution", "exec"), space)
@@ -92,22 +92,21 @@ class Counted:
         return True
 
 
-class _Counting(ast.NodeTransformer):
-    def _in_loop(self, node: Any) -> ast.AST:
-        self.generic_visit(node)
-        node.body.insert(0, ast.Expr(_count()))
-        return node
-
-    visit_For = visit_While = _in_loop
-
-    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
-        self.generic_visit(node)
-        node.ifs.insert(0, _count())
-        return node
+def _count_rounds(tree: ast.Module) -> None:
+    """Call `_TICK` in each round of each loop; much faster than a NodeTransformer, and there are many mutants."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.While):
+            node.body.insert(0, _at(node, ast.Expr(_tick(node))))
+        elif isinstance(node, ast.comprehension):
+            node.ifs.insert(0, _tick(node.iter))
 
 
-def _count() -> ast.Call:
-    return ast.Call(ast.Name(_TICK, ast.Load()), [], [])
+def _tick(place: ast.AST) -> ast.Call:
+    return _at(place, ast.Call(_at(place, ast.Name(_TICK, ast.Load())), [], []))
+
+
+def _at(place: ast.AST, node: Any) -> Any:
+    return ast.copy_location(node, place)
 
 
 def path_of(lesson: str) -> Path:

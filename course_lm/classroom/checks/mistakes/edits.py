@@ -156,7 +156,7 @@ class Source:
             node, ast.Name | ast.Constant | ast.Slice | ast.keyword | ast.Tuple | ast.comprehension | ast.arg
         ):
             return False
-        return isinstance(node, ast.expr | ast.stmt) and len(self.of(node)) > 5
+        return isinstance(node, ast.expr | ast.stmt) and len(self.of(node)) > 4
 
     def _line_end(self, place: int) -> int:
         found = self.text.find("\n", place)

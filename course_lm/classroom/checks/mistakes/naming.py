@@ -13,7 +13,7 @@ from course_lm.classroom.checks.mistakes.outcomes import Outcome
 from course_lm.classroom.checks.mistakes.question import AnyOf, Question, Variant
 from course_lm.classroom.checks.mistakes.store import Mutants
 
-MOST_PAIRS = 800
+MOST_PAIRS = 600
 _MOSTLY = 0.8  # the share of an answer's wrong numbers that a mistake must give
 _FEWEST = 8  # wrong numbers that say something together
 _MANY_BITS = 64
@@ -230,13 +230,12 @@ def _numbers(outcome: Outcome) -> list[float]:
 
 
 def _bits(outcomes: Iterator[Outcome]) -> float:
-    """How much wrong results tell: a fraction says much, a small whole number little, True next to nothing."""
+    """How much wrong results tell: a fraction says much, a small whole number little, a repeated one least."""
     numbers, bits = set[object](), 0.0
     for one in outcomes:
         for leaf in _leaves(one.value):
-            if leaf not in numbers:
-                numbers.add(leaf)
-                bits += _bits_of(leaf)
+            bits += 1 if leaf in numbers else _bits_of(leaf)
+            numbers.add(leaf)
             if bits >= _MANY_BITS:
                 return bits
     return bits

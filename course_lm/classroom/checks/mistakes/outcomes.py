@@ -89,8 +89,8 @@ def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], allowed:
             found.refused = str(refusal)
         except Exception as error:
             found.error = error
-    if allowed.changes is not None and found.error is None and found.changed - allowed.changes:
-        found.refused = found.refused or "the function changes its input; make a new one instead"
+    if allowed.changes is not None and found.changed - allowed.changes:
+        found.error, found.refused = None, "the function changes its input; make a new one instead"
     return found
 
 

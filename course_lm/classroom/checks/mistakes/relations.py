@@ -246,7 +246,7 @@ def _factor(expected: np.ndarray, got: np.ndarray, every: str, many: bool) -> It
     known = _known(factor)
     if known:
         times, words = known
-        yield f"{every} {times} the expected one by {words}" if words else f"{every} {times} the expected one"
+        yield f"{every} {times} the expected one, {words}" if words else f"{every} {times} the expected one"
     elif np.unique(expected[counted]).size > 1:
         yield f"{every} {_as_text(factor)} times the expected one"
 

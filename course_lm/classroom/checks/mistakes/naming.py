@@ -187,12 +187,14 @@ def _no_program(*_: object) -> object:
 def _named_where_wrong(
     question: Question, got: Mapping[str, Outcome], failing: Sequence[str], found: Sequence[Candidate], bits: float
 ) -> Named | None:
-    """The mistake by hand that agrees wherever the answer is wrong, and mostly elsewhere; else the only stored one."""
+    """The mistake by hand that agrees wherever the answer is wrong, and mostly elsewhere.
+
+    A stored one that agrees in some of the cases is no cause: many roads lead to the same number in one place.
+    """
+    found = [one for one in found if one.by_hand]
     like = [one for one in found if one.is_like(question, got, failing)]
-    by_hand = [one for one in like if one.by_hand]
-    chosen = by_hand or (like if len(like) == 1 else [])
-    if chosen and bits > math.log2(len(found)) + _BITS_OF_CHANCE / 2:
-        best = max(chosen, key=lambda one: sum(one.is_like(question, got, [case]) for case in got))
+    if like and bits > math.log2(len(found)) + _BITS_OF_CHANCE / 2:
+        best = max(like, key=lambda one: sum(one.is_like(question, got, [case]) for case in got))
         return Named(f"where it is wrong, {best.named.sentence}", best.hint)
     return _named_where_mostly_wrong(question, got, failing, found)
 

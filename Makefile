@@ -16,7 +16,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow durations notebooks lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow durations notebooks mutants lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -56,6 +56,9 @@ durations: $(VENV)/.test ## the 20 slowest tests of `make test`, and the seconds
 
 notebooks: $(VENV)/.test ## run every lesson and store its outputs
 	@$(VENV)/bin/course-lm lessons --write
+
+mutants: $(VENV)/.test ## store the mutants of the exercises' solutions; LESSONS="loss schedules" for some
+	$(ONE_THREAD) $(PY) -m tests.lessons.mutants $(if $(filter command line,$(origin LESSONS)),$(LESSONS))
 
 # Resolves afresh in an empty environment. The `+cpu` of a CPU build of torch is dropped, so that the lock
 # fits whatever build of the same version the machine's package index offers.

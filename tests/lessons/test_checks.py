@@ -1,7 +1,10 @@
 """Checks tell right answers from wrong ones, and name the mistake; predictions explain every option."""
 
 import importlib
+import math
 import re
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +16,14 @@ import torch
 
 from course_lm.classroom import checks
 from course_lm.classroom.checks.comparison import difference
-from course_lm.classroom.checks.report import Report, compare
+from course_lm.classroom.checks.mistakes import attempts, store
+from course_lm.classroom.checks.mistakes.edits import apply, changes_of
+from course_lm.classroom.checks.mistakes.mutation import small_mistakes
+from course_lm.classroom.checks.mistakes.naming import by_hand_candidates
+from course_lm.classroom.checks.mistakes.relations import relation
+from course_lm.classroom.checks.report import Edit, Report, compare, with_gradient
 from tests.lessons.exercises import Exercise, define, exercises_of
+from tests.lessons.mutants import question_of
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in LESSONS}
@@ -73,18 +82,13 @@ def test_right_answers_written_in_another_way_pass(lesson, exercise):
 
 @pytest.mark.long
 @of_each_exercise
-def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, exercise, monkeypatch):
-    module = importlib.import_module(check_of(exercise).__module__)
-    known: dict[str, Any] = {}
-
-    def spy(fn: Any, **settings: Any) -> Report:
-        known.update(settings["mistakes"])
-        return compare(fn, **settings)
-
-    monkeypatch.setattr(module, "compare", spy)
-    assert check_of(exercise)(lambda *_: None).status == "not written yet"
-    for clause, mistake in list(known.items())[:8]:
-        assert check_of(exercise)(mistake).message == f"this is what you get when {clause}"
+def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, exercise):
+    mutants = store.of_lesson(lesson[3:]).get(exercise.check)
+    question = question_of(lesson[3:], exercise.check, mutants)
+    for mistake in by_hand_candidates(question)[:8]:
+        report = check_of(exercise)(mistake.make())
+        if report.status != "raised":
+            assert report.message == f"this is what you get when {mistake.words}"
 
 
 @of_each_exercise
@@ -125,6 +129,8 @@ def test_a_known_mistake_is_named_and_shown_in_its_first_case():
     assert repr(check(squared)).splitlines() == [
         "✗ squared: this is what you get when it is squared",
         '  case "a tensor": at [0] expected 2, got 1',
+        "  to see it: squared(torch.tensor([1.0, 3.0]))",
+        "  right in: zero; wrong in: a tensor",
     ]
 
 
@@ -136,7 +142,9 @@ def test_a_mistake_that_fails_the_same_cases_is_named():
 
 
 def test_an_unknown_mistake_is_shown_with_its_case():
-    assert check(lambda x: 5 * x).message == "not the expected result in 1 of 2 cases"
+    report = check(lambda x: 5 * x - x.sum())
+    assert report.message == "not the expected result in 1 of 2 cases"
+    assert report.details.splitlines()[0] == 'case "a tensor": at [0] expected 2, got 1'
 
 
 def test_an_exception_is_shown_short_at_the_learners_line():
@@ -147,7 +155,7 @@ def test_an_exception_is_shown_short_at_the_learners_line():
     report = check(broken)
     assert report.status == "raised"
     assert report.message == "AttributeError: 'Tensor' object has no attribute 'nothing'"
-    assert report.details == 'case "a tensor", line 3 of broken: return y.nothing'
+    assert report.details.splitlines()[0] == 'case "zero": line 3 of broken: return y.nothing'
 
 
 def test_an_exception_inside_a_library_is_shown_at_the_learners_line():
@@ -244,6 +252,236 @@ def test_a_difference_is_said_in_one_line(expected, got, said):
 def test_results_that_cannot_be_compared_are_refused():
     with pytest.raises(TypeError, match="results of type object cannot be compared"):
         difference(object(), object())
+
+
+# What is not written yet, and what gives nothing.
+
+
+def test_only_code_that_does_nothing_is_not_written_yet():
+    def docstring_alone(x):
+        """To be written."""
+
+    def forgotten(x):
+        y = 2 * x  # noqa: F841
+
+    def in_one_case(x):
+        if x.any():
+            return 2 * x
+
+    assert check(docstring_alone).status == "not written yet"
+    assert check(forgotten).message == "gives None: a `return` is missing"
+    assert check(in_one_case).message == 'gives None in the case "zero": a `return` is missing there'
+
+
+def test_a_not_implemented_error_of_a_library_is_an_error():
+    def calls(x):
+        return not_there(x)
+
+    def not_there(x):
+        raise NotImplementedError("no such kernel")
+
+    assert check(calls).status == "raised"
+
+
+def test_a_procedure_that_changes_nothing_is_told_so_in_the_authors_words():
+    def run(fn, numbers):
+        fn(numbers)
+        return numbers if numbers != [1.0, 2.0] else None
+
+    def procedure(fn):
+        words = "the numbers do not move"
+        settings: Any = {"cases": {"two": ([1.0, 2.0],)}, "mistakes": {}, "run": run, "unchanged": words}
+        return compare(fn, reference=lambda numbers: numbers.append(3.0), **settings)
+
+    assert procedure(lambda numbers: numbers.append(3.0)).passed
+    assert procedure(lambda numbers: len(numbers)).message == "the numbers do not move"
+
+
+# What a reader can do with a report.
+
+
+def test_a_call_that_is_short_can_be_pasted():
+    assert (
+        eval(check(lambda x: x**2 + 7).details.splitlines()[1].removeprefix("to see it: answer"), {"torch": torch}) == 0
+    )
+
+
+def test_the_last_failure_keeps_arguments_and_results():
+    check(lambda x: x**2 + 7)
+    assert torch.equal(checks.last.args[0], torch.zeros(1, dtype=torch.float64))
+    assert (checks.last.expected, checks.last.got) == (0, 7)
+
+
+def test_a_call_among_many_is_shown_where_it_differs():
+    def grid(fn, peak):
+        return [fn(step, peak) for step in range(5)]
+
+    settings: Any = {"cases": {"five steps": (0.5,)}, "mistakes": {}, "run": grid}
+    report = compare(lambda step, peak: peak * min(step, 3), reference=lambda step, peak: peak * step, **settings)
+    assert "expected 2, got 1.5" in report.details
+    assert "(4, 0.5)" in report.details
+
+
+def test_what_still_holds_is_said():
+    assert "right in: zero; wrong in: a tensor" in check(lambda x: x**2).folded
+
+
+def test_digits_are_shown_until_the_numbers_differ():
+    assert difference(0.004271, 0.0042714, (1e-9, 0.0)) == "expected 0.004271, got 0.0042714"
+
+
+def test_a_second_attempt_hears_what_is_right_now(monkeypatch):
+    monkeypatch.setattr(attempts, "_wrong", {})
+    first = checks.optimizer_steps(lambda documents, size, accumulation, epochs: 0)
+    second = checks.optimizer_steps(lambda d, size, accumulation, epochs: epochs * (-(-d // size) // accumulation))
+    assert "since your last attempt" not in first.folded
+    assert "right now: a smaller last batch that completes its window, one epoch" in second.folded
+    assert "still wrong: full batches, a smaller last window" in second.folded
+
+
+def test_a_hint_fits_the_named_mistake():
+    report = checks.cooldown_rate(lambda k, peak, total, warmup, decay: peak * min(1.0, (total - k) / decay))
+    assert "hint: " in report.folded
+    assert "<details>" in report._repr_html_()
+
+
+# What is accepted, and what is not.
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (0.5, Fraction(1, 2)),
+        (0.5, Decimal("0.5")),
+        (3, np.int64(3)),
+        ([0, 1, 2], range(3)),
+        ([1.0, 2.0], (number for number in (1, 2))),
+        ([1.0, 2.0], np.array([1.0, 2.0])),
+        ([1.0, 2.0], torch.tensor([1.0, 2.0])),
+        (torch.tensor([[1.0, 2.0]]), [[1, 2.0]]),
+        (torch.tensor([[1.0, 2.0]]), [(torch.tensor(1.0), np.float32(2.0))]),
+        (torch.tensor([0.1, 0.2], dtype=torch.float64), torch.tensor([0.1, 0.2])),
+        ([1.0, 0.0], [1.0, 1e-13]),
+    ],
+)
+def test_other_styles_of_the_same_numbers_are_accepted(expected, got):
+    assert difference(expected, got) is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (6e-7, 7e-7),  # 17 %, which an absolute tolerance of 1e-6 would hide
+        ([1.0, 1e-9], [1.0, 1.2e-9]),
+        (0.0, 1e-9),
+        (10_000_000, 10_000_001),
+        (12, 12.3),
+        (torch.tensor([10_000_000]), torch.tensor([10_000_001])),
+        ([1, 2], {1, 2}),
+    ],
+)
+def test_no_tolerance_hides_a_fault(expected, got):
+    assert difference(expected, got) is not None
+
+
+def test_nested_lists_are_refused_where_the_task_asks_for_a_tensor():
+    assert difference(torch.zeros(2), [0.0, 0.0], needs_tensor=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda x: x.square().sum().item(), "a plain float, which has no gradient"),
+        (lambda x: x.detach().square().sum(), "the loss has no gradient"),
+        (lambda x: np.square(x.numpy()).sum(), "goes through NumPy"),
+        (lambda x: (x.detach() * x).sum(), "its gradient in the input: at [0] expected 2, got 1"),
+        (lambda x: x.mul_(x).sum(), "changes its input"),
+    ],
+)
+def test_a_loss_that_cannot_train_is_refused_in_its_own_words(loss, words):
+    settings: Any = {"cases": {"two": (torch.tensor([1.0, 2.0]),)}, "mistakes": {}, "run": with_gradient}
+    assert words in repr(compare(loss, reference=lambda x: x.square().sum(), **settings))
+
+
+# Relations.
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "said"),
+    [
+        (2.0, 120.0, "the result is 60 times the expected one, as between"),
+        ([1.0, 2.0, 3.5], [0.7, 1.4, 2.45], "every number is 7/10 times the expected one"),
+        ([1.25, 2.0, 4.0], [1.75, 2.5, 4.5], "every number is 1/2 too large"),
+        ([1.0, -2.0], [-1.0, 2.0], "every number is minus the expected one"),
+        ([1.0, 2.0, 4.0], [4.0, 2.0, 1.0], "the numbers stand in the opposite order"),
+        ((3, 8), (8, 3), "the two change places"),
+        ([1.0, 2.0, 4.0, 7.0], [0.0, 1.0, 2.0, 4.0], "stand one place too late"),
+        ([3.0, 1.0, 2.0, 9.0], [1.0, 2.0, 3.0, 9.0], "stand in another order"),
+        ([1, 2, 3], [1, 2, 3, 4], "there is one item too many at the end"),
+        ([1, 2, 3], [2, 3], "the first item is missing"),
+        ([1.26, 2.71], [1.3, 2.7], "rounded to 1 decimal places"),
+        (7, 6.6, "the result is not rounded to a whole number"),
+        (2.5, math.exp(2.5), "the result is the exponential of the expected one"),
+        (0.3, 0.7, "the result is 1 minus the expected one"),
+        (torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3).T, "transposed"),
+        (torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3, 1), "the numbers are right, but the shape is"),
+        (torch.arange(6.0).view(2, 3), torch.arange(6.0).view(2, 3).mean(0), "the result is averaged over axis 0"),
+        (3.0, torch.tensor([1.0, 2.0]), "many numbers where one is expected: their sum"),
+        ([1, 2], {1, 2}, "the result is a set"),
+        ("a", b"a", "bytes where text is expected"),
+        ([1.0, 2.5, 4.0], [7.0, 2.0, 9.1], ""),
+        (1.0, 3.7, ""),
+    ],
+)
+def test_a_relation_of_all_results_is_named(expected, got, said):
+    assert said in relation([(expected, got)]) if said else relation([(expected, got)]) == ""
+
+
+def test_a_relation_must_hold_in_all_cases():
+    assert relation([(2.0, 120.0), (3.0, 180.0)]) != ""
+    assert relation([(2.0, 120.0), (3.0, 181.0)]) == ""
+
+
+# Edits.
+
+SOLUTION = (
+    "def f(k, n):\n    total = 0\n    for i in range(n):\n        total += i * k  # × \n    return total / (n + 1)\n"
+)
+
+
+def test_small_mistakes_are_made_from_the_syntax_tree():
+    words = " | ".join(change.words for change in small_mistakes(SOLUTION))
+    for part in (
+        "`range(n)` becomes `range(1, n + 1)`",
+        "the factor `k` is left out",
+        "`i * k` becomes `i / k`",
+        "`total += i * k` becomes `total = i * k`",
+        "`return total / (n + 1)` stands within the loop",
+        "it is not divided by `n + 1`",
+        "the parentheses of `total / (n + 1)` are left out",
+        "`n + 1` becomes `n + 0`",
+    ):
+        assert part in words
+
+
+def test_every_small_mistake_is_a_program_of_its_own():
+    changed = [apply(SOLUTION, [change]) for change in small_mistakes(SOLUTION)]
+    assert len(set(changed)) == len(changed) > 40
+    for text in changed:
+        compile(text, "mutant", "exec")
+
+
+def test_an_edit_by_hand_must_stand_in_the_solution_once():
+    with pytest.raises(ValueError, match="must stand in the solution once, it stands there 2 times"):
+        changes_of("n + n", Edit("n", "m"), "")
+
+
+def test_two_mistakes_at_once_are_named():
+    def both(num_documents, batch_size, accumulation_steps, num_epochs):
+        return num_documents // batch_size // accumulation_steps
+
+    message = checks.optimizer_steps(both).message
+    assert "both tails of each epoch are dropped; and only one epoch is counted" in message
 
 
 OPTIONS = {"It <b>rises": "No. It falls.", "It falls": "Yes. See the plot."}

@@ -1,6 +1,7 @@
 """Feedback for the lessons: predictions before a surprise, and one check for each exercise.
 
-A file is named as the lesson is. report.py compares an answer with what is right; predict.py asks.
+A file is named as the lesson is. report.py compares an answer with what is right; mistakes/ names what is wrong with
+it; predict.py asks. `checks.last` is the latest report of an answer that failed.
 """
 
 from course_lm.classroom.checks.accumulation import accumulate_gradient, mean_factors, token_windows, tokens_per_step
@@ -19,7 +20,7 @@ from course_lm.classroom.checks.mixed_precision import nearest_bf16, spacing, un
 from course_lm.classroom.checks.monitoring import logged_perplexity, read_records, stopping_point, update_ratios
 from course_lm.classroom.checks.optimizers import adamw_step, decay_groups, sgd_step, training_bytes
 from course_lm.classroom.checks.predict import predict
-from course_lm.classroom.checks.report import Report
+from course_lm.classroom.checks.report import Report, last_failed
 from course_lm.classroom.checks.schedules import cooldown_rate, optimizer_steps, rate_by_tokens, scheduled_steps
 from course_lm.classroom.checks.text_to_tokens import bits_per_byte, lost_to_truncation, split_near_copies
 from course_lm.classroom.checks.the_whole_loop import floor, linear_schedule, train_steps
@@ -82,3 +83,9 @@ __all__ = [
     "updated_scale",
     "word_cost",
 ]
+
+
+def __getattr__(name: str) -> Report:
+    if name == "last":  # the latest report of an answer that failed, with its `args`, `expected` and `got`
+        return last_failed()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

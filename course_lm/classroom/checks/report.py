@@ -1,37 +1,64 @@
 """Feedback on an exercise: an answer beside the reference, and the name of the mistake that it makes.
 
-A check runs the answer, the reference and wrong variants of it on the same inputs. An answer that gives the same
-results as a wrong variant makes the same mistake, and the report names it.
+A check runs the answer, the reference and wrong variants of the solution on the same inputs. An answer that gives the
+same results as a wrong variant makes the same mistake, and the report names it. The variants are written by hand in the
+check, or made from the solution's text and stored (see `mistakes`).
 """
 
-import copy
+import dis
 import html
 import linecache
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+from course_lm.classroom.checks.comparison import Close
+from course_lm.classroom.checks.mistakes import attempts, store
+from course_lm.classroom.checks.mistakes.departure import Departure, departure, what_holds
+from course_lm.classroom.checks.mistakes.edits import Edit
+from course_lm.classroom.checks.mistakes.naming import Named, name_mistake, name_raised, name_refused
+from course_lm.classroom.checks.mistakes.outcomes import Outcome, Refused, Run, call, with_gradient
+from course_lm.classroom.checks.mistakes.question import AnyOf, Mistake, Question
+from course_lm.classroom.checks.mistakes.relations import relation
 
-from course_lm.classroom.checks.comparison import difference
+__all__ = ["AnyOf", "Edit", "Refused", "Report", "call", "compare", "with_gradient"]
 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
 _SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}
 _COLOURS = {"passed": "#009E73", "wrong": "#D55E00", "raised": "#D55E00", "not written yet": "#6E6E6E"}
-_MOST_ITEMS = 10_000  # of an endless iterator
+_PACKAGE = __name__.rpartition(".")[0]
+_DOES_NOTHING = {
+    "RESUME",
+    "NOP",
+    "CACHE",
+    "POP_TOP",
+    "COPY_FREE_VARS",
+    "MAKE_CELL",
+    "RETURN_VALUE",
+    "LOAD_CONST",
+    "RETURN_CONST",
+}
+_UNCHANGED = "it has changed nothing"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a check says of an answer; a notebook shows it in colour, a terminal as text."""
+    """What a check says of an answer; a notebook shows it in colour, a terminal as text.
+
+    Of an answer that failed: `args` are the arguments of the call that shows it, `expected` and `got` its results.
+    """
 
     exercise: str
     status: Status
     message: str
     details: str = ""
+    folded: str = ""
+    args: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    expected: object = field(default=None, repr=False, compare=False)
+    got: object = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -39,20 +66,28 @@ class Report:
         return self.status == "passed"
 
     def __repr__(self) -> str:
-        indented = "".join(f"\n  {line}" for line in self.details.splitlines())
+        lines = [*self.details.splitlines(), *self.folded.splitlines()]
+        indented = "".join(f"\n  {line}" for line in lines)
         return f"{_SIGNS[self.status]} {self.exercise}: {self.message}{indented}"
 
     def _repr_html_(self) -> str:
         colour = _COLOURS[self.status]
         head = f"<b style='color:{colour}'>{_SIGNS[self.status]} {html.escape(self.exercise)}</b>"
         details = f"<pre style='margin:0.4em 0 0'>{html.escape(self.details)}</pre>" if self.details else ""
+        folded = f"<pre style='margin:0.4em 0 0'>{html.escape(self.folded)}</pre>" if self.folded else ""
+        more = f"<details><summary>More</summary>{folded}</details>" if folded else ""
         message = html.escape(self.message)
-        return f"<div style='border-left:4px solid {colour};padding:0.3em 0.8em'>{head}: {message}{details}</div>"
+        return f"<div style='border-left:4px solid {colour};padding:0.3em 0.8em'>{head}: {message}{details}{more}</div>"
 
 
-def call(fn: Callable[..., object], *args: object) -> object:
-    """`fn` called with `args`: how `compare` runs an answer unless told otherwise."""
-    return fn(*args)
+_failed: list[Report] = []
+
+
+def last_failed() -> Report:
+    """The latest report of an answer that failed. Raises LookupError where none has."""
+    if not _failed:
+        raise LookupError("no answer has failed a check yet")
+    return _failed[-1]
 
 
 def compare(
@@ -60,9 +95,13 @@ def compare(
     *,
     reference: Callable[..., object],
     cases: Mapping[str, tuple[Any, ...]],
-    mistakes: Mapping[str, Callable[..., object]],
-    run: Callable[..., object] = call,
-    close: tuple[float, float] | None = None,
+    mistakes: Mapping[str, Mistake],
+    run: Run = call,
+    close: Close | None = None,
+    hints: Mapping[str, str] | None = None,
+    shown: Collection[str] = (),
+    unchanged: str = "",
+    needs_tensor: bool = False,
 ) -> Report:
     """Compare an answer with `reference` in every case; where it differs, name the mistake that it reproduces.
 
@@ -70,89 +109,125 @@ def compare(
         fn: the answer.
         reference: gives the right result.
         cases: the name of each case and its positional arguments. Every function gets copies of its own.
-        mistakes: wrong variants; each name finishes the sentence "this is what you get when …".
-        run: `run(fn, *args)` gives the result to compare; the same for answer, reference and mistakes.
+        mistakes: wrong variants, as functions or as edits of the exercise's solution: `Edit("k + 1", "k")`, or several
+            in a tuple, or `AnyOf` them. Each name finishes the sentence "this is what you get when …".
+        run: `run(fn, *args)` gives the result to compare; the same for answer, reference and mistakes. It may raise
+            `Refused` with the words that the learner reads. `with_gradient` compares a loss and its gradient.
         close: relative and absolute tolerance of numbers, by default chosen by their type.
+        hints: sentences that help, by the name of a mistake or by a part of the solution's line that was missed.
+        shown: cases that are there for the reader, and tell no mistakes apart that others leave together.
+        unchanged: what to say of a procedure that has changed nothing: where `run` gives None.
+        needs_tensor: whether nested lists of the right numbers are wrong where a tensor is expected.
     """
     name = getattr(fn, "__name__", "the answer")
     if not callable(fn):
         return Report(name, "wrong", "give the function itself, without calling it")
-    expected = {case: _result(run, reference, copy.deepcopy(args)) for case, args in cases.items()}
-    got: dict[str, object] = {}
-    for case, args in cases.items():
-        given = copy.deepcopy(args)
-        try:
-            got[case] = _result(run, fn, given)
-        except NotImplementedError:
-            return Report(name, "not written yet", "not written yet")
-        except Exception as error:
-            return Report(name, "raised", *_what_was_raised(error, fn, case))
-        if got[case] is None or got[case] is Ellipsis:
-            return Report(name, "not written yet", "not written yet")
-        if run is call and _changed(args, given):
-            return Report(name, "wrong", "the function changes its input; make a new one instead", f'case "{case}"')
-    return _judge(name, expected, got, _outcomes(mistakes, cases, run), close)
+    lesson, check = _exercise()
+    if _is_stub(fn):
+        return Report(name, "not written yet", "not written yet")
+    mutants = store.of_lesson(lesson).get(check)
+    words = unchanged or _UNCHANGED
+    question = Question(
+        lesson, check, reference, cases, mistakes, run, close, hints or {}, shown, words, needs_tensor, mutants
+    )
+    got = {case: question.ask(fn, case) for case in cases}
+    if any(isinstance(one.error, NotImplementedError) and _raised_by(one.error, fn) for one in got.values()):
+        return Report(name, "not written yet", "not written yet")
+    wrong = [case for case in cases if not question.is_right(case, got[case])]
+    since = attempts.compared_with_last(check, wrong)
+    if not wrong:
+        attempts.forget(check)
+        return Report(name, "passed", f"right in all {len(cases)} cases")
+    report = _judge(question, fn, name, got, wrong)
+    report = replace(report, folded="\n".join(line for line in (report.folded, since) if line))
+    _failed[:] = [report]
+    return report
 
 
-def _result(run: Callable[..., object], fn: Callable[..., object], args: tuple[Any, ...]) -> object:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        result = run(fn, *args)
-        return list(islice(result, _MOST_ITEMS)) if isinstance(result, Iterator) else result
+def _exercise() -> tuple[str, str]:
+    """The lesson and the name of the check that has called `compare`; empty for one that is made elsewhere."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module.startswith(f"{_PACKAGE}.") and module != __name__ and not name.startswith(("_", "<")):
+            return module.rpartition(".")[2], name
+        frame = frame.f_back
+    return "", ""
 
 
-def _changed(args: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
-    data = [(one, other) for one, other in zip(args, given) if isinstance(one, Tensor | Mapping | Sequence)]
-    return any(difference(one, other) is not None for one, other in data)
+def _is_stub(fn: Callable[..., object]) -> bool:
+    """Whether a function's code does nothing: no instruction but to return None or `...`."""
+    code = getattr(fn, "__code__", None)
+    if not isinstance(code, CodeType):
+        return False
+    steps = list(dis.get_instructions(code))
+    constants = [step.argval for step in steps if step.opname in ("LOAD_CONST", "RETURN_CONST")]
+    nothing = all(value is None or value is ... for value in constants)
+    return nothing and all(step.opname in _DOES_NOTHING for step in steps)
 
 
-def _outcomes(
-    mistakes: Mapping[str, Callable[..., object]], cases: Mapping[str, tuple[Any, ...]], run: Callable[..., object]
-) -> Iterator[tuple[str, dict[str, object]]]:
-    for clause, wrong in mistakes.items():
-        results = {}
-        for case, args in cases.items():
-            try:
-                results[case] = _result(run, wrong, copy.deepcopy(args))
-            except Exception as error:
-                results[case] = error  # a mistake may fail in some of the cases
-        yield clause, results
+def _raised_by(error: Exception, fn: Callable[..., object]) -> bool:
+    """Whether the function itself raised an error, and nothing that it called."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_code is getattr(fn, "__code__", None)
 
 
 def _judge(
-    name: str,
-    expected: Mapping[str, object],
-    got: Mapping[str, object],
-    outcomes: Iterator[tuple[str, dict[str, object]]],
-    close: tuple[float, float] | None,
+    question: Question, fn: Callable[..., object], name: str, got: dict[str, Outcome], wrong: list[str]
 ) -> Report:
-    wrong = {case: difference(expected[case], got[case], close) for case in expected}
-    wrong = {case: said for case, said in wrong.items() if said is not None}
-    if not wrong:
-        return Report(name, "passed", f"right in all {len(expected)} cases")
-    case, said = next(iter(wrong.items()))
-    details = f'case "{case}": {said}'
-    best, most = "", 0
-    for clause, results in outcomes:
-        finished = [case for case in expected if not isinstance(results[case], Exception)]
-        same = {case for case in finished if difference(results[case], got[case], close) is None}
-        if same.issuperset(wrong) and len(same) > most:
-            best, most = clause, len(same)
-        if most == len(expected):
-            break
-    if best:
-        return Report(name, "wrong", f"this is what you get when {best}", details)
-    return Report(name, "wrong", f"not the expected result in {len(wrong)} of {len(expected)} cases", details)
+    order = question.by_size(wrong)
+    without = [case for case in order if got[case].gave_none]
+    raised = [case for case in order if got[case].error is not None]
+    refused = [case for case in order if got[case].refused]
+    case = next(iter([*without, *raised, *refused, *order]))
+    where = departure(question, fn, case, got[case])
+    if without:
+        return _report(question, name, _none_words(got, case), where, got)
+    if raised:
+        error = got[case].error
+        assert error is not None
+        message, line = _what_was_raised(error, fn)
+        where = replace(where, said=line)
+        return replace(_report(question, name, message, where, got, name_raised(question, got)), status="raised")
+    if refused:
+        named = name_refused(question, got) or Named(got[case].refused)
+        return _report(question, name, named.sentence, where, got, Named("", named.hint))
+    named = name_mistake(question, got)
+    if named is not None:
+        return _report(question, name, named.sentence, where, got, Named("", named.hint))
+    related = relation([(question.expected[case].value, got[case].value) for case in order])
+    message = f"not the expected result in {len(wrong)} of {len(got)} cases"
+    return _report(question, name, f"{message}: {related}" if related else message, where, got)
 
 
-def _what_was_raised(error: Exception, fn: Callable[..., object], case: str) -> tuple[str, str]:
-    """The message and the details of an exception, with the line of the answer that it came from."""
+def _none_words(got: Mapping[str, Outcome], case: str) -> str:
+    result = got[case].calls[-1].result
+    what = "`...`, which stands there for what is to be written" if result is ... else "None"
+    if all(one.gave_none for one in got.values()):
+        return f"gives {what}: a `return` is missing"
+    return f'gives {what} in the case "{case}": a `return` is missing there'
+
+
+def _report(
+    question: Question,
+    name: str,
+    message: str,
+    where: Departure,
+    got: Mapping[str, Outcome],
+    named: Named | None = None,
+) -> Report:
+    more = [named.sentence, f"hint: {named.hint}" if named.hint else ""] if named else []
+    folded = "\n".join(line for line in (*more, what_holds(question, got)) if line)
+    return Report(name, "wrong", message, where.lines, folded, where.args, where.expected, where.got)
+
+
+def _what_was_raised(error: Exception, fn: Callable[..., object]) -> tuple[str, str]:
+    """The message of an exception, and the line of the answer that it came from."""
     lines = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     code = getattr(fn, "__code__", None)
-    details = f'case "{case}"'
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         if code is not None and frame.f_code.co_filename == code.co_filename:
             source = linecache.getline(code.co_filename, number).strip()
-            return message, f"{details}, line {number - code.co_firstlineno + 1} of {code.co_name}: {source}"
-    return message, details
+            return message, f"line {number - code.co_firstlineno + 1} of {code.co_name}: {source}"
+    return message, ""

@@ -90,6 +90,25 @@ def from_ids_with_the_package(logits, input_ids, attention_mask):
     return package.next_token_loss(logits, torch.where(attention_mask.bool(), input_ids, -100))
 
 
+def from_ids_with_softmax_first(logits, input_ids, attention_mask):
+    probabilities = torch.softmax(logits, dim=2)
+    return from_ids_with_cross_entropy(probabilities, input_ids, attention_mask)
+
+
+def from_ids_with_rolled_targets(logits, input_ids, attention_mask):
+    targets = torch.roll(torch.where(attention_mask == 1, input_ids, -100), shifts=-1, dims=1)
+    return F.cross_entropy(logits.transpose(1, 2), targets)
+
+
+def perplexity_until_an_empty_batch(mean_losses, num_targets):
+    nats = targets = 0
+    for mean_loss, count in zip(mean_losses, num_targets):
+        if math.isnan(mean_loss):
+            break
+        nats, targets = nats + mean_loss * count, targets + count
+    return math.exp(nats / targets)
+
+
 def perplexity_of_unweighted_means(mean_losses, num_targets):
     return float(np.exp(np.nanmean(mean_losses)))
 
@@ -170,6 +189,14 @@ WRONG_ANSWERS = {
         (from_ids(rows=True), "every row weighs the same: a mean of means"),
         (from_ids(sums=True), "the losses are summed, not averaged"),
         (from_ids(all_rows=True), "the mean divides by all positions, ignored ones too"),
+        (
+            from_ids_with_softmax_first,
+            "the softmax comes before cross_entropy, which takes logits and makes a softmax itself",
+        ),
+        (
+            from_ids_with_rolled_targets,
+            "the shift wraps around: the last position is scored against the row's first token",
+        ),
     ],
     "corpus_perplexity": [
         (
@@ -184,6 +211,10 @@ WRONG_ANSWERS = {
         (perplexity_with_nan, "the nan of a batch without targets spreads"),
         (perplexity_in_base_two, "the power has base 2, but the losses are in nats"),
         (perplexity_without_exp, "the exponential is missing"),
+        (
+            perplexity_until_an_empty_batch,
+            "the batches after one without targets are left out: the loop ends there",
+        ),
     ],
     "logits_gradient": [
         (gradient(sign=-1), "the sign is turned around: target minus softmax"),

@@ -167,6 +167,20 @@ def with_a_scheduler(micro_batches, optimizer, accumulation_steps, lr_at):
         scheduler.step()
 
 
+def rate_set_too_late(micro_batches, optimizer, accumulation_steps, lr_at):
+    for start in range(0, len(micro_batches), accumulation_steps):
+        window = micro_batches[start : start + accumulation_steps]
+        optimizer.zero_grad()
+        torch.stack([micro_batch() for micro_batch in window]).mean().backward()
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(start // accumulation_steps) * group.get("lr_scale", 1.0)
+
+
+def nearest_everywhere(num_documents, batch_size, accumulation_steps, num_epochs):
+    return num_epochs * round(round(num_documents / batch_size) / accumulation_steps)
+
+
 def stepped_for_each_micro_batch(micro_batches, optimizer, accumulation_steps, lr_at):
     for group in optimizer.param_groups:
         group["initial_lr"] = group.get("lr_scale", 1)
@@ -188,6 +202,7 @@ WRONG_ANSWERS = {
         (floors_everywhere, "both tails of each epoch are dropped"),
         (rounds_once, "the steps of the whole run are rounded once, as if a window went on into the next epoch"),
         (one_epoch, "only one epoch is counted"),
+        (nearest_everywhere, "batches and windows are rounded to the nearest number, not up"),
     ],
     "rate_by_tokens": [
         (cosine_by_tokens(waves=1.0), "the cosine makes a full wave instead of half a wave"),
@@ -217,6 +232,10 @@ WRONG_ANSWERS = {
             plateau_and_decay(one_minus_root, ahead=1, length=lambda decay: decay),
             "the decay is one step early",
         ),
+        (
+            plateau_and_decay(lambda p: (1 + math.cos(math.pi * p)) / 2),
+            "a cosine falls instead of 1 − sqrt",
+        ),
         (plateau_and_decay(lambda p: p**0.5), "the decay rises from 0 to the peak: sqrt(progress)"),
         (without_the_ramp, "there is no warm-up"),
     ],
@@ -231,6 +250,7 @@ WRONG_ANSWERS = {
         ),
         (loop(k_of=lambda index, size, step: step + 1), "the learning rate is one step ahead: lr_at(k + 1)"),
         (one_rate_for_all, "lr_scale is ignored"),
+        (rate_set_too_late, "the rate is set after the step, so that each step runs at the one before"),
         (loop(first_only=True), "only the first parameter group gets the rate"),
         (only_full_windows, "the last, smaller window is dropped"),
         (loop(sizes=lambda size, window: 1), "the gradients are summed, not averaged over the window"),

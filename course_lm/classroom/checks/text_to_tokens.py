@@ -37,7 +37,7 @@ def lost_to_truncation(fn: Callable[..., object]) -> Report:
         reference=reference,
         cases={
             "a short and a long document": ([5, 41], 16),
-            "a document of exactly max_length": ([16, 20, 3], 16),
+            "a document of exactly max_length": ([16, 20, 15], 16),
             "nothing is cut": ([5, 9, 12], 16),
             "all are cut": ([30, 100, 17, 55], 8),
             "max_length 2": ([2, 4, 9], 2),
@@ -250,7 +250,17 @@ def split_near_copies(fn: Callable[..., object]) -> Report:
             "the length of the text is hashed instead of its words": _split_by(
                 lambda text: str(len(form(text.split())))
             ),
-            "training and validation are exchanged": lambda *args: _split_by(_plain)(*args)[::-1],
+            "training and validation are exchanged": _exchanged(_plain),
+            "training and validation are exchanged; and the text is hashed as it is written": _exchanged(str),
+            "training and validation are exchanged; and white space is not made equal": AnyOf(
+                _exchanged(str.lower), _exchanged(lambda text: text.strip().lower())
+            ),
+            "training and validation are exchanged; and upper and lower case are not made equal": _exchanged(
+                lambda text: form(text.split())
+            ),
+            "training and validation are exchanged; and white space is removed": _exchanged(
+                lambda text: "".join(text.lower().split())
+            ),
             "the largest numbers are held out, not the smallest: numbers above 1 − val_fraction": (
                 lambda documents, share, hashed: _sides(
                     documents, [hashed(_plain(one)) >= 1 - share for one in documents]
@@ -437,6 +447,14 @@ def _split_by(form: Callable[[str], str]) -> _Splitter:
 
     def split(documents: _Documents, val_fraction: float, hash_fraction: _Fraction) -> _Split:
         return _sides(documents, [hash_fraction(form(document)) < val_fraction for document in documents])
+
+    return split
+
+
+def _exchanged(form: Callable[[str], str]) -> _Splitter:
+    def split(documents: _Documents, val_fraction: float, hash_fraction: _Fraction) -> _Split:
+        train, validation = _split_by(form)(documents, val_fraction, hash_fraction)
+        return validation, train
 
     return split
 

@@ -4,6 +4,7 @@ import math
 import random
 import re
 import zlib
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -73,6 +74,38 @@ def lost_count(lengths, max_length):
     return sum(length - max_length for length in lengths if length > max_length)
 
 
+def lost_whole_documents(lengths, max_length):
+    return sum(length - 1 for length in lengths if length > max_length) / targets_of(lengths).sum()
+
+
+def lost_without_a_clamp(lengths, max_length):
+    return sum(length - max_length for length in lengths) / targets_of(lengths).sum()
+
+
+def lost_ids_of_all_targets(lengths, max_length):
+    kept = np.minimum(lengths, max_length).sum()
+    return 1 - kept / targets_of(lengths).sum()
+
+
+def lost_with_an_eos_again(lengths, max_length):
+    kept = [min(length, max_length - 1) - 1 for length in lengths]
+    return 1 - sum(kept) / targets_of(lengths).sum()
+
+
+def lost_of_one_text(lengths, max_length):
+    targets = int(targets_of(lengths).sum())
+    return max(0, targets - (max_length - 1)) / targets
+
+
+def lost_as_a_fraction(lengths, max_length):
+    return sum(Fraction(max(length - max_length, 0)) for length in lengths) / int(targets_of(lengths).sum())
+
+
+def lost_in_float32(lengths, max_length):
+    lengths = torch.tensor(lengths, dtype=torch.float32)
+    return ((lengths - 1).sum() - (lengths.clamp(max=max_length) - 1).sum()) / (lengths - 1).sum()
+
+
 # bits_per_byte(loss, ids, documents)
 
 
@@ -120,6 +153,32 @@ def bits_on_average(loss, ids, documents):
 
 def bits_per_token(loss, ids, documents):
     return math.log2(math.exp(loss))
+
+
+def bits_of_the_mean_alone(loss, ids, documents):
+    return loss / math.log(2) / sum(len(text.encode()) for text in documents)
+
+
+def bits_of_eight_in_a_byte(loss, ids, documents):
+    return loss * sum(len(row) - 1 for row in ids) / sum(len(text.encode()) for text in documents) / 8
+
+
+def bits_with_line_ends(loss, ids, documents):
+    return loss / math.log(2) * sum(len(row) - 1 for row in ids) / len("\n".join(documents).encode())
+
+
+def bits_in_utf_16(loss, ids, documents):
+    nats = loss * sum(len(row) - 1 for row in ids)
+    return nats / math.log(2) / sum(len(text.encode("utf-16-le")) for text in documents)
+
+
+def bits_with_one_eos_in_all(loss, ids, documents):
+    return loss / math.log(2) * (sum(map(len, ids)) - 1) / len("".join(documents).encode())
+
+
+def bits_in_float32(loss, ids, documents):
+    targets = torch.tensor([len(row[1:]) for row in ids], dtype=torch.float32).sum()
+    return (loss * targets / len(bytes("".join(documents), "utf-8"))).div(math.log(2))
 
 
 # split_near_copies(documents, val_fraction, hash_fraction)
@@ -195,6 +254,54 @@ def split_by_builtin_hash(documents, val_fraction, hash_fraction):
     return split_by_groups(documents, val_fraction, lambda text: hash(text) % 1000 / 1000)
 
 
+def split_by_the_salted_hash(documents, val_fraction, hash_fraction):
+    return split_by(lambda text: str(hash(plain_form(text))))(documents, val_fraction, hash_fraction)
+
+
+def split_by_the_first_copy(documents, val_fraction, hash_fraction):
+    sides, train, validation = {}, [], []
+    for document in documents:
+        held_out = sides.setdefault(plain_form(document), hash_fraction(document) < val_fraction)
+        (validation if held_out else train).append(document)
+    return train, validation
+
+
+def split_with_leaks_dropped(documents, val_fraction, hash_fraction):
+    validation = [document for document in documents if hash_fraction(document) < val_fraction]
+    forms = set(map(plain_form, validation))
+    return [document for document in documents if plain_form(document) not in forms], validation
+
+
+def split_whole_groups(documents, val_fraction, hash_fraction):
+    forms = {plain_form(document) for document in documents if hash_fraction(document) < val_fraction}
+    return split_by_groups(documents, 0.5, lambda form: 0.0 if form in forms else 0.9)
+
+
+def split_at_most(documents, val_fraction, hash_fraction):
+    held_out = [hash_fraction(plain_form(document)) <= val_fraction for document in documents]
+    return [d for d, held in zip(documents, held_out) if not held], [d for d, held in zip(documents, held_out) if held]
+
+
+def split_off_the_largest(documents, val_fraction, hash_fraction):
+    return split_by_groups(documents, val_fraction, lambda form: 1 - hash_fraction(form))
+
+
+def split_by_rank(documents, val_fraction, hash_fraction):
+    ordered = sorted(set(map(plain_form, documents)), key=hash_fraction)
+    held_out = set(ordered[: round(val_fraction * len(ordered))])
+    return split_by_groups(documents, 0.5, lambda form: 0.0 if form in held_out else 0.9)
+
+
+def split_into_arrays(documents, val_fraction, hash_fraction):
+    held_out = np.array([hash_fraction(plain_form(document)) for document in documents]) < val_fraction
+    return np.array(documents)[~held_out], np.array(documents)[held_out]
+
+
+def split_into_generators(documents, val_fraction, hash_fraction):
+    train, validation = split_by_groups(documents, val_fraction, hash_fraction)
+    return iter(train), (document for document in validation)
+
+
 WRONG_ANSWERS = {
     "lost_to_truncation": [
         (lost_documents, "documents are counted instead of targets"),
@@ -204,6 +311,11 @@ WRONG_ANSWERS = {
         (kept_share, "the share that is kept is returned"),
         (lost_per_kept, "the lost targets are divided by those that are kept"),
         (lost_count, "the number of lost targets is returned, not their share"),
+        (lost_without_a_clamp, "a document that is too short is filled up to max_length: a loss below zero"),
+        (lost_ids_of_all_targets, "all is counted in targets, and what is kept in ids"),
+        (lost_with_an_eos_again, "one of max_length ids is kept free, for an <eos>"),
+        (lost_whole_documents, "a document that is too long is thrown away whole"),
+        (lost_of_one_text, "all documents are cut as if they were one text"),
     ],
     "bits_per_byte": [
         (nats_per_byte, "the division by log 2 is forgotten: nats per byte"),
@@ -214,6 +326,17 @@ WRONG_ANSWERS = {
         (bits_without_ends, "neither <eos> counts as a target, although the model pays for the last one"),
         (bits_on_average, "each document weighs the same, however long it is"),
         (bits_per_token, "the loss is only turned into bits: bits per token"),
+        (
+            bits_of_the_mean_alone,
+            "the loss is only divided by bytes: it is a mean, and not yet multiplied by the targets",
+        ),
+        (bits_of_eight_in_a_byte, "the division by log 2 is replaced by a division by 8, the bits in a byte"),
+        (
+            bits_with_line_ends,
+            "the bytes of line ends between the documents are counted, which are in no document",
+        ),
+        (bits_in_utf_16, "bytes are counted in another encoding than UTF-8"),
+        (bits_with_one_eos_in_all, "one <eos> is left out for all documents together, not one for each"),
     ],
     "split_near_copies": [
         (split_as_written, "the text is hashed as it is written, so that near copies part"),
@@ -226,9 +349,9 @@ WRONG_ANSWERS = {
             split_by(lambda text: re.sub(r"\s", "", text).lower()),
             "white space is removed, so that different texts count as copies",
         ),
-        (split_at_the_front, "the position decides instead of the text"),
-        (split_at_the_back, "the position decides instead of the text"),
-        (split_by_chance, "the position decides instead of the text"),
+        (split_at_the_front, "hash_fraction does not decide, and near copies part"),
+        (split_at_the_back, "hash_fraction does not decide, and near copies part"),
+        (split_by_chance, "hash_fraction does not decide, and near copies part"),
         (split_exchanged, "training and validation are exchanged"),
         (split_in_plain_form, "the documents are returned in another form than they were written in"),
         (split_without_copies, "near copies are thrown away instead of kept together"),
@@ -236,19 +359,49 @@ WRONG_ANSWERS = {
             split_by_checksum,
             "hash_fraction does not decide (and Python's own hash() changes from process to process)",
         ),
+        (split_by_builtin_hash, "Python's own hash() has a part in it, which changes from process to process"),
+        (split_by_the_salted_hash, "Python's own hash() has a part in it, which changes from process to process"),
+        (split_by(lambda text: text.strip().lower()), "of white space, only that around the text is made equal"),
         (
-            split_by_builtin_hash,
-            "hash_fraction does not decide (and Python's own hash() changes from process to process)",
+            split_by(lambda text: " ".join(re.findall(r"[a-z0-9]+", text.lower()))),
+            "punctuation is removed, so that different texts count as copies",
         ),
+        (
+            split_by(lambda text: " ".join(sorted(text.lower().split()))),
+            "the words are sorted, so that different texts count as copies",
+        ),
+        (
+            split_with_leaks_dropped,
+            "near copies of a held-out document are thrown away, instead of held out with it",
+        ),
+        (
+            split_whole_groups,
+            "each copy is hashed as it is written, and one that is held out takes its near copies with it",
+        ),
+        (split_at_most, "a number equal to val_fraction is held out, but it is not below"),
+        (
+            split_off_the_largest,
+            "the largest numbers are held out, not the smallest: numbers above 1 − val_fraction",
+        ),
+        (split_by_rank, "a fixed number of documents with the smallest numbers is held out"),
     ],
 }
 
 EQUIVALENT = {
-    "lost_to_truncation": [lost_by_numpy, lost_by_cutting, lost_as_a_tensor],
-    "bits_per_byte": [bits_by_numpy, bits_by_powers],
+    "lost_to_truncation": [
+        lost_by_numpy,
+        lost_by_cutting,
+        lost_as_a_tensor,
+        lost_as_a_fraction,
+        lost_in_float32,
+    ],
+    "bits_per_byte": [bits_by_numpy, bits_by_powers, bits_in_float32],
     "split_near_copies": [
         split_by_groups,
         split_by(plain_form),
         split_by(lambda text: text.upper().split().__repr__()),
+        split_by_the_first_copy,
+        split_into_arrays,
+        split_into_generators,
     ],
 }

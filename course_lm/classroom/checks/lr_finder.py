@@ -105,7 +105,7 @@ def _without_ready_made_rates(fn: Callable[..., object], start: float, end: floa
     """
     answer = inspect.unwrap(fn)
     makers = ((np, "geomspace"), (np, "logspace"), (torch, "logspace"))
-    used = [name for module, name in makers if answer is getattr(module, name)]
+    used = [name for module, name in makers if answer is inspect.unwrap(getattr(module, name))]
     used += [name for name in _names_in(answer) if name in _FORBIDDEN]
 
     def noted(name: str, original: Callable[..., object]) -> Callable[..., object]:

@@ -81,6 +81,9 @@ def sweep_rates(fn: Callable[..., object]) -> Report:
             ),
             "the factors grow on the way: the share is squared": Edit(share, "(k / (num_iter - 1)) ** 2"),
             "the ratio is turned around: the rates fall from start_lr": Edit("end_lr / start_lr", "start_lr / end_lr"),
+            "the difference of the ends stands where their ratio belongs": Edit(
+                "end_lr / start_lr", "end_lr - start_lr"
+            ),
             "only the factors from one rate to the next are returned": Edit(
                 f"start_lr * {factor}", "ratio ** (1 / (num_iter - 1))"
             ),
@@ -246,6 +249,15 @@ def steepest_rate(fn: Callable[..., object]) -> Report:
         """The steepest difference of neighbours; `place(log_rates)` says where each one counts."""
         return by_points(lambda logs, values: place(logs)[np.argmin(np.diff(values) / np.diff(logs))])
 
+    def by_secants(place: Callable[[np.ndarray], np.ndarray]) -> Callable[[Numbers, Numbers], float]:
+        """From the point before to the point after, without the ends, over `place(log_rates)`."""
+
+        def chosen(logs: np.ndarray, values: np.ndarray) -> float:
+            x = place(logs)
+            return logs[np.argmin((values[2:] - values[:-2]) / (x[2:] - x[:-2])) + 1]
+
+        return by_points(chosen)
+
     def of_slopes(choose: Callable[[np.ndarray], int]) -> Callable[[Numbers, Numbers], float]:
         """The slopes of all points, finite or not."""
 
@@ -274,10 +286,16 @@ def steepest_rate(fn: Callable[..., object]) -> Report:
         },
         shown=["rates at even distances", "nan and inf at the ends"],
         mistakes={
-            "the slope is taken over the index, as if the rates stood at even distances": Edit(", np.log(rates)", ""),
-            "the slope is taken over the rate and not over its logarithm": Edit("np.log(rates)", "rates"),
+            "the slope is taken over the index, as if the rates stood at even distances": AnyOf(
+                Edit(", np.log(rates)", ""), by_secants(lambda logs: np.arange(len(logs)))
+            ),
+            "the slope is taken over the rate and not over its logarithm": AnyOf(
+                Edit("np.log(rates)", "rates"), by_secants(np.exp)
+            ),
             "the lowest loss is looked for, not the steepest descent": Edit(slope, "finite"),
-            "the largest slope is looked for, where the loss rises": Edit(lowest, ".argmax()"),
+            "the largest slope is looked for, where the loss rises": AnyOf(
+                Edit(lowest, ".argmax()"), by_secants(lambda logs: -logs)
+            ),
             "the sign of the slope is lost: the steepest rise counts too": (
                 Edit("np.gradient(finite", "np.abs(np.gradient(finite"),
                 Edit(lowest, ").argmax()"),

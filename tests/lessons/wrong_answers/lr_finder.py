@@ -187,13 +187,13 @@ def steepest_by_the_package(lrs, losses):
     return [lr for lr, _ in points][int(np.gradient(smooth, np.log([lr for lr, _ in points])).argmin())]
 
 
-def steepest_by_secants(lrs, losses):
-    points = finite_points(lrs, losses)
-    slopes = {
-        here[0]: (after[1] - before[1]) / math.log10(after[0] / before[0])
-        for before, here, after in zip(points, points[1:], points[2:])
-    }
-    return min(slopes, key=slopes.get)
+def steepest_by_secants(*, x=math.log10):
+    def steepest_rate(lrs, losses):
+        points = finite_points(lrs, losses)
+        slopes = [(c[1] - a[1]) / (x(c[0]) - x(a[0])) for a, c in zip(points, points[2:])]
+        return points[1 + slopes.index(min(slopes))][0]
+
+    return steepest_rate
 
 
 def steepest_between(*, at):
@@ -341,6 +341,7 @@ WRONG_ANSWERS = {
             steepest_between(at=1),
             "each loss is compared with the one before: these are backward differences",
         ),
+        (steepest_by_secants(x=float), "the slope is taken over the rate and not over its logarithm"),
         (steepest_of_smoothed, "the losses are smoothed first"),
         (steepest_with_inf, "inf stays in: only nan is left out"),
         (steepest_place, "the place is returned, not the rate"),
@@ -375,6 +376,6 @@ EQUIVALENT = {
         averages_as_array,
         averages_in_a_generator,
     ],
-    "steepest_rate": [steepest(), steepest_by_the_package, steepest_by_secants],
+    "steepest_rate": [steepest(), steepest_by_the_package, steepest_by_secants()],
     "group_rates": [rates_by_torch, rates_by(np.max), rates_in_a_tuple],
 }

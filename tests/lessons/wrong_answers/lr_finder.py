@@ -1,6 +1,9 @@
 """Answers to the exercises of lesson 06: wrong ones, each with the mistake that must be named, and right ones."""
 
 import math
+from fractions import Fraction
+from itertools import accumulate, islice, pairwise, repeat
+from operator import mul
 
 import numpy as np
 import torch
@@ -34,7 +37,35 @@ def rates_without_the_start(start_lr, end_lr, num_iter):
 
 
 def rates_with_one_more(start_lr, end_lr, num_iter):
-    return torch.logspace(math.log10(start_lr), math.log10(end_lr), num_iter + 1, dtype=torch.float64).tolist()
+    return [start_lr * math.exp(k / num_iter * math.log(end_lr / start_lr)) for k in range(num_iter + 1)]
+
+
+def rates_beyond_the_end(start_lr, end_lr, num_iter):
+    rates = [start_lr]
+    for _ in range(num_iter):
+        rates.append(rates[-1] * (end_lr / start_lr) ** (1 / (num_iter - 1)))
+    return rates
+
+
+def rates_by_the_whole_ratio(start_lr, end_lr, num_iter):
+    return list(accumulate(repeat(end_lr / start_lr, num_iter - 1), mul, initial=start_lr))
+
+
+def rates_times_ten(start_lr, end_lr, num_iter):
+    return list(islice(accumulate(repeat(10), mul, initial=start_lr), num_iter))
+
+
+def rates_ready_made(start_lr, end_lr, num_iter):
+    return torch.logspace(math.log10(start_lr), math.log10(end_lr), num_iter, dtype=torch.float64)
+
+
+def rates_in_float32(start_lr, end_lr, num_iter):
+    return torch.linspace(math.log(start_lr), math.log(end_lr), num_iter).exp()
+
+
+def rates_one_by_one(start_lr, end_lr, num_iter):
+    for k in range(num_iter):
+        yield start_lr ** Fraction(num_iter - 1 - k, num_iter - 1) * end_lr ** Fraction(k, num_iter - 1)
 
 
 def rates_in_mixed_bases(start_lr, end_lr, num_iter):
@@ -87,6 +118,36 @@ def averages_by_weights(losses, smoothing):
     return curve
 
 
+def averages_from_count_zero(losses, smoothing):
+    with np.errstate(divide="ignore"):
+        means = np.array(averages(correct=False)(losses, smoothing))
+        return means / (1 - smoothing ** np.arange(len(losses)))
+
+
+def plain_means(losses, smoothing):
+    return np.cumsum(losses) / np.arange(1, len(losses) + 1)
+
+
+def averages_with_the_oldest_first(losses, smoothing):
+    weights = smoothing ** np.arange(len(losses))
+    return np.cumsum(losses * weights) / np.cumsum(weights)
+
+
+def averages_of_whole_losses(losses, smoothing):
+    return list(accumulate(losses, lambda mean, loss: smoothing * mean + loss))
+
+
+def averages_as_array(losses, smoothing):
+    return np.array(averages_by_weights(losses, smoothing), dtype=np.float32)
+
+
+def averages_in_a_generator(losses, smoothing):
+    total = weight = 0.0
+    for loss in losses:
+        total, weight = smoothing * total + loss, smoothing * weight + 1
+        yield total / weight
+
+
 def finite_points(lrs, losses):
     return [(lr, loss) for lr, loss in zip(lrs, losses) if math.isfinite(loss)]
 
@@ -126,6 +187,41 @@ def steepest_by_the_package(lrs, losses):
     return [lr for lr, _ in points][int(np.gradient(smooth, np.log([lr for lr, _ in points])).argmin())]
 
 
+def steepest_by_secants(*, x=math.log10):
+    def steepest_rate(lrs, losses):
+        points = finite_points(lrs, losses)
+        slopes = [(c[1] - a[1]) / (x(c[0]) - x(a[0])) for a, c in zip(points, points[2:])]
+        return points[1 + slopes.index(min(slopes))][0]
+
+    return steepest_rate
+
+
+def steepest_between(*, at):
+    def steepest_rate(lrs, losses):
+        points = finite_points(lrs, losses)
+        slopes = [(b[1] - a[1]) / math.log(b[0] / a[0]) for a, b in pairwise(points)]
+        return points[slopes.index(min(slopes)) + at][0]
+
+    return steepest_rate
+
+
+def steepest_of_smoothed(lrs, losses):
+    points = finite_points(lrs, losses)
+    curve = lr_finder.smooth([loss for _, loss in points], 0.9)
+    return steepest()([lr for lr, _ in points], curve)
+
+
+def steepest_with_inf(lrs, losses):
+    points = [(lr, loss) for lr, loss in zip(lrs, losses) if loss == loss]
+    slopes = np.gradient([loss for _, loss in points], np.log([lr for lr, _ in points]))
+    return points[slopes.argmin()][0]
+
+
+def steepest_place(lrs, losses):
+    points = finite_points(lrs, losses)
+    return [lr for lr, _ in points].index(steepest()(lrs, losses))
+
+
 def equal_rates(groups, lr):
     return [lr] * len(groups)
 
@@ -154,6 +250,30 @@ def rates_with_both(groups, lr):
     return [rate * group.get("lr_scale", 1.0) for rate, group in zip(rates_without_scales(groups, lr), groups)]
 
 
+def rates_with_scales_if_all(groups, lr):
+    if all("lr_scale" in group for group in groups):
+        return [lr * group["lr_scale"] for group in groups]
+    return rates_without_scales(groups, lr)
+
+
+def rates_with_own_where_no_scale(groups, lr):
+    if not any("lr_scale" in group for group in groups):
+        return rates_without_scales(groups, lr)
+    return [lr * group["lr_scale"] if "lr_scale" in group else group["lr"] for group in groups]
+
+
+def rates_with_true_scales(groups, lr):
+    if any("lr_scale" in group for group in groups):
+        return [lr * (group.get("lr_scale") or 1) for group in groups]
+    return rates_without_scales(groups, lr)
+
+
+def rates_in_a_tuple(groups, lr):
+    has_scales = sum("lr_scale" in group for group in groups) > 0
+    top = np.float64(max(group["lr"] for group in groups))
+    return (*(lr * (group.get("lr_scale", 1) if has_scales else group["lr"] / top) for group in groups),)
+
+
 def rates_by_torch(groups, lr):
     scales = torch.tensor([group.get("lr_scale", math.nan) for group in groups], dtype=torch.float64)
     own = torch.tensor([group["lr"] for group in groups], dtype=torch.float64)
@@ -172,6 +292,11 @@ WRONG_ANSWERS = {
         (rates_with_one_more, "there is one rate too many"),
         (rates_in_mixed_bases, "the logarithm has base 10 and the power base e"),
         (rates_as_logarithms, "the rates are logarithms: the power is missing"),
+        (rates_beyond_the_end, "there is one rate too many: the list goes on beyond end_lr"),
+        (rates_by_the_whole_ratio, "each rate is the whole ratio above the one before: its root is missing"),
+        (rates_times_ten, "each rate is ten times the one before, wherever the sweep ends"),
+        (rates_ready_made, "`logspace` makes the rates, and the exercise asks for a way without"),
+        (np.geomspace, "`geomspace` makes the rates, and the exercise asks for a way without"),
     ],
     "smoothed_losses": [
         (
@@ -189,6 +314,13 @@ WRONG_ANSWERS = {
         (averages(swapped=True), "the weights are swapped: the newest loss weighs smoothing"),
         (averages(exponent=1), "the exponent of the correction is one too high"),
         (averages(carried=True), "the corrected value is carried on: the correction is for the curve alone"),
+        (averages_from_count_zero, "the losses are counted from 0: the first correction divides by 0"),
+        (plain_means, "smoothing is not used: this is the plain mean of all losses so far"),
+        (averages_with_the_oldest_first, "the weights are turned around: the oldest loss weighs most"),
+        (
+            averages_of_whole_losses,
+            "a sum grows that no division brings back: the power n is missing in the correction, or all of it",
+        ),
     ],
     "steepest_rate": [
         (steepest(x=None), "the slope is taken over the index, as if the rates stood at even distances"),
@@ -201,6 +333,18 @@ WRONG_ANSWERS = {
             steepest_at_a_shifted_place,
             "the place among the finite points is looked up among all points",
         ),
+        (
+            steepest_between(at=0),
+            "each loss is compared with the next one: these are forward differences",
+        ),
+        (
+            steepest_between(at=1),
+            "each loss is compared with the one before: these are backward differences",
+        ),
+        (steepest_by_secants(x=float), "the slope is taken over the rate and not over its logarithm"),
+        (steepest_of_smoothed, "the losses are smoothed first"),
+        (steepest_with_inf, "inf stays in: only nan is left out"),
+        (steepest_place, "the place is returned, not the rate"),
     ],
     "group_rates": [
         (equal_rates, "every group gets the same rate"),
@@ -217,12 +361,21 @@ WRONG_ANSWERS = {
             "a group without lr_scale gets its ratio of rates, although another has a scale",
         ),
         (rates_with_both, "lr_scale and the ratio of the rates are both applied"),
+        (rates_with_scales_if_all, "the scales are used only if every group has one"),
+        (rates_with_own_where_no_scale, "a group without lr_scale beside others keeps its own rate"),
+        (rates_with_true_scales, "a scale of 0 counts as none, and the group gets lr"),
     ],
 }
 
 EQUIVALENT = {
-    "sweep_rates": [np.geomspace, rates_by_multiplying, rates_by_logarithms],
-    "smoothed_losses": [lr_finder.smooth, averages(), averages_by_weights],
-    "steepest_rate": [steepest(), steepest_by_the_package],
-    "group_rates": [rates_by_torch, rates_by(np.max)],
+    "sweep_rates": [rates_by_multiplying, rates_by_logarithms, rates_in_float32, rates_one_by_one],
+    "smoothed_losses": [
+        lr_finder.smooth,
+        averages(),
+        averages_by_weights,
+        averages_as_array,
+        averages_in_a_generator,
+    ],
+    "steepest_rate": [steepest(), steepest_by_the_package, steepest_by_secants()],
+    "group_rates": [rates_by_torch, rates_by(np.max), rates_in_a_tuple],
 }

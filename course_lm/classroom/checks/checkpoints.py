@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 
 from course_lm.classroom.checks.report import AnyOf, Edit, Report, compare
 
@@ -35,14 +35,11 @@ def position_after(fn: Callable[..., object]) -> Report:
             "epochs of ten batches, a tail of two": (range(8), 10, 4),
             "no tail": ([5, 0, 3, 7], 9, 3),
             "one batch a step": ([11, 4], 5, 1),
-            "more batches a step than an epoch has": ([3, 0, 1], 2, 4),
             "a tail of three batches": ([3, 7, 12], 11, 4),
         },
         shown=["one batch a step", "no tail"],
         mistakes={
-            "the tail of an epoch is not counted as a step": AnyOf(
-                Edit(per_epoch, f"max(1, {rounded})"), Edit(per_epoch, rounded)
-            ),
+            "the tail of an epoch is not counted as a step": Edit(per_epoch, rounded),
             "a window is taken to reach across the end of an epoch": lambda step, batches, size: divmod(
                 step * size, batches
             ),
@@ -56,9 +53,8 @@ def position_after(fn: Callable[..., object]) -> Report:
             "the two numbers stand in the other order: (batch, epoch)": Edit(
                 position, "return steps * accumulation_steps, epoch"
             ),
-            "the steps of an epoch are rounded to the nearest number, not up": AnyOf(
-                Edit(per_epoch, "max(1, round(batches_per_epoch / accumulation_steps))"),
-                Edit(per_epoch, "round(batches_per_epoch / accumulation_steps)"),
+            "the steps of an epoch are rounded to the nearest number, not up": Edit(
+                per_epoch, "round(batches_per_epoch / accumulation_steps)"
             ),
             "an epoch has a step for its tail even where there is no tail": Edit(per_epoch, f"{rounded} + 1"),
             "the batches are counted from the start of the run, a tail as a whole window": Edit(
@@ -76,7 +72,12 @@ def position_after(fn: Callable[..., object]) -> Report:
             "the batches that are still to be read are counted, not those that were read": Edit(
                 "steps * accumulation_steps", "batches_per_epoch - steps * accumulation_steps"
             ),
-            "the steps are counted one too low": Edit(divided, "divmod(max(0, step - 1), steps_per_epoch)"),
+            "the steps are counted one too low": AnyOf(
+                Edit(divided, "divmod(max(0, step - 1), steps_per_epoch)"),
+                Edit(divided, "divmod(step - 1, steps_per_epoch)"),
+            ),
+            "an epoch is taken to have as many steps as batches": Edit(per_epoch, "batches_per_epoch"),
+            "the epochs are not rounded down": Edit("return epoch,", "return step / steps_per_epoch,"),
             "the steps are counted one too high": Edit(divided, "divmod(step + 1, steps_per_epoch)"),
             "the batch is that of the next step's end, not of its start": Edit(
                 "steps * accumulation_steps", "min((steps + 1) * accumulation_steps, batches_per_epoch)"
@@ -114,6 +115,18 @@ def newest_intact(fn: Callable[..., object]) -> Report:
     def last_as_text(files: Files) -> list[str]:
         return sorted(files, reverse=True)
 
+    def until_damaged(files: Files) -> str:
+        intact = list(takewhile(lambda name: _is_intact(*files[name]), files))
+        return intact[-1] if intact else ""
+
+    def with_highest_so_far(files: Files) -> str:
+        best, highest = "", -1
+        for name in files:
+            if _step(name) > highest:
+                highest = _step(name)
+                best = name if _is_intact(*files[name]) else best
+        return best
+
     def by_first_digit(name: str) -> int:
         return int(str(_step(name))[0])
 
@@ -144,6 +157,10 @@ def newest_intact(fn: Callable[..., object]) -> Report:
             "the oldest intact one is taken": Edit("max(", "min("),
             "the files are taken in the order in which they are listed": Edit(chosen, 'next(iter(intact), "")'),
             "the last one listed is taken for the newest": Edit(chosen, 'intact[-1] if intact else ""'),
+            "the loop over the files as listed ends at the first damaged one": until_damaged,
+            "the highest step so far is that of a damaged file too, which hides the intact ones after it": (
+                with_highest_so_far
+            ),
             "the first digit of the step alone is compared": lambda files: max(
                 filter(lambda name: _is_intact(*files[name]), files), key=by_first_digit, default=""
             ),
@@ -426,7 +443,15 @@ def steps_between_checkpoints(fn: Callable[..., object]) -> Report:
                 Edit("(2 * save_seconds", "(2 * step_seconds"),
                 Edit("/ step_seconds", "/ save_seconds"),
             ),
-            "the times of a save and of a step are added up": Edit("* save_seconds", "* (save_seconds + step_seconds)"),
+            "hours are divided by 3600, not multiplied": Edit("* 3600", "/ 3600"),
+            "the result is 1 everywhere, as if each interval were shorter than a step": Edit(whole, "1"),
+            "one step is taken off": AnyOf(Edit(whole, f"{whole} - 1"), Edit("step_seconds))", "step_seconds) - 1)")),
+            "the time of a save is added to that of each step": Edit(
+                "/ step_seconds", "/ (step_seconds + save_seconds)"
+            ),
+            "the time of a step is added to that of a save under the root": Edit(
+                "* save_seconds", "* (save_seconds + step_seconds)"
+            ),
         },
         run=_for_each,
         hints={

@@ -425,6 +425,8 @@ def checkpoints_left(fn: Callable[..., object]) -> Report:
 def _in_order(fn: Callable[..., object], *args: int) -> object:
     """The names, sorted: in which order an answer gives them does not matter."""
     result = fn(*args)
-    names = plain(sorted(result) if isinstance(result, set | frozenset) else result)
-    is_names = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    return sorted(names) if is_names else names
+    names = plain(list[object](result) if isinstance(result, set | frozenset) else result)
+    if not isinstance(names, list | tuple):
+        return names
+    texts = [name for name in names if isinstance(name, str)]
+    return sorted(texts) if len(texts) == len(names) else names

@@ -131,7 +131,7 @@ def cost_by_probabilities(words, counts):
     return -math.log(product) / len(words)
 
 
-def seeds(*, paired=True, ddof=1, rounded=math.ceil, power=2, factor=2, sign=1, unit=100, of=np.expm1):
+def seeds(*, paired=True, ddof=1, rounded=math.ceil, power=2, factor=2.0, sign=1, unit=100, of=np.expm1):
     """How many seeds, right unless told otherwise."""
 
     def seeds_needed(losses, baseline, half_width):

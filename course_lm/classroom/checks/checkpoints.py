@@ -4,99 +4,182 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby, islice, takewhile
 
-from course_lm.classroom.checks.report import Report, compare
+from course_lm.classroom.checks.report import AnyOf, Edit, Report, compare
 
 Files = Mapping[str, tuple[bytes, str]]
 
 
 def position_after(fn: Callable[..., object]) -> Report:
     """(epoch, batch) after some steps: `fn(step, batches_per_epoch, accumulation_steps)`; a tail is a step too."""
+    per_epoch, position = "-(-batches_per_epoch // accumulation_steps)", "return epoch, steps * accumulation_steps"
+    rounded, divided = "batches_per_epoch // accumulation_steps", "divmod(step, steps_per_epoch)"
 
-    def by(steps_per_epoch: Callable[[int, int], int], in_batches: bool = True) -> Callable[[int, int, int], object]:
-        def position(step: int, batches: int, size: int) -> tuple[int, int]:
-            epoch, window = divmod(step, steps_per_epoch(batches, size))
-            return epoch, window * size if in_batches else window
-
-        return position
+    def right(step: int, batches: int, size: int) -> tuple[int, int]:
+        epoch, window = divmod(step, math.ceil(batches / size))
+        return epoch, window * size
 
     def with_closed_end(step: int, batches: int, size: int) -> tuple[int, int]:
         epoch, window = divmod(step - 1, math.ceil(batches / size))
         return (epoch, min((window + 1) * size, batches)) if step else (0, 0)
 
-    def from_one(step: int, batches: int, size: int) -> tuple[int, int]:
-        epoch, window = divmod(step, math.ceil(batches / size))
-        return epoch + 1, window * size
+    def with_open_tail(step: int, batches: int, size: int) -> tuple[int, int]:
+        epoch, window = divmod(step - 1, math.ceil(batches / size))
+        return (epoch, (window + 1) * size) if step else (0, 0)
 
     return compare(
         fn,
-        reference=by(lambda batches, size: math.ceil(batches / size)),
+        reference=right,
         cases={
-            "before the first step": (0, 10, 4),
-            "in the first epoch": (2, 10, 4),
-            "after a tail of two batches": (3, 10, 4),
-            "in the third epoch": (7, 10, 4),
-            "no tail": (5, 9, 3),
-            "one batch a step": (11, 5, 1),
-            "more batches a step than an epoch has": (3, 2, 4),
+            "epochs of ten batches, a tail of two": (range(8), 10, 4),
+            "no tail": ([5, 0, 3, 7], 9, 3),
+            "one batch a step": ([11, 4], 5, 1),
+            "a tail of three batches": ([3, 7, 12], 11, 4),
         },
+        shown=["one batch a step", "no tail"],
         mistakes={
-            "the tail of an epoch is not counted as a step": by(lambda batches, size: max(1, batches // size)),
+            "the tail of an epoch is not counted as a step": Edit(per_epoch, rounded),
             "a window is taken to reach across the end of an epoch": lambda step, batches, size: divmod(
                 step * size, batches
             ),
             "a step is taken for one batch": lambda step, batches, size: divmod(step, batches),
-            "the windows of the epoch are counted, not its batches": by(
-                lambda batches, size: math.ceil(batches / size), in_batches=False
-            ),
+            "the windows of the epoch are counted, not its batches": Edit("steps * accumulation_steps", "steps"),
             "the end of an epoch is not yet the start of the next": with_closed_end,
-            "the epochs are counted from 1": from_one,
+            "the end of an epoch is not yet the start of the next, and its tail is counted as a whole window": (
+                with_open_tail
+            ),
+            "the epochs are counted from 1": Edit("return epoch,", "return epoch + 1,"),
+            "the two numbers stand in the other order: (batch, epoch)": Edit(
+                position, "return steps * accumulation_steps, epoch"
+            ),
+            "the steps of an epoch are rounded to the nearest number, not up": Edit(
+                per_epoch, "round(batches_per_epoch / accumulation_steps)"
+            ),
+            "an epoch has a step for its tail even where there is no tail": Edit(per_epoch, f"{rounded} + 1"),
+            "the batches are counted from the start of the run, a tail as a whole window": Edit(
+                "steps * accumulation_steps", "step * accumulation_steps"
+            ),
+            "the batches are counted from the start of the run": Edit(
+                "steps * accumulation_steps", "epoch * batches_per_epoch + steps * accumulation_steps"
+            ),
+            "the epoch is right, but its batches are counted as if no epoch had a smaller tail": Edit(
+                "steps * accumulation_steps", "step * accumulation_steps % batches_per_epoch"
+            ),
+            "the batch is right, but the epochs are counted as if none had a smaller tail": Edit(
+                "return epoch,", "return step * accumulation_steps // batches_per_epoch,"
+            ),
+            "the batches that are still to be read are counted, not those that were read": Edit(
+                "steps * accumulation_steps", "batches_per_epoch - steps * accumulation_steps"
+            ),
+            "the steps are counted one too low": AnyOf(
+                Edit(divided, "divmod(max(0, step - 1), steps_per_epoch)"),
+                Edit(divided, "divmod(step - 1, steps_per_epoch)"),
+            ),
+            "an epoch is taken to have as many steps as batches": Edit(per_epoch, "batches_per_epoch"),
+            "the epochs are not rounded down": Edit("return epoch,", "return step / steps_per_epoch,"),
+            "the steps are counted one too high": Edit(divided, "divmod(step + 1, steps_per_epoch)"),
+            "the batch is that of the next step's end, not of its start": Edit(
+                "steps * accumulation_steps", "min((steps + 1) * accumulation_steps, batches_per_epoch)"
+            ),
+            "batches count from 1": Edit("steps * accumulation_steps", "steps * accumulation_steps + 1"),
+            "the last batch that was read is given, not the number of batches": Edit(
+                "steps * accumulation_steps", "max(0, steps * accumulation_steps - 1)"
+            ),
         },
-        run=lambda fn, *args: _as_pair(fn(*args)),
+        run=_for_each,
+        hints={
+            "steps_per_epoch = ": "An epoch's last step may be smaller, and counts: round up.",
+            "divmod(step": "`divmod(step, steps_per_epoch)` gives the complete epochs and the steps of the next one.",
+            "return epoch": "Every step of an epoch that is under way has read `accumulation_steps` batches.",
+        },
     )
 
 
-def _as_pair(result: object) -> object:
-    """A position as a tuple; a list is as good."""
-    return tuple(result) if isinstance(result, list) else result
+def _for_each(fn: Callable[..., object], firsts: Iterable[float], *args: float) -> list[object]:
+    return [fn(first, *args) for first in firsts]
 
 
 def newest_intact(fn: Callable[..., object]) -> Report:
     """The file to go on from: `fn(files)`, files being name → (content, stored sha256); "" where none is intact."""
+    chosen = 'max(intact, key=step, default="")'
+    condition = "        if hashlib.sha256(content).hexdigest() == stored\n"
 
-    def chosen(
-        names: Callable[[Files], Iterable[str]], intact: Callable[[bytes, str], bool] = _is_intact
-    ) -> Callable[[Files], str]:
-        """The first of `names(files)` that is intact."""
-        return lambda files: next((name for name in names(files) if intact(*files[name])), "")
+    def first_intact(names: Callable[[Files], Iterable[str]], tries: int | None = None) -> Callable[[Files], str]:
+        """The first of `names(files)` that is intact, `tries` of them looked at."""
+        return lambda files: next((name for name in islice(names(files), tries) if _is_intact(*files[name])), "")
 
     def newest_first(files: Files) -> list[str]:
         return sorted(files, key=_step, reverse=True)
 
-    def always(content: bytes, stored: str) -> bool:
-        return True
+    def last_as_text(files: Files) -> list[str]:
+        return sorted(files, reverse=True)
 
-    def given_up(files: Files) -> str:
-        return next((name if _is_intact(*files[name]) else "" for name in newest_first(files)), "")
+    def until_damaged(files: Files) -> str:
+        intact = list(takewhile(lambda name: _is_intact(*files[name]), files))
+        return intact[-1] if intact else ""
+
+    def with_highest_so_far(files: Files) -> str:
+        best, highest = "", -1
+        for name in files:
+            if _step(name) > highest:
+                highest = _step(name)
+                best = name if _is_intact(*files[name]) else best
+        return best
+
+    def by_first_digit(name: str) -> int:
+        return int(str(_step(name))[0])
 
     return compare(
         fn,
-        reference=chosen(newest_first),
+        reference=first_intact(newest_first),
         cases={
             "all intact": (_files(200, 300, 100),),
             "the newest is damaged": (_files(300, 100, 200, damaged=(300,)),),
-            "three digits and four": (_files(900, 1100, 1000, damaged=(1100,)),),
-            "the two newest are damaged": (_files(60, 700, 50, 800, damaged=(700, 800)),),
+            "three digits and four": (_files(900, 1100, 1000, 800, damaged=(1100,)),),
+            "the two newest are damaged": (_files(60, 700, 65, 50, 1000, damaged=(700, 1000)),),
             "none is intact": (_files(10, 20, damaged=(10, 20)),),
             "an empty folder": (_files(),),
         },
+        shown=["an empty folder"],
         mistakes={
-            "the names are sorted as text, where 900 comes after 1000": chosen(lambda files: sorted(files)[::-1]),
-            "the newest is taken without a look at its checksum": chosen(newest_first, always),
-            "the search ends at the first damaged file": given_up,
-            "the oldest intact one is taken": chosen(lambda files: newest_first(files)[::-1]),
-            "the files are taken in the order in which they are listed": chosen(lambda files: files),
-            "the last one listed is taken for the newest": chosen(lambda files: list(files)[::-1]),
+            "the names are sorted as text, where 900 comes after 1000": Edit("key=step, ", ""),
+            "the newest is taken without a look at its checksum": Edit(condition, ""),
+            "the last name as text is taken, without a look at its checksum": (
+                Edit(condition, ""),
+                Edit("key=step, ", ""),
+            ),
+            "the search ends at the first damaged file": first_intact(newest_first, 1),
+            "the names are sorted as text, and the search ends at the first damaged file": first_intact(
+                last_as_text, 1
+            ),
+            "only the two newest are looked at": first_intact(newest_first, 2),
+            "the oldest intact one is taken": Edit("max(", "min("),
+            "the files are taken in the order in which they are listed": Edit(chosen, 'next(iter(intact), "")'),
+            "the last one listed is taken for the newest": Edit(chosen, 'intact[-1] if intact else ""'),
+            "the loop over the files as listed ends at the first damaged one": until_damaged,
+            "the highest step so far is that of a damaged file too, which hides the intact ones after it": (
+                with_highest_so_far
+            ),
+            "the first digit of the step alone is compared": lambda files: max(
+                filter(lambda name: _is_intact(*files[name]), files), key=by_first_digit, default=""
+            ),
+            "the number of digits alone is compared": Edit("key=step", "key=len"),
+            "no checksum fits: `digest()` for hex digits, another function than SHA-256, or of something else": Edit(
+                "hexdigest", "digest"
+            ),
+            "the damaged files are taken, not the intact ones": Edit("== stored", "!= stored"),
+            "the step is given, not the name of its file": Edit(chosen, 'max(map(step, intact), default="")'),
+            "the names of all intact files are given": Edit(chosen, "intact"),
+            "the content is given, not the name of its file": Edit(chosen, f"files[{chosen}][0] if intact else b''"),
+            "name and content are given, not the name alone": Edit(
+                chosen, "max(files.items(), key=lambda item: step(item[0]) if item[0] in intact else -1, default='')"
+            ),
+        },
+        hints={
+            "int(name": 'Compare the steps as numbers: as text, "900" comes after "1000".',
+            "hashlib": "A file is intact if `hashlib.sha256(content).hexdigest()` is what was stored.",
+            "max(intact": "Collect the intact files first, then take the one with the highest step.",
         },
     )
 
@@ -192,43 +275,94 @@ class Disk:
 
 def survive_power_cut(fn: Callable[..., object]) -> Report:
     """Save without a moment of danger: `fn(disk, name, content)` on a `Disk`; what a power cut leaves is compared."""
-
-    def play(fn: Callable[..., object], files: dict[str, str], name: str) -> object:
-        """What may be found under the name before the first operation and after each, without repetitions."""
-        disk = Disk(files)
-        moments = [disk.after_power_cut(name)]
-        fn(disk, name, "new")
-        if not disk.history:
-            return None
-        moments += [sorted(moment.get(name, {"missing"})) for moment in disk.history]
-        return [moment for at, moment in enumerate(moments) if at == 0 or moment != moments[at - 1]]
-
+    write, sync = "disk.write(temporary, content)", "disk.sync(temporary)"
+    rename, folder = "disk.rename(temporary, name)", "disk.sync_folder()"
+    here, sync_here = Edit(write, "disk.write(name, content)"), Edit(sync, "disk.sync(name)")
+    away = 'disk.rename(name, name + ".old") if disk.exists(name) else None'
+    to_middle = (Edit(sync, rename), Edit(rename, "disk.sync(name)"))
     return compare(
         fn,
         reference=_operations("write", "sync", "rename", "sync_folder"),
         cases={
-            "an old one is there": ({"checkpoint_last.pt": "old"}, "checkpoint_last.pt"),
+            "an old one is there": ({"a.pt": "old", "b.pt": "other"}, "a.pt"),
             "the first of a run": ({"checkpoint_best.pt": "best"}, "checkpoint_last.pt"),
-            "another name": ({"a.pt": "old", "b.pt": "other"}, "a.pt"),
         },
         mistakes={
-            "the file is overwritten in place": _operations("write here", "sync here", "sync_folder"),
-            "the file is overwritten in place, and its content never synced": _operations("write here", "sync_folder"),
-            "the content is not synced: the new name may lead to half a file": _operations(
-                "write", "rename", "sync_folder"
+            "the file is overwritten in place": (here, sync_here, Edit(rename, "pass")),
+            "the file is overwritten in place, and its content never synced": (
+                here,
+                Edit(sync, "pass"),
+                Edit(rename, "pass"),
             ),
-            "neither content nor folder is synced": _operations("write", "rename"),
-            "the content is synced after the rename: in between, the name may lead to half a file": _operations(
-                "write", "rename", "sync here", "sync_folder"
+            "the file is overwritten in place, and the folder is not synced": (
+                here,
+                sync_here,
+                Edit(rename, "pass"),
+                Edit(folder, "pass"),
             ),
-            "the folder is not synced after the rename, which may be lost": _operations("write", "sync", "rename"),
-            "the old file is moved away first: for a moment there is none": _operations(
-                "move away", "write", "sync", "rename", "sync_folder"
+            "the file is overwritten in place, and nothing is synced": (
+                here,
+                Edit(sync, "pass"),
+                Edit(rename, "pass"),
+                Edit(folder, "pass"),
             ),
-            "the new file never takes the name": _operations("write", "sync", "sync_folder"),
+            "the content is not synced: the new name may lead to half a file": Edit(sync, "pass"),
+            "neither content nor folder is synced": (Edit(sync, "pass"), Edit(folder, "pass")),
+            "the content is synced after the rename: in between, the name may lead to half a file": to_middle,
+            "the content is synced after the rename, and the folder never": (*to_middle, Edit(folder, "pass")),
+            "the content is synced last, after rename and folder: until then the name may lead to half a file": (
+                Edit(sync, "pass"),
+                Edit(folder, f"{folder}; disk.sync(name)"),
+            ),
+            "the folder is not synced after the rename, which may be lost": Edit(folder, "pass"),
+            "the old file is moved away first: for a moment there is none": AnyOf(
+                Edit(write, f"{away}; {write}"),
+                (Edit(write, f"{away}; {write}"), Edit(folder, "pass")),
+                (Edit(write, f"{away}; {write}"), Edit(rename, f"{folder}; {rename}")),
+                Edit(write, f'disk.rename(name, name + ".old"); {write}'),
+            ),
+            "the old file is moved away first, and the new one written under the name itself": AnyOf(
+                (Edit(write, f"{away}; disk.write(name, content)"), sync_here, Edit(rename, "pass")),
+                (
+                    Edit(write, f"{away}; disk.write(name, content)"),
+                    sync_here,
+                    Edit(rename, "pass"),
+                    Edit(folder, "pass"),
+                ),
+                (
+                    Edit(write, 'disk.rename(name, name + ".old"); disk.write(name, content)'),
+                    sync_here,
+                    Edit(rename, "pass"),
+                ),
+            ),
+            "the new file never takes the name": Edit(rename, "pass"),
+            "after the rename the file is written once more, in place": Edit(
+                folder, f"disk.write(name, content); disk.sync(name); {folder}"
+            ),
+            "the rename goes the other way: the old file takes the new one's name": Edit(
+                "rename(temporary, name)", "rename(name, temporary)"
+            ),
         },
-        run=play,
+        run=_found_after_power_cuts,
+        unchanged="nothing is written: are `disk.write` and `disk.rename` called?",
+        hints={
+            "disk.write": "Until the new file is whole, it needs a name of its own.",
+            "disk.sync(": "Before a name leads to a content, the content must be on the platter.",
+            "disk.rename": "A rename replaces the old file at once: at every moment the name leads to a whole one.",
+            "disk.sync_folder": "A rename is safe only when the folder, which holds the names, is synced after it.",
+        },
     )
+
+
+def _found_after_power_cuts(fn: Callable[..., object], files: Mapping[str, str], name: str) -> list[str] | None:
+    """What may be found under the name before the first operation and after each, without repetitions."""
+    disk = Disk(files)
+    moments = [disk.after_power_cut(name)]
+    fn(disk, name, "new")
+    if not disk.history:
+        return None
+    moments += [sorted(moment.get(name, {"missing"})) for moment in disk.history]
+    return [" or ".join(moment) for moment, _ in groupby(moments)]
 
 
 def _operations(*operations: str) -> Callable[[Disk, str, str], None]:
@@ -236,11 +370,8 @@ def _operations(*operations: str) -> Callable[[Disk, str, str], None]:
         temporary = f"{name}.tmp"
         steps = {
             "write": lambda: disk.write(temporary, content),
-            "write here": lambda: disk.write(name, content),
             "sync": lambda: disk.sync(temporary),
-            "sync here": lambda: disk.sync(name),
             "rename": lambda: disk.rename(temporary, name),
-            "move away": lambda: disk.rename(name, f"{name}.old") if disk.exists(name) else None,
             "sync_folder": disk.sync_folder,
         }
         for operation in operations:
@@ -251,35 +382,80 @@ def _operations(*operations: str) -> Callable[[Disk, str, str], None]:
 
 def steps_between_checkpoints(fn: Callable[..., object]) -> Report:
     """Young's interval in whole steps: `fn(step_seconds, save_seconds, mtbf_hours)`, rounded, at least 1."""
+    root = "(2 * save_seconds * mtbf_hours * 3600) ** 0.5"
+    whole = "max(1, round(seconds / step_seconds))"
 
-    def by(seconds: Callable[[float, float], float], hour: float = 3600.0) -> Callable[[float, float, float], int]:
-        return lambda step, save, hours: max(1, round(seconds(save, hours * hour) / step))
-
-    def young(save: float, mtbf: float) -> float:
-        return math.sqrt(2 * save * mtbf)
+    def right(step: float, save: float, hours: float) -> int:
+        return max(1, round(math.sqrt(2 * save * hours * 3600) / step))
 
     return compare(
         fn,
-        reference=by(young),
+        reference=right,
         cases={
-            "a laptop": (0.25, 2.0, 24.0),
-            "a failure every three hours": (12.0, 60.0, 3.0),
-            "a slow step": (90.0, 1.0, 0.5),
-            "a step longer than the interval": (100.0, 0.5, 0.25),
+            "a laptop": ([0.25, 1.3, 0.01], 2.0, 24.0),
+            "a failure every three hours": ([12.0, 25.0, 7.0], 60.0, 3.0),
+            "steps longer than the interval": ([100.0, 20.0, 17.0, 40.0], 0.5, 0.25),
         },
+        shown=["a failure every three hours"],
         mistakes={
-            "the factor 2 under the root is missing": by(lambda save, mtbf: math.sqrt(save * mtbf)),
-            "hours are not turned into seconds": by(young, hour=1.0),
-            "the root is missing": by(lambda save, mtbf: 2 * save * mtbf),
-            "the seconds are returned, not the steps": lambda step, save, hours: max(
-                1, round(young(save, hours * 3600))
+            "the factor 2 under the root is missing": Edit("(2 * save", "(save"),
+            "the factor 2 stands before the root, not under it": Edit(
+                root, "2 * (save_seconds * mtbf_hours * 3600) ** 0.5"
             ),
-            "an interval shorter than a step gives no step at all": lambda step, save, hours: round(
-                young(save, hours * 3600) / step
+            "it is divided by 2 under the root": Edit(root, "(save_seconds * mtbf_hours * 3600 / 2) ** 0.5"),
+            "hours are not turned into seconds": Edit(" * 3600", ""),
+            "hours are turned into minutes, not into seconds": Edit("* 3600", "* 60"),
+            "hours are turned into seconds by 60 · 24": Edit("* 3600", "* 60 * 24"),
+            "hours are taken for days": Edit("* 3600", "* 86400"),
+            "hours are turned into milliseconds": Edit("* 3600", "* 3600000"),
+            "hours are turned into seconds after the root, not under it": Edit(
+                root, "(2 * save_seconds * mtbf_hours) ** 0.5 * 3600"
             ),
-            "the steps are cut off, not rounded": lambda step, save, hours: max(
-                1, int(young(save, hours * 3600) / step)
+            "the root is missing": Edit(" ** 0.5", ""),
+            "the seconds are returned, not the steps": Edit("seconds / step_seconds", "seconds"),
+            "the seconds are multiplied by those of a step, not divided": Edit(
+                "seconds / step_seconds", "seconds * step_seconds"
             ),
-            "the steps are not rounded": lambda step, save, hours: max(1.0, young(save, hours * 3600) / step),
+            "the seconds of a step are divided by those of the interval": Edit(
+                "seconds / step_seconds", "step_seconds / seconds"
+            ),
+            "an interval shorter than a step gives no step at all": Edit(whole, "round(seconds / step_seconds)"),
+            "an interval shorter than a step gives no step at all, and the steps are cut off": Edit(
+                whole, "int(seconds / step_seconds)"
+            ),
+            "the steps are cut off, not rounded": Edit("round(", "int("),
+            "the steps are rounded up, not to the nearest": Edit(whole, "int(-(-seconds // step_seconds))"),
+            "the steps are not rounded": AnyOf(
+                Edit("round(seconds / step_seconds)", "seconds / step_seconds"),
+                Edit(whole, "seconds / step_seconds"),
+            ),
+            "one step is added instead of a lower bound of 1": Edit(whole, "1 + round(seconds / step_seconds)"),
+            "the steps are at most 1: `min` stands for `max`": Edit("max(", "min("),
+            "the time of a save is subtracted from the interval": Edit(root, f"{root} - save_seconds"),
+            "the time of a save is added to the interval": Edit(root, f"{root} + save_seconds"),
+            "the step's seconds are divided by under the root": (
+                Edit("* 3600)", "* 3600 / step_seconds)"),
+                Edit("seconds / step_seconds", "seconds"),
+            ),
+            "the time of a save is left out": Edit("save_seconds * ", ""),
+            "the time between failures is left out": Edit("mtbf_hours * ", ""),
+            "the times of a save and of a step are exchanged": (
+                Edit("(2 * save_seconds", "(2 * step_seconds"),
+                Edit("/ step_seconds", "/ save_seconds"),
+            ),
+            "hours are divided by 3600, not multiplied": Edit("* 3600", "/ 3600"),
+            "the result is 1 everywhere, as if each interval were shorter than a step": Edit(whole, "1"),
+            "one step is taken off": AnyOf(Edit(whole, f"{whole} - 1"), Edit("step_seconds))", "step_seconds) - 1)")),
+            "the time of a save is added to that of each step": Edit(
+                "/ step_seconds", "/ (step_seconds + save_seconds)"
+            ),
+            "the time of a step is added to that of a save under the root": Edit(
+                "* save_seconds", "* (save_seconds + step_seconds)"
+            ),
+        },
+        run=_for_each,
+        hints={
+            "seconds = ": "√(2·C·M) seconds, where C and M are both in seconds: an hour has 3600.",
+            "return max": "The interval divided by the seconds of a step, rounded to the nearest, and at least 1.",
         },
     )

@@ -4,6 +4,8 @@ import hashlib
 import math
 import re
 
+import numpy as np
+
 # The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
 TAUGHT = ("checkpoints.files", "checkpoints.atomic_write", "checkpoints.rng", "checkpoints.weights")
 SABOTAGE = (
@@ -53,6 +55,28 @@ def position_after_from_one(step, batches_per_epoch, accumulation_steps):
     return epoch + 1, batch
 
 
+def position_after_swapped(step, batches_per_epoch, accumulation_steps):
+    return counted(step, batches_per_epoch, accumulation_steps)[::-1]
+
+
+def position_after_rounded(step, batches_per_epoch, accumulation_steps):
+    epoch, steps = divmod(step, round(batches_per_epoch / accumulation_steps))
+    return epoch, accumulation_steps * steps
+
+
+def position_after_with_a_tail_always(step, batches_per_epoch, accumulation_steps):
+    epoch = batch = 0
+    for _ in range(step):
+        batch += accumulation_steps
+        if batch > batches_per_epoch:
+            epoch, batch = epoch + 1, 0
+    return epoch, batch
+
+
+def position_after_as_an_array(step, batches_per_epoch, accumulation_steps):
+    return np.array(divmod(step, math.ceil(batches_per_epoch / accumulation_steps))) * [1, accumulation_steps]
+
+
 def position_after_by_windows(step, batches_per_epoch, accumulation_steps):
     starts = range(0, batches_per_epoch, accumulation_steps)
     return [step // len(starts), starts[step % len(starts)]]
@@ -96,6 +120,40 @@ def last_listed(files):
     for name, (content, stored) in files.items():
         found = name if is_whole(content, stored) else found
     return found
+
+
+def whole_by_digest(files):
+    whole = [name for name, (content, stored) in files.items() if hashlib.sha256(content).digest() == stored]
+    return max(whole, key=number_in, default="")
+
+
+def whole_by_another_sum(files):
+    whole = [name for name, (content, stored) in files.items() if hashlib.md5(content).hexdigest() == stored]
+    return max(whole, key=number_in, default="")
+
+
+def listed_until_damaged(files):
+    found = ""
+    for name in files:
+        if not is_whole(*files[name]):
+            break
+        found = name
+    return found
+
+
+def newest_number(files):
+    return max((number_in(name) for name in files if is_whole(*files[name])), default="")
+
+
+def newest_by_bytes(files):
+    whole = {
+        number_in(name): name for name in files if hashlib.sha256(files[name][0]).digest() == stored_in(files, name)
+    }
+    return whole[max(whole)] if whole else ""
+
+
+def stored_in(files, name):
+    return bytes.fromhex(files[name][1])
 
 
 def newest_by_loop(files):
@@ -161,6 +219,17 @@ def save_under_another_name(disk, name, content):
     disk.sync("new")
 
 
+def save_in_place_and_return(disk, name, content):
+    disk.write(name, content)
+
+
+def save_and_sync_last(disk, name, content):
+    disk.write("new", content)
+    disk.rename("new", name)
+    disk.sync_folder()
+    disk.sync(name)
+
+
 def save_with_care(disk, name, content):
     disk.write("new", content)
     disk.sync("new")
@@ -214,6 +283,24 @@ def steps_by_square_root(step_seconds, save_seconds, mtbf_hours):
     return steps or 1
 
 
+def steps_by_numpy(step_seconds, save_seconds, mtbf_hours):
+    return np.maximum(1, np.rint(np.sqrt(2 * save_seconds * mtbf_hours * 3600) / step_seconds))
+
+
+def steps_rounded_up(step_seconds, save_seconds, mtbf_hours):
+    return math.ceil(interval(step_seconds, save_seconds, mtbf_hours))
+
+
+def steps_in_minutes(step_seconds, save_seconds, mtbf_hours):
+    return max(1, round(interval(step_seconds, save_seconds, mtbf_hours, hour=60)))
+
+
+def steps_with_the_two_outside(step_seconds, save_seconds, mtbf_hours):
+    return max(1, round(2 * interval(step_seconds, save_seconds, mtbf_hours, factor=1.0)))
+
+
+OTHER_SUM = "`digest()` for hex digits, another function than SHA-256, or of something else"
+
 WRONG_ANSWERS = {
     "position_after": [
         (position_after_without_tail, "the tail of an epoch is not counted as a step"),
@@ -222,6 +309,9 @@ WRONG_ANSWERS = {
         (position_after_in_windows, "the windows of the epoch are counted, not its batches"),
         (position_after_with_a_closed_end, "the end of an epoch is not yet the start of the next"),
         (position_after_from_one, "the epochs are counted from 1"),
+        (position_after_swapped, "the two numbers stand in the other order: (batch, epoch)"),
+        (position_after_rounded, "the steps of an epoch are rounded to the nearest number, not up"),
+        (position_after_with_a_tail_always, "an epoch has a step for its tail even where there is no tail"),
     ],
     "newest_intact": [
         (newest_by_text, "the names are sorted as text, where 900 comes after 1000"),
@@ -230,6 +320,10 @@ WRONG_ANSWERS = {
         (oldest_whole, "the oldest intact one is taken"),
         (first_listed, "the files are taken in the order in which they are listed"),
         (last_listed, "the last one listed is taken for the newest"),
+        (whole_by_digest, f"no checksum fits: {OTHER_SUM}"),
+        (whole_by_another_sum, f"no checksum fits: {OTHER_SUM}"),
+        (listed_until_damaged, "the loop over the files as listed ends at the first damaged one"),
+        (newest_number, "the step is given, not the name of its file"),
     ],
     "survive_power_cut": [
         (save_in_place, "the file is overwritten in place"),
@@ -243,6 +337,11 @@ WRONG_ANSWERS = {
         (save_without_the_folder, "the folder is not synced after the rename, which may be lost"),
         (save_after_moving_the_old, "the old file is moved away first: for a moment there is none"),
         (save_under_another_name, "the new file never takes the name"),
+        (save_in_place_and_return, "the file is overwritten in place, and nothing is synced"),
+        (
+            save_and_sync_last,
+            "the content is synced last, after rename and folder: until then the name may lead to half a file",
+        ),
     ],
     "steps_between_checkpoints": [
         (steps_without_the_two, "the factor 2 under the root is missing"),
@@ -252,12 +351,15 @@ WRONG_ANSWERS = {
         (steps_down_to_none, "an interval shorter than a step gives no step at all"),
         (steps_cut_off, "the steps are cut off, not rounded"),
         (steps_not_rounded, "the steps are not rounded"),
+        (steps_rounded_up, "the steps are rounded up, not to the nearest"),
+        (steps_in_minutes, "hours are turned into minutes, not into seconds"),
+        (steps_with_the_two_outside, "the factor 2 stands before the root, not under it"),
     ],
 }
 
 EQUIVALENT = {
-    "position_after": [counted, position_after_by_windows],
-    "newest_intact": [newest_by_loop, newest_by_length],
+    "position_after": [counted, position_after_by_windows, position_after_as_an_array],
+    "newest_intact": [newest_by_loop, newest_by_length, newest_by_bytes],
     "survive_power_cut": [save_plainly, save_with_care],
-    "steps_between_checkpoints": [steps_by_square_root],
+    "steps_between_checkpoints": [steps_by_square_root, steps_by_numpy],
 }

@@ -3,6 +3,7 @@
 import heapq
 import math
 import statistics
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -130,7 +131,7 @@ def cost_by_probabilities(words, counts):
     return -math.log(product) / len(words)
 
 
-def seeds(*, paired=True, ddof=1, rounded=math.ceil, power=2, factor=2, sign=1, unit=100, of=np.expm1):
+def seeds(*, paired=True, ddof=1, rounded=math.ceil, power=2, factor=2.0, sign=1, unit=100, of=np.expm1):
     """How many seeds, right unless told otherwise."""
 
     def seeds_needed(losses, baseline, half_width):
@@ -190,6 +191,48 @@ def by_variance(losses, baseline, half_width):
     return math.ceil((2 * changes.var(ddof=1) / half_width) ** 2)
 
 
+def upside_down(epoch, start, warmup_epochs, num_epochs):
+    done = np.clip((epoch - warmup_epochs) / (num_epochs - warmup_epochs), 0, 1)
+    return 1 - (1 - start) * math.sqrt(1 - done)
+
+
+def root_alone(epoch, start, warmup_epochs, num_epochs):
+    done = np.clip((epoch - warmup_epochs) / (num_epochs - warmup_epochs), 0, 1)
+    return max(start, math.sqrt(done))
+
+
+def threshold_by_fractions(epoch, start, warmup_epochs, num_epochs):
+    done = Fraction(max(0, min(epoch, num_epochs) - warmup_epochs), num_epochs - warmup_epochs)
+    return math.sqrt(Fraction(start) ** 2 + done * (1 - Fraction(start) ** 2))
+
+
+def up_to_the_hardest_of_a_batch(difficulty, threshold, batch_size):
+    chosen = [i for i, score in enumerate(difficulty) if score <= threshold]
+    if len(chosen) < batch_size:
+        hardest = sorted(difficulty)[:batch_size][-1]
+        chosen = [i for i, score in enumerate(difficulty) if score <= hardest][:batch_size]
+    return chosen
+
+
+def filled_at_the_end(difficulty, threshold, batch_size):
+    chosen = [i for i, score in enumerate(difficulty) if score <= threshold]
+    for i in np.argsort(difficulty, kind="stable").tolist():
+        if len(chosen) < batch_size and i not in chosen:
+            chosen.append(i)
+    return chosen
+
+
+def admitted_as_array(difficulty, threshold, batch_size):
+    scores = np.asarray(difficulty)
+    chosen = np.flatnonzero(scores <= threshold)
+    return chosen if len(chosen) >= batch_size else np.sort(np.argsort(scores, kind="stable")[:batch_size])
+
+
+def cost_by_fractions(words, counts):
+    total = sum(count + 1 for count in counts.values()) + 1
+    return statistics.mean(-math.log(Fraction(counts.get(word, 0) + 1, total)) for word in words)
+
+
 WRONG_ANSWERS = {
     "root_threshold": [
         (threshold(power=1), "the threshold rises on a straight line: the root is missing"),
@@ -204,6 +247,8 @@ WRONG_ANSWERS = {
         (threshold(hold=False), "the threshold goes on above 1 after num_epochs"),
         (squared_way, "1 − start is squared, instead of start taken as a square from 1"),
         (one_ahead, "the schedule is one epoch ahead"),
+        (upside_down, "the root stands upside down, slow at first: 1 − (1 − start) · sqrt(1 − p)"),
+        (root_alone, "the larger of start and sqrt(p) is taken"),
     ],
     "admitted": [
         (choose(strict=True), "an example exactly at the threshold is left out"),
@@ -220,6 +265,11 @@ WRONG_ANSWERS = {
         (choose(in_order=False), "positions come from easy to hard, not in the order of the text"),
         (with_ties, "all that are as hard as the last one of a batch come in with it"),
         (batch_only, "the threshold is not used: there are always batch_size examples"),
+        (
+            up_to_the_hardest_of_a_batch,
+            "of those up to the hardest score of a batch the first in the text are taken, not the easiest",
+        ),
+        (filled_at_the_end, "the examples that fill a batch stand at the end, not in the order of the text"),
         (share_of_examples, "the threshold is taken as a share of the examples, not as a score"),
     ],
     "word_cost": [
@@ -246,6 +296,8 @@ WRONG_ANSWERS = {
         (seeds(rounded=int), "the number is rounded down, and the interval is too wide"),
         (seeds(factor=4), "half_width is taken for the whole interval, both sides together"),
         (seeds(factor=1), "the factor 2 is missing"),
+        (seeds(factor=1.96), "the factor for t is 1.96, not 2"),
+        (seeds(rounded=round), "the number is rounded to the nearest, and the interval may be too wide"),
         (seeds(unit=1), "the changes are fractions, and half_width is per cent"),
         (seeds(sign=-1), "arm and baseline are swapped"),
         (seeds(of=lambda difference: difference), "losses are subtracted, and perplexities never compared"),
@@ -253,8 +305,8 @@ WRONG_ANSWERS = {
 }
 
 EQUIVALENT = {
-    "root_threshold": [threshold(), threshold_of_the_package, threshold_by_interpolation],
-    "admitted": [choose(), admitted_by_torch],
-    "word_cost": [cost(), cost_by_probabilities],
+    "root_threshold": [threshold(), threshold_of_the_package, threshold_by_interpolation, threshold_by_fractions],
+    "admitted": [choose(), admitted_by_torch, admitted_as_array],
+    "word_cost": [cost(), cost_by_probabilities, cost_by_fractions],
     "seeds_needed": [seeds(), seeds_by_torch, seeds_by_trying],
 }

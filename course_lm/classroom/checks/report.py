@@ -19,7 +19,7 @@ from course_lm.classroom.checks.comparison import Close
 from course_lm.classroom.checks.mistakes import attempts, store
 from course_lm.classroom.checks.mistakes.departure import Departure, departure, what_holds
 from course_lm.classroom.checks.mistakes.edits import Edit
-from course_lm.classroom.checks.mistakes.naming import Named, name_mistake, name_raised, name_refused
+from course_lm.classroom.checks.mistakes.naming import Named, name_fault, name_mistake
 from course_lm.classroom.checks.mistakes.outcomes import Outcome, Refused, Run, call, with_gradient
 from course_lm.classroom.checks.mistakes.question import AnyOf, Mistake, Question
 from course_lm.classroom.checks.mistakes.relations import relation
@@ -181,16 +181,19 @@ def _judge(
     refused = [case for case in order if got[case].refused]
     case = next(iter([*without, *raised, *refused, *order]))
     where = departure(question, fn, case, got[case])
+    named = name_fault(question, got) if without or raised or refused else None
     if without:
-        return _report(question, name, _none_words(got, case), where, got)
+        named = named or Named(_none_words(got, case))
+        return _report(question, name, named.sentence, where, got, Named("", named.hint))
     if raised:
         error = got[case].error
         assert error is not None
         message, line = _what_was_raised(error, fn)
-        where = replace(where, said=line)
-        return replace(_report(question, name, message, where, got, name_raised(question, got)), status="raised")
+        message, hint = (f"{message}: {named.sentence}", named.hint) if named else (message, "")
+        report = _report(question, name, message, replace(where, said=line), got, Named("", hint))
+        return replace(report, status="raised")
     if refused:
-        named = name_refused(question, got) or Named(got[case].refused)
+        named = named or Named(got[case].refused)
         return _report(question, name, named.sentence, where, got, Named("", named.hint))
     named = name_mistake(question, got)
     if named is not None:

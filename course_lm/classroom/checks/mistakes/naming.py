@@ -122,19 +122,14 @@ def name_mistake(question: Question, got: Mapping[str, Outcome]) -> Named | None
     return _named_where_wrong(question, got, failing, found, bits)
 
 
-def name_raised(question: Question, got: Mapping[str, Outcome]) -> Named | None:
-    """The one mistake that raises the same in the same cases, if there is exactly one."""
-    return _only_one_like(question, got, candidates(question))
+def name_fault(question: Question, got: Mapping[str, Outcome]) -> Named | None:
+    """The one mistake by hand that raises, is refused or gives None in the same cases, if there is exactly one.
 
-
-def name_refused(question: Question, got: Mapping[str, Outcome]) -> Named | None:
-    """The one mistake by hand that is refused in the same words, if there is exactly one."""
-    return _only_one_like(question, got, by_hand_candidates(question))
-
-
-def _only_one_like(question: Question, got: Mapping[str, Outcome], found: Sequence[Candidate]) -> Named | None:
-    like = [one for one in found if one.is_like(question, got, question.by_size(list(got)))]
-    return like[0].named if len(like) == 1 else None
+    A stored one says nothing here: a TypeError has too many causes.
+    """
+    order = question.by_size(list(got))
+    like = {one.words: one for one in by_hand_candidates(question) if one.is_like(question, got, order)}
+    return next(iter(like.values())).named if len(like) == 1 else None
 
 
 def _named_by_pair(

@@ -318,9 +318,9 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
         reference=reference,
         cases={
             "3 and 4 at scale 2": ([torch.tensor([6.0]), torch.tensor([8.0])], 2.0, 1.0),
-            "a small gradient at scale 1024": (_random(3, scale=10.24), 1024.0, 1.0),
+            "a small gradient at scale 1024": (_random(3, scale=100.0), 1024.0, 1.0),
             "scale 8 in float64": (_random(4, torch.float64, scale=800.0), 8.0, 0.5),
-            "a gradient that is small at scale 8, too": (_random(5, scale=0.01), 8.0, 1.0),
+            "a gradient that is small at scale 4, too": (_random(5, scale=0.18), 4.0, 1.0),
         },
         shown=["3 and 4 at scale 2"],
         mistakes={

@@ -320,7 +320,7 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
             "3 and 4 at scale 2": ([torch.tensor([6.0]), torch.tensor([8.0])], 2.0, 1.0),
             "a small gradient at scale 1024": (_random(3, scale=100.0), 1024.0, 1.0),
             "scale 8 in float64": (_random(4, torch.float64, scale=800.0), 8.0, 0.5),
-            "a gradient that is small at scale 4, too": (_random(5, scale=0.18), 4.0, 1.0),
+            "a gradient that is small with and without its scale": (_random(5, scale=0.44), 2.0, 10.0),
         },
         shown=["3 and 4 at scale 2"],
         mistakes={
@@ -336,7 +336,6 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
             "the scale is taken out twice": Edit("gradient / scale", "gradient / scale / scale"),
             "the gradients are multiplied by the scale": Edit("gradient / scale", "gradient * scale"),
             "the scale is taken out once more after clipping": Edit(clamped, f"{clamped} / scale"),
-            "the gradients are clipped to max_norm / scale": Edit(ratio, ratio.replace("max_norm", "max_norm / scale")),
             "the gradients are clipped to max_norm × scale": Edit(ratio, ratio.replace("max_norm", "max_norm * scale")),
             "each gradient is clipped by its own norm": Edit("(norm + 1e-6)", "(gradient.norm() + 1e-6)"),
             "each value is clipped instead of the norm": Edit(f"gradient * {ratio}{clamped}", by_value),

@@ -327,7 +327,7 @@ def _numbered(value: Any) -> object:
         return int(value["number"]) if "number" in value else "a dict that is no micro-batch"
     if isinstance(value, list | tuple):
         return [_numbered(one) for one in value]
-    return value
+    return value if value is None or isinstance(value, int | float | str | Tensor) else f"a {type(value).__name__}"
 
 
 def accumulate_gradient(fn: Callable[..., object]) -> Report:

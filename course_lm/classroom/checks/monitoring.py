@@ -172,6 +172,7 @@ def update_ratios(fn: Callable[..., object]) -> Report:
             "a convolution of three dimensions": _step(3, {"conv.weight": (3, 2, 4), "scale": ()}),
             "float64, a step that turns a matrix around": _step(1, {"head.weight": (3, 5)}, torch.float64, -2.0),
         },
+        run=_by_name,
         shown=["a matrix and a bias"],
         mistakes={
             "the change is divided by the new weights, not by the old ones": Edit(f"/ {size}", "/ after[name].norm()"),
@@ -234,6 +235,14 @@ def update_ratios(fn: Callable[..., object]) -> Report:
             matrices: "Two dimensions or more: biases and the weights of norms are vectors.",
         },
     )
+
+
+def _by_name(fn: Callable[..., object], before: Weights, after: Weights) -> object:
+    """What `fn` gives; a key that is no name is shown by its type."""
+    found = fn(before, after)
+    if not isinstance(found, Mapping):
+        return found
+    return {name if isinstance(name, str) else f"a {type(name).__name__}": one for name, one in found.items()}
 
 
 def _joined(before: Weights, after: Weights | None = None) -> Tensor:

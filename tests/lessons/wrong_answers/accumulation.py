@@ -1,7 +1,9 @@
 """Answers to the exercises of lesson 08: wrong ones, each with the mistake that must be named, and right ones."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -54,6 +56,29 @@ def token_windows_empty_end(micro_batches, min_tokens):
     yield []
 
 
+def token_windows_cleared(micro_batches, min_tokens):
+    window = []
+    for batch in micro_batches:
+        window.append(batch)
+        if sum(int((one["labels"][:, 1:] != -100).sum()) for one in window) >= min_tokens:
+            yield window
+            window.clear()
+    if window:
+        yield window
+
+
+def token_windows_carried(micro_batches, min_tokens):
+    window, tokens = [], 0
+    for batch in micro_batches:
+        window.append(batch)
+        tokens += int((batch["labels"][:, 1:] != -100).sum())
+        if tokens >= min_tokens:
+            yield tuple(window)
+            window, tokens = [], tokens - min_tokens
+    if window:
+        yield tuple(window)
+
+
 def token_windows_counted_anew(micro_batches, min_tokens):
     window = []
     for batch in micro_batches:
@@ -87,6 +112,30 @@ def per_step_by_the_package(labels, accumulation_steps):
     return [package.count_window_targets(window) for window in package.windows(batches, accumulation_steps)]
 
 
+def per_step_in_overlapping_windows(labels, accumulation_steps):
+    counts = [(one[:, 1:] != -100).sum().item() for one in labels]
+    return [sum(counts[start : start + accumulation_steps]) for start in range(len(counts))]
+
+
+def per_step_running_total(labels, accumulation_steps):
+    total, steps = 0, []
+    for number, one in enumerate(labels, start=1):
+        total += int((one[:, 1:] != -100).sum())
+        if number % accumulation_steps == 0 or number == len(labels):
+            steps.append(total)
+    return steps
+
+
+def per_step_without_zeros(labels, accumulation_steps):
+    counts = np.array([np.count_nonzero(one[:, 1:].numpy() > 0) for one in labels])
+    return [counts[start : start + accumulation_steps].sum() for start in range(0, len(counts), accumulation_steps)]
+
+
+def per_step_with_numpy(labels, accumulation_steps):
+    counts = np.array([np.count_nonzero(one[:, 1:].numpy() != -100) for one in labels])
+    return np.add.reduceat(counts, np.arange(0, len(counts), accumulation_steps))
+
+
 def factors(*, shift=1, ignore=True, rows=False):
     def mean_factors(labels):
         counts = []
@@ -113,6 +162,16 @@ def factors_that_are_counts(labels):
 
 def factors_times_the_window(labels):
     return [share * len(labels) for share in factors()(labels)]
+
+
+def factors_upside_down(labels):
+    counts = [(one[:, 1:] != -100).sum().item() for one in labels]
+    return [sum(counts) / count if count > 0 else 0 for count in counts]
+
+
+def factors_as_fractions(labels):
+    counts = [(one[:, 1:] != -100).sum().item() for one in labels]
+    return tuple(Fraction(count, sum(counts)) for count in counts)
 
 
 def factors_as_a_tensor_list(labels):
@@ -157,14 +216,34 @@ def accumulate(*, reduction="sum", divisor="targets", clear="first"):
 
 def accumulate_at_once(model, micro_batches):
     """The sum of all losses is divided, and goes backward once."""
-    micro_batches = [*micro_batches]
-    targets = sum((batch["labels"][:, 1:] != -100).sum() for batch in micro_batches)
+    loss, targets = torch.zeros(()), 0
     model.zero_grad()
+    for batch in micro_batches:
+        loss = loss + losses_of(model, batch, "sum")
+        targets += int((batch["labels"][:, 1:] != -100).sum())
     if not targets:
         return math.nan
-    loss = torch.stack([losses_of(model, batch, "sum") for batch in micro_batches]).sum() / targets
+    loss = loss / targets
     loss.backward()
     return loss
+
+
+def accumulate_running_mean(model, micro_batches):
+    """What stands in .grad is the mean so far; each micro-batch moves it by its share."""
+    iterator, targets, mean = iter(micro_batches), 0, 0.0
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    while (batch := next(iterator, None)) is not None:
+        new = package.count_window_targets([batch]).item()
+        if new == 0:
+            continue
+        share = targets / (targets + new)
+        for parameter in model.parameters():
+            parameter.grad.mul_(share)
+        part = losses_of(model, batch, "mean") * (1 - share)
+        part.backward()
+        targets, mean = targets + new, mean * share + float(part.detach())
+    return np.float64(mean) if targets else np.nan
 
 
 def accumulate_then_divide(model, micro_batches, stop=True):
@@ -182,6 +261,30 @@ def accumulate_then_divide(model, micro_batches, stop=True):
 
 def accumulate_and_divide_anyway(model, micro_batches):
     return accumulate_then_divide(model, micro_batches, stop=False)
+
+
+def accumulate_loss_of_means(model, micro_batches):
+    means = []
+
+    def watched():
+        for batch in micro_batches:
+            means.append(losses_of(model, batch, "mean").item())
+            yield batch
+
+    loss = accumulate_then_divide(model, watched())
+    return sum(means) / len(means) if loss == loss else math.nan
+
+
+def accumulate_loss_undivided(model, micro_batches):
+    targets = 0
+
+    def watched():
+        nonlocal targets
+        for batch in micro_batches:
+            targets += int((batch["labels"][:, 1:] > -1).sum())
+            yield batch
+
+    return accumulate_then_divide(model, watched()) * targets
 
 
 def accumulate_with_train_step(model, micro_batches):
@@ -202,6 +305,11 @@ WRONG_ANSWERS = {
         (token_groups(rows=True), "rows are counted instead of targets"),
         (token_groups(shift=0), "the first label of each row is counted: there is no shift"),
         (token_groups(ignore=False), "ignored labels are counted too"),
+        (token_windows_cleared, "all windows are one list, which is emptied after it was yielded"),
+        (
+            token_windows_carried,
+            "the count is set back by min_tokens, so that what was too much counts for the next window",
+        ),
         (token_windows_empty_end, "an empty window follows the last one"),
     ],
     "tokens_per_step": [
@@ -211,6 +319,9 @@ WRONG_ANSWERS = {
         (per_step(rows=True), "rows are counted instead of targets"),
         (per_step(tail=False), "the last, shorter window is dropped"),
         (per_step(each=True), "each micro-batch is taken for a step"),
+        (per_step_in_overlapping_windows, "the windows overlap: a new one begins at each micro-batch"),
+        (per_step_running_total, "a running total is given: the count is not set back to 0 for the next step"),
+        (per_step_without_zeros, "the label 0 is not counted, though it is a token like others"),
         (per_step(mean=True), "the targets are averaged over the micro-batches, not summed"),
     ],
     "mean_factors": [
@@ -220,6 +331,7 @@ WRONG_ANSWERS = {
         (factors(rows=True), "rows are counted instead of targets"),
         (factors_without_own_count, "a micro-batch's own count is missing: its mean is not turned back into a sum"),
         (factors_that_are_counts, "the division by all targets of the window is missing"),
+        (factors_upside_down, "the division is upside down: all targets by a micro-batch's own"),
         (factors_times_the_window, "the factor is multiplied by the number of micro-batches"),
     ],
     "accumulate_gradient": [
@@ -242,13 +354,17 @@ WRONG_ANSWERS = {
             "gradients are cleared before every micro-batch, so that the last one alone remains",
         ),
         (accumulate(clear="never"), "gradients from before the step are not cleared"),
+        (accumulate(), "several batches are held at a time; read one, use it, and let it go"),
+        (accumulate_with_train_step, "several batches are held at a time; read one, use it, and let it go"),
+        (accumulate_loss_of_means, "the loss is the mean of the micro-batches' means; the gradients are right"),
+        (accumulate_loss_undivided, "the loss is not divided, only the gradients"),
         (accumulate_and_divide_anyway, "a window without targets is divided by 0"),
     ],
 }
 
 EQUIVALENT = {
     "token_windows": [token_groups(), token_windows_counted_anew],
-    "tokens_per_step": [per_step(), per_step_by_the_package],
-    "mean_factors": [factors(), factors_as_a_tensor_list],
-    "accumulate_gradient": [accumulate(), accumulate_at_once, accumulate_then_divide, accumulate_with_train_step],
+    "tokens_per_step": [per_step(), per_step_by_the_package, per_step_with_numpy],
+    "mean_factors": [factors(), factors_as_a_tensor_list, factors_as_fractions],
+    "accumulate_gradient": [accumulate_at_once, accumulate_then_divide, accumulate_running_mean],
 }

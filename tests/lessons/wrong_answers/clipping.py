@@ -1,6 +1,7 @@
 """Answers to the exercises of lesson 09: wrong ones, each with the mistake that must be named, and right ones."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -162,6 +163,98 @@ def clip_with_the_package(gradients, scale, max_norm):
     return [parameter.grad for parameter in parameters]
 
 
+def norm_up_to_none(gradients):
+    total = 0.0
+    for gradient in gradients:
+        if gradient is None:
+            break
+        total += float((gradient * gradient).sum())
+    return total**0.5
+
+
+def infinity_norm(gradients):
+    return np.abs(flat(gradients)).max()
+
+
+def norm_of_rows(gradients):
+    return sum(gradient.norm(dim=-1).sum() for gradient in gradients if gradient is not None)
+
+
+def spectral_norms(gradients):
+    norms = [
+        np.linalg.norm(gradient.numpy(), 2 if gradient.ndim == 2 else None) if gradient.ndim else abs(float(gradient))
+        for gradient in gradients
+        if gradient is not None
+    ]
+    return math.hypot(*norms)
+
+
+def norm_in_float32(gradients):
+    return np.float32(norm_of_flat_vector(gradients))
+
+
+def clipped_norm(norm, max_norm):
+    if max_norm is None or not np.isfinite(norm):
+        return norm
+    return min(norm, max_norm)
+
+
+def coefficient_as_fraction(norm, max_norm):
+    if max_norm is None or not math.isfinite(norm):
+        return 1
+    return min(Fraction(1), Fraction(max_norm) / Fraction(norm)) if norm else Fraction(1)
+
+
+def coefficient_of_share(norm, max_norm):
+    factor = coefficient()(norm, max_norm)
+    return 1 - factor if factor < 1 else 1.0
+
+
+def bad_nan_first(gradients):
+    for test in (torch.isnan, torch.isinf):
+        for name, gradient in gradients.items():
+            if gradient is not None and test(gradient).any():
+                return name
+    return ""
+
+
+def bad_in_alphabetical_order(gradients):
+    bad = [name for name, part in gradients.items() if part is not None and holds_nonfinite(part.numpy())]
+    return sorted(bad)[0] if bad else ""
+
+
+def all_bad(gradients):
+    return [name for name, part in gradients.items() if part is not None and holds_nonfinite(part.numpy())]
+
+
+def bad_until_none(gradients):
+    for name, gradient in gradients.items():
+        if gradient is None:
+            return ""
+        if holds_nonfinite(gradient.numpy()):
+            return name
+    return ""
+
+
+def clip_by_scaled_norm(gradients, scale, max_norm):
+    return [one / scale for one in clip(gradients, scale, max_norm)]
+
+
+def clip_with_sum_of_norms(gradients, scale, max_norm):
+    length = sum(gradient.norm() for gradient in gradients)
+    return [gradient * min(1.0, max_norm / length) for gradient in gradients]
+
+
+def multiply_by_scale(gradients, scale, max_norm):
+    return [gradient * scale for gradient in gradients]
+
+
+def unscaled_and_clipped_with_numpy(gradients, scale, max_norm):
+    true = [gradient.numpy() / scale for gradient in gradients]
+    length = math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in true))
+    return tuple(part * min(1.0, max_norm / length) for part in true)
+
+
 WRONG_ANSWERS = {
     "global_norm": [
         (sum_of_norms, "the norms of the parameters are added"),
@@ -169,6 +262,10 @@ WRONG_ANSWERS = {
         (squared_norm, "the root is missing"),
         (one_norm, "absolute values are added instead of squares"),
         (rms_of_weights, "the squares are averaged over the weights"),
+        (norm_up_to_none, "the parameters after the first None are left out"),
+        (infinity_norm, "the largest absolute value is taken: the norm for p = ∞"),
+        (norm_of_rows, "the norms of all rows are added"),
+        (spectral_norms, "a matrix counts by its spectral norm, its largest singular value"),
         (rms_of_norms, "the squares of the norms are averaged over the parameters"),
     ],
     "clip_coefficient": [
@@ -178,6 +275,9 @@ WRONG_ANSWERS = {
         (coefficient(inf=0.0, nan=math.nan), "a norm of inf gives 0 and a norm of nan gives nan"),
         (coefficient(inf=0.0, nan=0.0), "gradients that are not finite are multiplied by 0"),
         (coefficient(default=1.0), "None counts as a max_norm of 1"),
+        (clipped_norm, "the clipped norm is returned, not the factor"),
+        (coefficient_of_share, "the share that is too much is returned: 1 − max_norm / norm"),
+        (coefficient(nan=math.nan), "a norm of nan gives nan"),
         (coefficient(whole=True), "max_norm itself is returned as the factor"),
     ],
     "first_bad_parameter": [
@@ -196,6 +296,10 @@ WRONG_ANSWERS = {
             first_where(lambda values: not torch.from_numpy(values).sum().isfinite()),
             "the norm or the sum is tested, which overflows for large finite gradients",
         ),
+        (bad_nan_first, "nan is looked for in all parameters first, and infinities after that"),
+        (bad_in_alphabetical_order, "the names are sorted: the first in the alphabet is named"),
+        (all_bad, "all bad parameters are named, not the first one"),
+        (bad_until_none, "the search ends at the first parameter without gradient"),
         (first_where(holds_nonfinite, without="name"), "a parameter without gradient is named"),
     ],
     "unscaled_and_clipped": [
@@ -205,13 +309,21 @@ WRONG_ANSWERS = {
         (finish(unscale, unscale, clip), "the scale is taken out twice"),
         (finish(unscale, clip_each), "each gradient is clipped by its own norm"),
         (finish(unscale, clip_values), "each value is clipped instead of the norm"),
+        (clip_by_scaled_norm, "the gradients are clipped first and unscaled then"),
+        (finish(unscale, clip_with_sum_of_norms), "the norms of the tensors are added"),
+        (finish(multiply_by_scale, clip), "the gradients are multiplied by the scale"),
         (finish(unscale, normalise), "small gradients are stretched to max_norm"),
     ],
 }
 
 EQUIVALENT = {
-    "global_norm": [norm_of_flat_vector, norm_of_norms],
-    "clip_coefficient": [coefficient(), coefficient_as_torch, coefficient_by_min],
+    "global_norm": [norm_of_flat_vector, norm_of_norms, norm_in_float32],
+    "clip_coefficient": [coefficient(), coefficient_as_torch, coefficient_by_min, coefficient_as_fraction],
     "first_bad_parameter": [first_where(holds_nonfinite), bad_by_largest],
-    "unscaled_and_clipped": [finish(unscale, clip), finish(clip_at_scaled_limit, unscale), clip_with_the_package],
+    "unscaled_and_clipped": [
+        finish(unscale, clip),
+        finish(clip_at_scaled_limit, unscale),
+        clip_with_the_package,
+        unscaled_and_clipped_with_numpy,
+    ],
 }

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -168,11 +169,109 @@ def stopping_point_with_numpy(values, patience, min_delta):
     return [len(values), kept]
 
 
+def perplexity_without_the_first(records):
+    nats = tokens = 0
+    for before, after in pairwise(records):
+        new = after["tokens"] - before["tokens"]
+        nats, tokens = nats + (after["loss"] * new if new else 0), tokens + new
+    return math.exp(nats / tokens)
+
+
+def perplexity_up_to_nan(records):
+    nats = total = 0
+    for record in records:
+        if math.isnan(record["loss"]):
+            break
+        nats += record["loss"] * (record["tokens"] - total)
+        total = record["tokens"]
+    return math.exp(nats / total)
+
+
+def perplexity_in_bits(records):
+    return 2 ** loss_instead_of_perplexity(records)
+
+
+def perplexity_as_a_tensor(records):
+    totals = torch.tensor([0.0] + [record["tokens"] for record in records], dtype=torch.float64)
+    losses = torch.tensor([record["loss"] for record in records], dtype=torch.float64).nan_to_num(0)
+    return ((losses * totals.diff()).sum() / totals[-1]).exp()
+
+
+def ratios_of_two_dimensions(before, after):
+    return {
+        name: float((after[name] - old).square().sum().sqrt() / old.square().sum().sqrt())
+        for name, old in before.items()
+        if len(old.shape) == 2
+    }
+
+
+def ratios_by_name(before, after):
+    return {
+        name: float((after[name] - old).norm() / old.norm()) for name, old in before.items() if name.endswith("weight")
+    }
+
+
+def ratios_as_numpy_numbers(before, after):
+    return {
+        name: np.linalg.norm((after[name] - before[name]).numpy().ravel())
+        / np.linalg.norm(before[name].numpy().ravel())
+        for name in reversed(before)
+        if before[name].dim() > 1
+    }
+
+
+def records_with_replaced_text(text):
+    return [json.loads(line.replace("null", "NaN")) for line in complete_lines(text)]
+
+
+def records_with_zeros_lost(text):
+    return [{key: value or float("nan") for key, value in json.loads(line).items()} for line in complete_lines(text)]
+
+
+def records_with_the_loss_mended(text):
+    records = [json.loads(line) for line in complete_lines(text)]
+    for record in records:
+        if "loss" in record and record["loss"] is None:
+            record["loss"] = math.nan
+    return records
+
+
+def records_one_by_one(text):
+    while "\n" in text:
+        line, text = text.split("\n", 1)
+        yield json.loads(line, object_hook=nulls_to_nan)
+
+
+def stopping_point_turned(values, patience, min_delta):
+    return stops()(values, patience, min_delta)[::-1]
+
+
+def stopping_point_from_the_first(values, patience, min_delta):
+    best, kept, bad = values[0], 0, 0
+    for position in range(1, len(values)):
+        if values[position] < best - min_delta:
+            best, kept, bad = values[position], position, 0
+        else:
+            bad += 1
+            if bad >= patience:
+                return position + 1, kept
+    return len(values), kept
+
+
+def stopping_point_of_the_smallest(values, patience, min_delta):
+    read, _ = stops()(values, patience, min_delta)
+    there = [position for position in range(len(values)) if not math.isnan(values[position])]
+    return read, min(there, key=values.__getitem__) if there else None
+
+
 WRONG_ANSWERS = {
     "logged_perplexity": [
         (perplexity_with_equal_weights, "every record weighs the same, however many tokens it covers"),
         (perplexity_by_running_totals, "the running total is taken for the tokens of the record itself"),
         (mean_of_perplexities, "perplexities are averaged: the exponential comes before the mean"),
+        (perplexity_without_the_first, "the first record is left out: only differences between records count"),
+        (perplexity_up_to_nan, "the loop ends at the first record without tokens"),
+        (perplexity_in_bits, "the power has base 2, but the losses are in nats"),
         (perplexity_with_nan, "the nan of a record without tokens spreads"),
         (perplexity_at_the_end, "only the last record is read"),
         (loss_instead_of_perplexity, "the exponential is missing"),
@@ -183,6 +282,8 @@ WRONG_ANSWERS = {
         (ratios_by_element, "the ratio is taken element by element and then averaged"),
         (ratios(power=2), "the squares are not rooted"),
         (ratios(vectors=True), "vectors are measured too"),
+        (ratios_of_two_dimensions, "only tensors of exactly two dimensions are measured"),
+        (ratios_by_name, "names decide what is measured, not dimensions: all that ends in weight"),
         (ratios(by="one"), "the change is not divided by anything"),
         (ratios_of_the_largest, "the largest change is divided by the largest weight"),
     ],
@@ -190,6 +291,9 @@ WRONG_ANSWERS = {
         (records_without_the_last, "the last line is left out, whole or torn"),
         (records_with_none, "null stays None"),
         (records_with_zeros, "null becomes 0, a loss that was never measured"),
+        (records_with_replaced_text, "the word null is replaced in the text, within notes too"),
+        (records_with_zeros_lost, "0 becomes nan as well"),
+        (records_with_the_loss_mended, "only the loss becomes nan where it is null, other entries stay None"),
         (records_without_nulls, "records with a null are left out"),
         (
             records_by_splitlines,
@@ -203,13 +307,19 @@ WRONG_ANSWERS = {
         (stops(equal=True), "an equal value counts as an improvement"),
         (stops(in_a_row=False), "the values that do not improve are counted over the whole run, not in a row"),
         (stops(previous=True), "each value is compared with the one before, not with the best"),
+        (stopping_point_turned, "the two numbers come in the other order"),
+        (stopping_point_from_the_first, "the first value is the best one from the start, even nan"),
+        (
+            stopping_point_of_the_smallest,
+            "the smallest value of the whole list is kept, even one that is not read",
+        ),
         (stops(late=1), "one value more is read than patience allows"),
     ],
 }
 
 EQUIVALENT = {
-    "logged_perplexity": [perplexity_by_numpy],
-    "update_ratios": [ratios(), ratios_as_tensors],
-    "read_records": [records_by_complete_lines],
+    "logged_perplexity": [perplexity_by_numpy, perplexity_as_a_tensor],
+    "update_ratios": [ratios(), ratios_as_tensors, ratios_as_numpy_numbers],
+    "read_records": [records_by_complete_lines, records_one_by_one],
     "stopping_point": [stops(), stopping_point_with_numpy],
 }

@@ -161,10 +161,9 @@ def groups_with_the_tied_weight_twice(model, weight_decay):
 
 
 def groups_with_frozen_weights(model, weight_decay):
-    by_ndim = {ndim: [p for p in model.parameters() if p.ndim == ndim] for ndim in (1, 2)}
     return [
-        {"params": by_ndim[2], "weight_decay": weight_decay},
-        {"params": by_ndim[1], "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim != 2], "weight_decay": 0.0},
     ]
 
 

@@ -1,6 +1,8 @@
 """Answers to the exercises of lesson 02: wrong ones, each with the mistake that must be named, and right ones."""
 
 import random
+import time
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -64,6 +66,21 @@ def share_of_full_batches(lengths, batch_size):
 
 def share_of_sorted_rows(lengths, batch_size):
     return share_by_numpy(sorted(lengths), batch_size)
+
+
+def share_in_fractions(lengths, batch_size):
+    real, positions = shape_of_padding(lengths, batch_size).sum(axis=0).tolist()
+    return 1 - Fraction(real, positions)
+
+
+def share_averaged_over_rows(lengths, batch_size):
+    widths = [max(lengths[i - i % batch_size :][:batch_size]) for i in range(len(lengths))]
+    return np.mean([1 - length / width for length, width in zip(lengths, widths)])
+
+
+def padding_in_positions(lengths, batch_size):
+    real, positions = shape_of_padding(lengths, batch_size).sum(axis=0)
+    return positions - real
 
 
 # labels_of(input_ids, attention_mask, document_ids)
@@ -138,6 +155,14 @@ def labels_of_zero(input_ids, attention_mask, document_ids=None):
     return torch.where(labels == -100, 0, labels)
 
 
+def labels_one_shorter(input_ids, attention_mask, document_ids=None):
+    return labels_by_loops(input_ids, attention_mask, document_ids)[:, 1:]
+
+
+def labels_as_lists(input_ids, attention_mask, document_ids=None):
+    return labels_by_loops(input_ids, attention_mask, document_ids).tolist()
+
+
 def labels_in_place(input_ids, attention_mask, document_ids=None):
     labels = input_ids
     labels[labels_by_loops(input_ids, attention_mask, document_ids) == -100] = -100
@@ -189,6 +214,10 @@ def order_of_the_seed(count, seed, epoch):
     return random.Random(seed).sample(range(count), count)
 
 
+def order_of_the_lowest_bits(count, seed, epoch):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed << 32 | epoch))
+
+
 def order_of_the_epoch(count, seed, epoch):
     return np.random.default_rng(epoch).permutation(count)
 
@@ -199,6 +228,49 @@ def order_with_replacement(count, seed, epoch):
 
 def order_of_the_corpus(count, seed, epoch):
     return list(range(count))
+
+
+def order_by_digits(count, seed, epoch):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(10 * seed + epoch)).tolist()
+
+
+def order_by_thousands(count, seed, epoch):
+    return np.random.default_rng(1000 * seed + epoch).permutation(count)
+
+
+def order_by_hash_of_text(count, seed, epoch):
+    return random.Random(hash(f"{seed}/{epoch}")).sample(range(count), count)
+
+
+def order_by_digits_in_a_row(count, seed, epoch):
+    return random.Random(f"{seed}{epoch}").sample(range(count), count)
+
+
+def order_by_exclusive_or(count, seed, epoch):
+    return np.random.default_rng(seed ^ epoch).permutation(count)
+
+
+def order_of_the_clock(count, seed, epoch):
+    return random.Random(int(time.time()) + seed * 100_000 + epoch).sample(range(count), count)
+
+
+def order_of_numpy_from_the_seed(count, seed, epoch):
+    np.random.seed(seed)
+    return np.random.permutation(count)
+
+
+def order_by_numbers_that_hash(count, seed, epoch):
+    return random.Random(hash((seed, epoch))).sample(range(count), count)
+
+
+def order_by_sequence(count, seed, epoch):
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def order_in_a_fork(count, seed, epoch):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed << 16 | epoch)
+        return iter(torch.randperm(count).tolist())
 
 
 # allowed_attention(document_ids)
@@ -267,6 +339,11 @@ WRONG_ANSWERS = {
         (share_per_real_token, "padding is divided by the real tokens instead of by all positions"),
         (share_of_full_batches, "a smaller last batch is dropped"),
         (share_of_sorted_rows, "the rows are sorted by length first (bucketed, not dynamic)"),
+        (
+            share_averaged_over_rows,
+            "every row's own share is averaged: a row of a narrow batch weighs as much as one of a wide batch",
+        ),
+        (padding_in_positions, "the number of PADs is returned, not their share of the positions"),
     ],
     "labels_of": [
         (labels_with_padding, "padding is a target"),
@@ -280,12 +357,20 @@ WRONG_ANSWERS = {
         (labels_after_left_padding, "the first real token after left padding is a target"),
         (labels_shifted_by_roll, "the labels are already shifted, and the loss shifts them again"),
         (labels_of_zero, "what is no target gets label 0, which is a token like any other"),
+        (
+            labels_one_shorter,
+            "the labels are one position shorter: they are cut as if the loss did not shift",
+        ),
         (labels_in_place, "the answer writes into input_ids: the model then reads -100 as a token"),
     ],
     "epoch_order": [
         (
             order_of_the_process,
             "the numbers come from the global generator: the next call gives another order",
+        ),
+        (
+            order_of_the_clock,
+            "the clock is in the seed: started again, a run has another order",
         ),
         (order_of_python, "the numbers come from the global generator: the next call gives another order"),
         (
@@ -304,9 +389,43 @@ WRONG_ANSWERS = {
         ),
         (order_that_adds, "seed and epoch are added: seed 0 in epoch 1 has the order of seed 1 in epoch 0"),
         (order_of_the_seed, "the epoch is not used: every epoch has the same order"),
-        (order_of_the_epoch, "the seed is not used: every run has the same orders"),
+        (
+            order_of_the_epoch,
+            "the seed is not used, or lies above the 32 bits that torch looks at: every run has the same orders",
+        ),
+        (
+            order_of_the_lowest_bits,
+            "the seed is not used, or lies above the 32 bits that torch looks at: every run has the same orders",
+        ),
         (order_with_replacement, "rows are drawn with replacement: some come twice and some never"),
         (order_of_the_corpus, "nothing is shuffled"),
+        (
+            order_by_digits,
+            "the seed is multiplied by a number and the epoch added: an epoch as large as the number is the next "
+            "seed's epoch 0",
+        ),
+        (
+            order_by_thousands,
+            "the seed is multiplied by a number and the epoch added: an epoch as large as the number is the next "
+            "seed's epoch 0",
+        ),
+        (
+            order_by_hash_of_text,
+            "the order depends on `hash` of a text, which every process salts anew: a resumed run has other orders",
+        ),
+        (
+            order_by_digits_in_a_row,
+            "the two numbers are written without a sign between them: seed 1 in epoch 11 has the order of seed 11 in "
+            "epoch 1",
+        ),
+        (
+            order_by_exclusive_or,
+            "seed and epoch are joined by ^ (exclusive or): seed 0 in epoch 1 has the order of seed 1 in epoch 0",
+        ),
+        (
+            order_of_numpy_from_the_seed,
+            "the global generator is seeded with the seed alone: every epoch has the same order",
+        ),
     ],
     "allowed_attention": [
         (allowed_with_future, "the future is visible: a document's tokens see those after them"),
@@ -321,8 +440,14 @@ WRONG_ANSWERS = {
 }
 
 EQUIVALENT = {
-    "padding_share": [share_by_numpy, share_of_tensors],
-    "labels_of": [batching.labels_of, labels_by_loops, labels_that_never_hold_position_0],
-    "epoch_order": [order_by_text, order_by_two_shuffles],
+    "padding_share": [share_by_numpy, share_of_tensors, share_in_fractions],
+    "labels_of": [batching.labels_of, labels_by_loops, labels_that_never_hold_position_0, labels_as_lists],
+    "epoch_order": [
+        order_by_text,
+        order_by_two_shuffles,
+        order_by_numbers_that_hash,
+        order_by_sequence,
+        order_in_a_fork,
+    ],
     "allowed_attention": [allowed_by_loops, allowed_as_numbers],
 }

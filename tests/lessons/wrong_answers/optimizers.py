@@ -66,6 +66,22 @@ def sgd_with_growing_weights(weight, gradient, velocity, lr, momentum, weight_de
     return weight - lr * velocity, velocity
 
 
+def sgd_by_nesterov(weight, gradient, velocity, lr, momentum, weight_decay):
+    gradient = gradient.add(weight, alpha=weight_decay)
+    velocity = velocity.mul(momentum).add(gradient)
+    return weight.sub(gradient.add(velocity, alpha=momentum), alpha=lr), velocity
+
+
+def sgd_with_the_old_velocity_returned(weight, gradient, velocity, lr, momentum, weight_decay):
+    return sgd_in_one_tensor(weight, gradient, velocity, lr, momentum, weight_decay)[0], velocity
+
+
+def sgd_by_numpy(weight, gradient, velocity, lr, momentum, weight_decay):
+    weight, gradient, velocity = weight.numpy(), gradient.numpy(), velocity.numpy()
+    velocity = momentum * velocity + (gradient + weight_decay * weight)
+    return weight - lr * velocity, velocity
+
+
 def sgd_in_one_tensor(weight, gradient, velocity, lr, momentum, weight_decay):
     velocity = torch.stack([velocity * momentum, gradient, weight * weight_decay]).sum(0)
     return [weight - lr * velocity, velocity]
@@ -145,10 +161,9 @@ def groups_with_the_tied_weight_twice(model, weight_decay):
 
 
 def groups_with_frozen_weights(model, weight_decay):
-    by_ndim = {ndim: [p for p in model.parameters() if p.ndim == ndim] for ndim in (1, 2)}
     return [
-        {"params": by_ndim[2], "weight_decay": weight_decay},
-        {"params": by_ndim[1], "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim != 2], "weight_decay": 0.0},
     ]
 
 
@@ -157,13 +172,42 @@ def groups_of_matrices_alone(model, weight_decay):
     return [{"params": list(matrices), "weight_decay": weight_decay}]
 
 
+def groups_that_leave_the_default(model, weight_decay):
+    decayed, spared = grouped(lambda module, name, p: p.ndim > 1)(model, weight_decay)
+    return [decayed, {"params": spared["params"]}]
+
+
+def groups_of_ndim_1_and_2(model, weight_decay):
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decays = {2: weight_decay, 1: 0.0}
+    return [{"params": [p for p in trained if p.ndim == n], "weight_decay": decays[n]} for n in decays]
+
+
+def groups_with_names(model, weight_decay):
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for decays in (False, True):
+        members = [(name, p) for name, p in named if (p.ndim == 2) == decays]
+        yield {"params": members, "weight_decay": torch.tensor(weight_decay) if decays else 0}
+
+
 def one_group_for_each_weight(model, weight_decay):
     trained = [p for p in model.parameters() if p.requires_grad]
     return [{"params": [p], "weight_decay": weight_decay if p.ndim > 1 else 0.0} for p in trained]
 
 
 def adamw(
-    *, correct=True, couple=False, rate=True, eps_in="sum", root=True, start=1, keep=True, swap=False, decay=True
+    *,
+    correct=True,
+    of_mean=True,
+    of_square=True,
+    couple=False,
+    rate=True,
+    eps_in="sum",
+    root=True,
+    start=1,
+    keep=True,
+    swap=False,
+    decay=True,
 ):
     """AdamW with in-place updates, right unless told otherwise."""
 
@@ -179,8 +223,8 @@ def adamw(
         mean, square = state["mean"].clone(), state["square"].clone()
         unbiased = torch.tensor(1 - beta2 ** state["t"], dtype=weight.dtype)
         if correct:
-            mean /= torch.tensor(1 - beta1 ** state["t"], dtype=weight.dtype)
-            square /= unbiased
+            mean /= torch.tensor(1 - beta1 ** state["t"], dtype=weight.dtype) if of_mean else 1.0
+            square /= unbiased if of_square else 1.0
         if eps_in == "root":
             square += eps
         below = square.sqrt() if root else square
@@ -203,6 +247,15 @@ def adamw_that_keeps_corrected_moments(weight, gradient, state, lr, beta1, beta2
     return weight.mul(1 - lr * weight_decay).addcdiv(mean, square.sqrt() + eps, value=-lr)
 
 
+def adamw_that_decays_last(weight, gradient, state, lr, beta1, beta2, eps, weight_decay):
+    return adamw()(weight, gradient, state, lr, beta1, beta2, eps, 0.0).mul(1 - lr * weight_decay)
+
+
+def adamw_in_double(weight, gradient, state, lr, beta1, beta2, eps, weight_decay):
+    new = adamw_by_the_paper(weight.double(), gradient.double(), state, lr, beta1, beta2, eps, weight_decay)
+    return new.to(weight.dtype)
+
+
 def adamw_by_the_paper(weight, gradient, state, lr, beta1, beta2, eps, weight_decay):
     state["gradients"] = [*state.get("gradients", []), gradient]
     t = len(state["gradients"])
@@ -223,9 +276,11 @@ WRONG_ANSWERS = {
         (sgd_with_the_rate_inside, "the learning rate is inside the velocity"),
         (sgd_uphill, "the step goes uphill: the velocity is added"),
         (sgd_with_growing_weights, "the decay has the wrong sign and makes weights grow"),
+        (sgd_by_nesterov, "this is Nesterov's step: the weight moves by gradient + momentum · velocity"),
+        (sgd_with_the_old_velocity_returned, "the old velocity is returned, not the new one"),
     ],
     "training_bytes": [
-        (counted(per_weight=1), "the gradients are left out"),
+        (counted(per_weight=1), "one copy of each weight is counted: weights or gradients are left out"),
         (counted(per_weight=0), "only the optimizer's state is counted"),
         (counted(moments=(1, 1)), "Adam's second moment is left out"),
         (counted(moments=(2, 0)), "SGD keeps nothing, although it has momentum"),
@@ -234,6 +289,9 @@ WRONG_ANSWERS = {
         (bytes_without_factors, "Adafactor keeps nothing at all"),
         (counted(width=1), "numbers are counted instead of bytes: a float32 has 4"),
         (bytes_in_bits, "bits are counted instead of bytes"),
+        (counted(width=2), "a number is taken to have 2 bytes: a float32 has 4"),
+        (counted(moments=(2, 2)), "SGD keeps two numbers for each weight instead of one"),
+        (counted(moments=(3, 1)), "AdamW keeps three numbers for each weight instead of two"),
     ],
     "decay_groups": [
         (one_group, "everything decays, biases and norm gains too"),
@@ -247,6 +305,11 @@ WRONG_ANSWERS = {
         (groups_with_the_tied_weight_twice, "a tied weight stands in the groups twice and is moved twice"),
         (groups_with_frozen_weights, "frozen weights are in the groups too"),
         (groups_of_matrices_alone, "what must not decay is left out, and so never trained"),
+        (
+            groups_that_leave_the_default,
+            "the group of vectors has no weight_decay: the optimizer's own applies, 0.01 in AdamW",
+        ),
+        (groups_of_ndim_1_and_2, "a weight without dimensions is in no group"),
     ],
     "adamw_step": [
         (adamw(correct=False), "there is no bias correction"),
@@ -260,16 +323,20 @@ WRONG_ANSWERS = {
         (adamw(keep=False), "the moments are forgotten after each step"),
         (adamw(swap=True), "beta1 and beta2 are swapped"),
         (adamw(decay=False), "there is no decay"),
+        (adamw(of_mean=False), "the first moment is not corrected, only the second"),
+        (adamw(of_square=False), "the second moment is not corrected, only the first"),
+        (adamw_that_decays_last, "the decay shrinks the weight after it has moved"),
     ],
 }
 
 EQUIVALENT = {
-    "sgd_step": [sgd_in_one_tensor],
+    "sgd_step": [sgd_in_one_tensor, sgd_by_numpy],
     "training_bytes": [counted(), bytes_as_float],
     "decay_groups": [
         optim.parameter_groups,
         one_group_for_each_weight,
+        groups_with_names,
         grouped(lambda module, name, p: p.ndim >= 2),
     ],
-    "adamw_step": [adamw(), adamw_by_the_paper],
+    "adamw_step": [adamw(), adamw_by_the_paper, adamw_in_double],
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from course_lm.classroom.checks.mistakes import store
-from course_lm.classroom.checks.mistakes.naming import by_hand_candidates, candidates, name_mistake, name_raised
+from course_lm.classroom.checks.mistakes.naming import by_hand_candidates, candidates, name_mistake
 from course_lm.classroom.checks.mistakes.outcomes import Outcome
 from tests.lessons import mutants
 from tests.lessons.mutants import Signatures, outcomes_of, question_of
@@ -50,15 +50,13 @@ def test_each_edit_that_no_case_tells_from_the_solution_is_accepted_as_equal(les
 
 @pytest.mark.long
 @of_each_exercise
-def test_no_mutant_is_accepted_and_each_is_named_by_its_own_words(lesson, check):
+def test_no_mutant_is_accepted_and_each_with_results_is_named_by_its_own_words(lesson, check):
     question = stored_question(lesson, check)
     for one in candidates(question):
         got = outcomes_of(question, one.make())
         assert any(not question.is_right(case, outcome) for case, outcome in got.items()), one.words
         if not any(outcome.fault for outcome in got.values()):
             assert name_mistake(question, got) == one.named, one.words
-        elif not any(outcome.refused or outcome.gave_none for outcome in got.values()):
-            assert name_raised(question, got) == one.named, one.words
 
 
 @pytest.mark.long

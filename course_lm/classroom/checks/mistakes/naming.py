@@ -1,6 +1,7 @@
 """Which mistake an answer makes: the one whose results it has."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from course_lm.classroom.checks.mistakes.question import AnyOf, Question, Varian
 from course_lm.classroom.checks.mistakes.store import Mutants
 
 MOST_PAIRS = 600
+PAIR_SECONDS = 1.2  # of the processor, for all pairs: a learner waits for them
 _MOSTLY = 0.8  # the share of an answer's wrong numbers that a mistake must give
 _FEWEST = 8  # wrong numbers that say something together
 _MANY_BITS = 64
@@ -144,11 +146,11 @@ def _named_by_pair(
 
 
 def _pairs(question: Question, found: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Two edits at once, the nearest first and not more than `MOST_PAIRS`."""
+    """Two edits at once, the nearest first, not more than `MOST_PAIRS` and for not longer than `PAIR_SECONDS`."""
     mutants, edits = question.mutants, [one for one in found if one.changes]
     if mutants is None:
         return
-    tried = 0
+    tried, end = 0, time.process_time() + PAIR_SECONDS
     for total in range(1, 2 * len(edits)):
         for first in range(max(0, total - len(edits) + 1), (total + 1) // 2):
             one, other = edits[first], edits[total - first]
@@ -156,7 +158,7 @@ def _pairs(question: Question, found: Sequence[Candidate]) -> Iterator[Candidate
             if not is_apart(changes):
                 continue
             tried += 1
-            if tried > MOST_PAIRS:
+            if tried > MOST_PAIRS or time.process_time() > end:
                 return
             words = f"{one.words}; and {other.words}"
             yield Candidate(

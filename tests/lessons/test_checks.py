@@ -169,6 +169,15 @@ def test_wrong_arguments_are_one_clear_line():
     assert "takes 0 positional arguments but 1 was given" in check(lambda: 1).message
 
 
+def test_a_result_that_holds_itself_is_refused():
+    def circular(x):
+        items = [x]
+        items.append(items)
+        return items
+
+    assert check(circular).message == "the result holds itself"
+
+
 def test_a_result_instead_of_a_function_is_refused():
     assert check(torch.zeros(2)).message == "give the function itself, without calling it"
 

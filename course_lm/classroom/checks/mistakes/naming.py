@@ -16,8 +16,6 @@ from course_lm.classroom.checks.mistakes.store import Mutants
 
 MOST_PAIRS = 600
 PAIR_SECONDS = 1.2  # of the processor, for all pairs: a learner waits for them
-_MOSTLY = 0.8  # the share of an answer's wrong numbers that a mistake must give
-_FEWEST = 8  # wrong numbers that say something together
 _MANY_BITS = 64
 _BITS_OF_CHANCE = 8  # a match that chance brings about in fewer than one of 2⁸ searches is believed
 
@@ -109,15 +107,20 @@ def _hint_of(question: Question, source: Source, changes: Sequence[Change]) -> s
     return ""
 
 
-def name_mistake(question: Question, got: Mapping[str, Outcome]) -> Named | None:
-    """The mistake whose results an answer has: in every case, as two mistakes together, or wherever it is wrong."""
+def name_mistake(
+    question: Question, got: Mapping[str, Outcome], found: Sequence[Candidate] | None = None
+) -> Named | None:
+    """The mistake whose results an answer has: in every case, as two mistakes together, or wherever it is wrong.
+
+    `found` are the question's candidates, where they are at hand.
+    """
     failing = question.by_size([case for case in got if not question.is_right(case, got[case])])
     order = [*failing, *(case for case in got if case not in failing)]
-    found = candidates(question)
+    found = candidates(question) if found is None else found
     for one in found:
         if one.is_like(question, got, order):
             return one.named
-    bits = _bits(got[case] for case in failing)
+    bits = _bits((question.expected[case], got[case]) for case in failing)
     pair = _named_by_pair(question, got, order, found, bits)
     if pair is not None:
         return pair
@@ -193,47 +196,17 @@ def _named_where_wrong(
     if like and bits > math.log2(len(found)) + _BITS_OF_CHANCE / 2:
         best = max(like, key=lambda one: sum(one.is_like(question, got, [case]) for case in got))
         return Named(f"where it is wrong, {best.named.sentence}", best.hint)
-    return _named_where_mostly_wrong(question, got, failing, found)
+    return None
 
 
-def _named_where_mostly_wrong(
-    question: Question, got: Mapping[str, Outcome], failing: Sequence[str], found: Sequence[Candidate]
-) -> Named | None:
-    """The only mistake that gives most of the wrong numbers of a long list or tensor."""
-    shares = {}
-    for one in found:
-        shares[one.words] = max(shares.get(one.words, 0.0), _share(question, one, got, failing))
-    most = max(shares.values(), default=0.0)
-    best = [one for one in found if shares[one.words] == most]
-    if most < _MOSTLY or len({one.words for one in best}) > 1:
-        return None
-    return Named(f"in most places, {best[0].named.sentence}", best[0].hint)
-
-
-def _share(question: Question, one: Candidate, got: Mapping[str, Outcome], failing: Sequence[str]) -> float:
-    """Of the wrong numbers of an answer those that a mistake gives as well; 0 where there are few."""
-    equal = wrong = 0
-    for case in failing:
-        numbers = [_numbers(value) for value in (question.expected[case], got[case], one.outcome(question, case))]
-        if not len(numbers[0]) == len(numbers[1]) == len(numbers[2]):
-            return 0.0
-        for expected, own, variant in zip(*numbers):
-            if not math.isclose(expected, own, rel_tol=1e-5):
-                wrong += 1
-                equal += math.isclose(variant, own, rel_tol=1e-5)
-    return equal / wrong if equal >= _FEWEST else 0.0
-
-
-def _numbers(outcome: Outcome) -> list[float]:
-    return [float(leaf) for leaf in _leaves(outcome.value) if isinstance(leaf, int | float)]
-
-
-def _bits(outcomes: Iterator[Outcome]) -> float:
-    """How much wrong results tell: a fraction says much, a small whole number little, a repeated one least."""
+def _bits(outcomes: Iterator[tuple[Outcome, Outcome]]) -> float:
+    """How much wrong results tell: a fraction says much, a small whole number little, a repeated or right one least."""
     numbers, bits = set[object](), 0.0
-    for one in outcomes:
-        for leaf in _leaves(one.value):
-            bits += 1 if leaf in numbers else _bits_of(leaf)
+    for expected, got in outcomes:
+        right = list(_leaves(expected.value))
+        for place, leaf in enumerate(_leaves(got.value)):
+            is_right = place < len(right) and leaf == right[place]
+            bits += 1 if leaf in numbers or is_right else _bits_of(leaf)
             numbers.add(leaf)
             if bits >= _MANY_BITS:
                 return bits

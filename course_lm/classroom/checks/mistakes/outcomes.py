@@ -91,7 +91,7 @@ def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], allowed:
             found.error = error
     if _holds_itself(found.value):
         found.value, found.refused = None, "the result holds itself"
-    if allowed.changes is not None and found.changed - allowed.changes:
+    if not found.refused and allowed.changes is not None and found.changed - allowed.changes:
         found.error, found.refused = None, "the function changes its input; make a new one instead"
     return found
 

@@ -279,7 +279,7 @@ def test_only_code_that_does_nothing_is_not_written_yet():
 
     assert check(docstring_alone).status == "not written yet"
     assert check(forgotten).message == "gives None: a `return` is missing"
-    assert check(in_one_case).message == 'gives None in the case "zero": a `return` is missing there, or returns nothing'
+    assert check(in_one_case).message == 'gives None in the case "zero": a `return` is missing there, or empty'
 
 
 def test_a_not_implemented_error_of_a_library_is_an_error():

@@ -208,7 +208,7 @@ def _none_words(got: Mapping[str, Outcome], case: str) -> str:
     what = "`...`, which stands there for what is to be written" if result is ... else "None"
     if all(one.gave_none for one in got.values()):
         return f"gives {what}: a `return` is missing"
-    return f'gives {what} in the case "{case}": a `return` is missing there, or returns nothing'
+    return f'gives {what} in the case "{case}": a `return` is missing there, or empty'
 
 
 def _report(

@@ -91,6 +91,12 @@ def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, e
             assert report.message == f"this is what you get when {mistake.words}"
 
 
+def test_what_the_text_of_an_exercise_forbids_is_refused():
+    for check_name, answers in answers_of("03_loss").FORBIDDEN.items():
+        for answer in answers:
+            assert "the exercise asks for a way without it" in getattr(checks, check_name)(answer).message
+
+
 @of_each_exercise
 def test_an_exercise_says_how_hard_it_is_and_offers_hints(lesson, exercise):
     assert "def " in exercise.solution and "..." not in exercise.solution
@@ -279,7 +285,7 @@ def test_only_code_that_does_nothing_is_not_written_yet():
 
     assert check(docstring_alone).status == "not written yet"
     assert check(forgotten).message == "gives None: a `return` is missing"
-    assert check(in_one_case).message == 'gives None in the case "zero": a `return` is missing there, or empty'
+    assert check(in_one_case).message == 'gives None in the case "zero": is a `return` missing there?'
 
 
 def test_a_not_implemented_error_of_a_library_is_an_error():

@@ -58,10 +58,17 @@ def tokens_per_step(fn: Callable[..., object]) -> Report:
             "three micro-batches in windows of two": ([torch.tensor(one) for one in rows], 2),
             "five in windows of three": (_labels([5, 11, 6, 3, 8], seed=1), 3),
             "one micro-batch a step, one without a target": ([*_labels([6, 4], seed=2), torch.full((2, 5), -100)], 1),
+            "the last, shorter window has no target": ([*_labels([3, 5], seed=3), torch.full((1, 3), -100)], 2),
         },
         mistakes={
             **_COUNTED_WRONG,
             "the last, shorter window is dropped": Edit(each, f"{each} if len(window) == accumulation_steps"),
+            "a last, shorter window without a target is dropped": (
+                lambda labels, steps: _without_empty_tail(
+                    [sum(int(count_targets(one)) for one in part) for part in windows(labels, steps)],
+                    len(labels) % steps > 0,
+                )
+            ),
             "each micro-batch is taken for a step": Edit(each, "windows(counts, 1)"),
             "the targets are averaged over the micro-batches, not summed": Edit(summed, f"{summed} / len(window)"),
             "the targets are divided by accumulation_steps": Edit(summed, f"{summed} / accumulation_steps"),
@@ -110,6 +117,10 @@ def tokens_per_step(fn: Callable[..., object]) -> Report:
             "sum(window)": "A step's targets are those of its micro-batches together.",
         },
     )
+
+
+def _without_empty_tail(counts: list[int], has_tail: bool) -> list[int]:
+    return counts[:-1] if has_tail and not counts[-1] else counts
 
 
 def _counts(labels: Iterable[Tensor]) -> list[int]:

@@ -298,6 +298,9 @@ def epoch_order(fn: Callable[..., object]) -> Report:
                 Edit(drawn, "random.sample(range(count), count)"),
                 lambda count, seed, epoch: np.random.permutation(count),
             ),
+            "a generator is kept from call to call: an order depends on which ones were asked for before": (
+                _from_kept_generators()
+            ),
             "the global generator is seeded: dropout and all other random numbers are disturbed": AnyOf(
                 Edit("torch.Generator().manual", "torch.manual"),
                 (Edit(made, "random.seed(one_seed)"), Edit(drawn, "random.sample(range(count), count)")),
@@ -380,6 +383,17 @@ def _order_of(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
+def _from_kept_generators() -> Callable[[int, int, int], Tensor]:
+    kept: dict[int, torch.Generator] = {}
+
+    def order(count: int, seed: int, epoch: int) -> Tensor:
+        if epoch == 0 or seed not in kept:
+            kept[seed] = torch.Generator().manual_seed(seed)
+        return torch.randperm(count, generator=kept[seed])
+
+    return order
+
+
 def _seeded_python(count: int, seed: int) -> list[int]:
     random.seed(seed)
     return random.sample(range(count), count)
@@ -408,18 +422,20 @@ def _traits_of_order(fn: Callable[..., object], count: int, pairs: Sequence[Pair
             elsewhere = _row_numbers(unseen(count, *pairs[0]))
         with _clock_at(12_345):
             later = _row_numbers(unseen(count, *pairs[0]))
-        seen: dict[tuple[int, ...], Pair] = {}
-        repeated = []
-        for pair in pairs:
-            order = tuple(_row_numbers(unseen(count, *pair)))
-            if order in seen:
-                repeated.append(f"{_name(seen[order])} = {_name(pair)}")
-            seen.setdefault(order, pair)
+        orders = {pair: tuple(_row_numbers(unseen(count, *pair))) for pair in pairs}
+        backwards = {pair: tuple(_row_numbers(unseen(count, *pair))) for pair in reversed(pairs)}
+    seen: dict[tuple[int, ...], Pair] = {}
+    repeated = []
+    for pair, order in orders.items():
+        if order in seen:
+            repeated.append(f"{_name(seen[order])} = {_name(pair)}")
+        seen.setdefault(order, pair)
     steps = Counter((after - row) % count for row, after in pairwise(first))
     return {
         "row numbers": _kind_of_rows(first, count),
         "the rows are shuffled": steps.most_common(1)[0][1] < len(first) / 2 if steps else False,
         "a second call gives the same order": first == again,
+        "the order does not depend on the calls before": first != again or orders == backwards,
         "another process gives the same order": first != again or again == elsewhere,
         "the same order comes an hour later": first != again or again == later,
         "global generators that are touched": touched,

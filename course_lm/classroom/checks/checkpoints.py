@@ -119,6 +119,10 @@ def newest_intact(fn: Callable[..., object]) -> Report:
         intact = list(takewhile(lambda name: _is_intact(*files[name]), files))
         return intact[-1] if intact else ""
 
+    def upwards(files: Files) -> str:
+        intact = list(takewhile(lambda name: _is_intact(*files[name]), sorted(files, key=_step)))
+        return intact[-1] if intact else ""
+
     def with_highest_so_far(files: Files) -> str:
         best, highest = "", -1
         for name in files:
@@ -138,10 +142,11 @@ def newest_intact(fn: Callable[..., object]) -> Report:
             "the newest is damaged": (_files(300, 100, 200, damaged=(300,)),),
             "three digits and four": (_files(900, 1100, 1000, 800, damaged=(1100,)),),
             "the two newest are damaged": (_files(60, 700, 65, 50, 1000, damaged=(700, 1000)),),
+            "one in the middle is damaged": (_files(400, 90, 310, 250, damaged=(310,)),),
             "none is intact": (_files(10, 20, damaged=(10, 20)),),
             "an empty folder": (_files(),),
         },
-        shown=["an empty folder"],
+        shown=["all intact", "the newest is damaged", "an empty folder"],
         mistakes={
             "the names are sorted as text, where 900 comes after 1000": Edit("key=step, ", ""),
             "the newest is taken without a look at its checksum": Edit(condition, ""),
@@ -158,6 +163,7 @@ def newest_intact(fn: Callable[..., object]) -> Report:
             "the files are taken in the order in which they are listed": Edit(chosen, 'next(iter(intact), "")'),
             "the last one listed is taken for the newest": Edit(chosen, 'intact[-1] if intact else ""'),
             "the loop over the files as listed ends at the first damaged one": until_damaged,
+            "the search goes upwards and ends at the first damaged file: intact ones after it are missed": upwards,
             "the highest step so far is that of a damaged file too, which hides the intact ones after it": (
                 with_highest_so_far
             ),
@@ -286,9 +292,14 @@ def survive_power_cut(fn: Callable[..., object]) -> Report:
         cases={
             "an old one is there": ({"a.pt": "old", "b.pt": "other"}, "a.pt"),
             "the first of a run": ({"checkpoint_best.pt": "best"}, "checkpoint_last.pt"),
+            "a name without an ending": ({"weights": "old"}, "weights"),
         },
+        shown=["an old one is there"],
         mistakes={
             "the file is overwritten in place": (here, sync_here, Edit(rename, "pass")),
+            "the temporary name is the name itself where that does not end in .pt, and is overwritten in place": Edit(
+                'name + ".tmp"', 'name.replace(".pt", ".tmp")'
+            ),
             "the file is overwritten in place, and its content never synced": (
                 here,
                 Edit(sync, "pass"),
@@ -394,7 +405,7 @@ def steps_between_checkpoints(fn: Callable[..., object]) -> Report:
         cases={
             "a laptop": ([0.25, 1.3, 0.01], 2.0, 24.0),
             "a failure every three hours": ([12.0, 25.0, 7.0], 60.0, 3.0),
-            "steps longer than the interval": ([100.0, 20.0, 17.0, 40.0], 0.5, 0.25),
+            "steps longer than the interval": ([100.0, 21.0, 17.0, 40.0], 0.5, 0.25),
         },
         shown=["a failure every three hours"],
         mistakes={

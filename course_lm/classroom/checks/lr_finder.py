@@ -3,10 +3,9 @@
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise, takewhile
-from types import CodeType
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from course_lm.classroom.checks.comparison import difference, plain
-from course_lm.classroom.checks.report import AnyOf, Edit, Refused, Report, compare
+from course_lm.classroom.checks.report import AnyOf, Edit, Refused, Report, compare, names_in
 from course_lm.monitoring import smooth
 
 Numbers = Sequence[float]
@@ -109,7 +108,7 @@ def _without_ready_made_rates(fn: Callable[..., object], start: float, end: floa
     answer = inspect.unwrap(fn)
     makers = ((np, "geomspace"), (np, "logspace"), (torch, "logspace"))
     used = [name for module, name in makers if answer is inspect.unwrap(getattr(module, name))]
-    used += [name for name in _names_in(answer) if name in _FORBIDDEN]
+    used += [name for name in names_in(answer) if name in _FORBIDDEN]
 
     def noted(name: str, original: Callable[..., object]) -> Callable[..., object]:
         return lambda *args, **named: (used.append(name), original(*args, **named))[1]
@@ -125,15 +124,6 @@ def _without_ready_made_rates(fn: Callable[..., object], start: float, end: floa
 
 def _rates(start: float, end: float, count: int) -> list[float]:
     return [start * (end / start) ** (k / (count - 1)) for k in range(count)]
-
-
-def _names_in(code: object) -> Iterator[str]:
-    """The global names and attributes that a function uses, those of the functions within it as well."""
-    code = getattr(code, "__code__", code)
-    if isinstance(code, CodeType):
-        yield from code.co_names
-        for inner in code.co_consts:
-            yield from _names_in(inner) if isinstance(inner, CodeType) else ()
 
 
 def smoothed_losses(fn: Callable[..., object]) -> Report:

@@ -169,6 +169,7 @@ def update_ratios(fn: Callable[..., object]) -> Report:
             "two matrices, a bias and a norm": _step(
                 0, {"wte.weight": (6, 4), "mlp.weight": (4, 8), "mlp.bias": (8,), "norm.weight": (4,)}
             ),
+            "two of one shape, in another order after the step": _turned(_step(4, {"w.1": (2, 3), "w.2": (2, 3)})),
             "a convolution of three dimensions": _step(3, {"conv.weight": (3, 2, 4), "scale": ()}),
             "float64, a step that turns a matrix around": _step(1, {"head.weight": (3, 5)}, torch.float64, -2.0),
         },
@@ -176,6 +177,11 @@ def update_ratios(fn: Callable[..., object]) -> Report:
         shown=["a matrix and a bias"],
         mistakes={
             "the change is divided by the new weights, not by the old ones": Edit(f"/ {size}", "/ after[name].norm()"),
+            "tensors are paired by their place in the dicts, not by name": lambda before, after: {
+                name: float((new - old).norm() / old.norm())
+                for (name, old), new in zip(before.items(), after.values())
+                if old.ndim > 1
+            },
             "norms are subtracted, not weights": AnyOf(
                 Edit(change, "(after[name].double().norm() - part.double().norm())"),
                 Edit(change, "abs(after[name].double().norm() - part.double().norm())"),
@@ -268,6 +274,11 @@ def _step(
     return before, {name: (part + scale * drawn[name][1]).to(dtype) for name, part in before.items()}
 
 
+def _turned(step: tuple[dict[str, Tensor], dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights after the step in the opposite order."""
+    return step[0], dict(reversed(step[1].items()))
+
+
 def read_records(fn: Callable[..., object]) -> Report:
     """The records of a log that may end in a torn line: `fn(text)`, JSON lines in which null stands for nan."""
     lines, load, value = 'text.split("\\n")[:-1]', "json.loads(line)", "math.nan if v is None else v"
@@ -289,6 +300,7 @@ def read_records(fn: Callable[..., object]) -> Report:
             "the last line is torn": (whole + '{"step": 20, "lo',),
             "a note with an unusual line separator": ('{"step": 5, "note": "a null\u2028b"}\n{"step": 10, "no',),
             "nothing but a torn line": ('{"ste',),
+            "torn between the last brace and the line end": ('{"step": 5}\n{"step": 10}',),
             "an empty log": ("",),
         },
         shown=["two whole lines, one null", "an empty log"],
@@ -315,6 +327,7 @@ def read_records(fn: Callable[..., object]) -> Report:
             "splitlines() cuts at every separator that Unicode knows, not only at the end of a line": whole_lines(
                 "text.splitlines()"
             ),
+            "a last line without its line end is kept where it can be read": whole_lines('text.split("\\n")'),
             "a torn line gives an empty record": lambda text: [
                 *_records(text),
                 *([{}] if text and not text.endswith("\n") else []),

@@ -20,11 +20,11 @@ from course_lm.classroom.checks.mistakes import attempts, store
 from course_lm.classroom.checks.mistakes.departure import Departure, departure, what_holds
 from course_lm.classroom.checks.mistakes.edits import Edit
 from course_lm.classroom.checks.mistakes.naming import Named, name_fault, name_mistake
-from course_lm.classroom.checks.mistakes.outcomes import Outcome, Refused, Run, call, with_gradient
+from course_lm.classroom.checks.mistakes.outcomes import Outcome, Refused, Run, call, names_in, with_gradient, without
 from course_lm.classroom.checks.mistakes.question import AnyOf, Mistake, Question
 from course_lm.classroom.checks.mistakes.relations import relation
 
-__all__ = ["AnyOf", "Edit", "Refused", "Report", "call", "compare", "with_gradient"]
+__all__ = ["AnyOf", "Edit", "Refused", "Report", "call", "compare", "names_in", "with_gradient", "without"]
 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
 _SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}
@@ -112,7 +112,8 @@ def compare(
         mistakes: wrong variants, as functions or as edits of the exercise's solution: `Edit("k + 1", "k")`, or several
             in a tuple, or `AnyOf` them. Each name finishes the sentence "this is what you get when …".
         run: `run(fn, *args)` gives the result to compare; the same for answer, reference and mistakes. It may raise
-            `Refused` with the words that the learner reads. `with_gradient` compares a loss and its gradient.
+            `Refused` with the words that the learner reads. `with_gradient` compares a loss and its gradient,
+            `without` refuses functions that the exercise forbids.
         close: relative and absolute tolerance of numbers, by default chosen by their type.
         hints: sentences that help, by the name of a mistake or by a part of the solution's line that was missed.
         shown: cases that are there for the reader, and tell no mistakes apart that others leave together.
@@ -208,7 +209,7 @@ def _none_words(got: Mapping[str, Outcome], case: str) -> str:
     what = "`...`, which stands there for what is to be written" if result is ... else "None"
     if all(one.gave_none for one in got.values()):
         return f"gives {what}: a `return` is missing"
-    return f'gives {what} in the case "{case}": a `return` is missing there, or empty'
+    return f'gives {what} in the case "{case}": is a `return` missing there?'
 
 
 def _report(

@@ -319,6 +319,9 @@ def scheduled_steps(fn: Callable[..., object]) -> Report:
                 "lr_at(k)", "lr_at(k * accumulation_steps)"
             ),
             "the learning rate is one step ahead: lr_at(k + 1)": Edit("lr_at(k)", "lr_at(k + 1)"),
+            "an lr_scale of 0, which holds a group still, is taken for a missing one": Edit(
+                'group.get("lr_scale", 1.0)', '(group.get("lr_scale") or 1.0)'
+            ),
             "the rate is set after the step, so that each step runs at the one before": (
                 Edit(set_rates, ""),
                 Edit(step, f"{step}\n{set_rates.rstrip()}"),
@@ -381,10 +384,11 @@ def scheduled_steps(fn: Callable[..., object]) -> Report:
 
 def _weights_after(fn: Callable[..., object], batches: int, accumulation: int, lr_at: Schedule) -> list[Tensor] | None:
     """The weights that a loop leaves; None where it changes none of them."""
-    weights = [torch.ones(2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)]
+    weights = [torch.full((size,), start, dtype=torch.float64) for size, start in ((2, 1.0), (3, 0.0), (1, 2.0))]
     for weight in weights:
         weight.requires_grad_()
-    optimizer = SGD([{"params": weights[:1]}, {"params": weights[1:], "lr_scale": 0.5}], lr=0.7)
+    scales = ({}, {"lr_scale": 0.5}, {"lr_scale": 0.0})
+    optimizer = SGD([{"params": [weight], **scale} for weight, scale in zip(weights, scales)], lr=0.7)
     fn([_bowl(weights, seed) for seed in range(batches)], optimizer, accumulation, lr_at)
     after = [weight.detach() for weight in weights]
     return None if bool((after[0] == 1).all() and (after[1] == 0).all()) else after

@@ -1,12 +1,14 @@
 """What a function does in one case: its result, and what must be known of it before results are compared."""
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
+from types import CodeType
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -205,6 +207,31 @@ def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]
     found = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
     gradients = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(inputs, found)]
     return {"the loss": loss.detach(), **{_gradient_name(i): one for i, one in enumerate(gradients)}}
+
+
+def without(reference: Run, *names: str) -> Run:
+    """The `run` of an exercise that asks for a way without the named functions: right results by them are refused.
+
+    Wrong ones are not: they have a mistake to name.
+    """
+
+    def run(fn: Callable[..., object], *args: object) -> object:
+        answer, result = inspect.unwrap(fn), fn(*args)
+        used = [name for name in names_in(answer) if name in names]
+        if used and answer is not reference and difference(reference(*args), result) is None:
+            raise Refused(f"`{used[0]}` does the work; the exercise asks for a way without it")
+        return result
+
+    return run
+
+
+def names_in(code: object) -> Iterator[str]:
+    """The global names and attributes that a function uses, those of the functions within it as well."""
+    code = getattr(code, "__code__", code)
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for inner in code.co_consts:
+            yield from names_in(inner) if isinstance(inner, CodeType) else ()
 
 
 def _gradient_name(position: int) -> str:

@@ -29,6 +29,7 @@ __all__ = ["AnyOf", "Edit", "Refused", "Report", "call", "compare", "names_in", 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
 _SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}
 _COLOURS = {"passed": "#009E73", "wrong": "#D55E00", "raised": "#D55E00", "not written yet": "#6E6E6E"}
+_PRE = "margin:0.4em 0 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"  # JupyterLab cuts words
 _PACKAGE = __name__.rpartition(".")[0]
 _DOES_NOTHING = {
     "RESUME",
@@ -73,8 +74,9 @@ class Report:
     def _repr_html_(self) -> str:
         colour = _COLOURS[self.status]
         head = f"<b style='color:{colour}'>{_SIGNS[self.status]} {html.escape(self.exercise)}</b>"
-        details = f"<pre style='margin:0.4em 0 0'>{html.escape(self.details)}</pre>" if self.details else ""
-        folded = f"<pre style='margin:0.4em 0 0'>{html.escape(self.folded)}</pre>" if self.folded else ""
+        details, folded = (
+            f"<pre style='{_PRE}'>{html.escape(part)}</pre>" if part else "" for part in (self.details, self.folded)
+        )
         more = f"<details><summary>More</summary>{folded}</details>" if folded else ""
         message = html.escape(self.message)
         return f"<div style='border-left:4px solid {colour};padding:0.3em 0.8em'>{head}: {message}{details}{more}</div>"

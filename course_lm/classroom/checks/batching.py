@@ -148,9 +148,14 @@ def labels_of(fn: Callable[..., object]) -> Report:
             "padding on the right": (ids, right, None),
             "PAD and EOS share an id": (ids.masked_fill(ids == 0, 1).flip(1), right.flip(1), None),
             "packed rows": (packed, (documents >= 0).long(), documents),
+            "packed rows, padding on the left": (
+                packed.flip(1),
+                (documents >= 0).long().flip(1),
+                documents.flip(1),
+            ),
             "packed rows without padding": (packed[:, :6], torch.ones_like(packed[:, :6]), documents[:, :6]),
         },
-        shown=["padding on the left"],
+        shown=["padding on the left", "packed rows"],
         mistakes={
             "padding is a target": AnyOf(
                 Edit(first, f"    attention_mask = attention_mask**0\n{first}"),

@@ -308,7 +308,7 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
     def reference(gradients: Sequence[Tensor], scale: float, max_norm: float) -> list[Tensor]:
         true = [gradient / scale for gradient in gradients]
         norm = _norm_of([gradient.norm() for gradient in true])
-        return [gradient * min(1.0, max_norm / norm) for gradient in true]
+        return [gradient * (max_norm / norm if norm > max_norm else 1.0) for gradient in true]
 
     def norm_is(other: str) -> Edit:
         return Edit(norm_of, f"torch.as_tensor({other})")

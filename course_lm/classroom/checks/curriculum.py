@@ -277,11 +277,17 @@ def word_cost(fn: Callable[..., object]) -> Report:
         reference=right,
         cases={
             "a small reference": (["a", "b", "c", "a"], {"a": 1, "b": 2}),
+            "a capital, and a long sentence": (["The", *["cat"] * 400], {"The": 1, "the": 9, "cat": 20}),
             "words that were seen": (["cat", "sat", "mat"], counts),
             "a word that stands there twice": (["the", "cat", "on", "the", "mat"], counts),
             "two unseen words": (["the", "ocelot", "sat", "quietly", "on", "ocelot"], counts),
         },
-        shown=["a small reference", "words that were seen", "a word that stands there twice"],
+        shown=[
+            "a capital, and a long sentence",
+            "a small reference",
+            "words that were seen",
+            "a word that stands there twice",
+        ],
         mistakes={
             "the costs are added up, not averaged": Edit(mean, "sum("),
             "unseen words are left out of the mean": Edit("in words)", "in words if word in counts)"),

@@ -228,10 +228,12 @@ def updated_scale(fn: Callable[..., object]) -> Report:
         cases={
             "an interval of 4": (1024.0, 4),
             "an interval of 7": (4096.0, 7),
+            "a scale of 1": (1.0, 4),
+            "a scale of 2²⁴": (2.0**24, 4),
             "an interval of one step": (3.0, 1),
             "steps in a row": (64.0, 3, [step in (4, 12, 13) for step in range(20)]),
         },
-        shown=["an interval of 4", "an interval of 7", "an interval of one step"],
+        shown=["a scale of 2²⁴", "an interval of 4", "an interval of 7", "an interval of one step"],
         mistakes={
             "an overflow does not set the count back": Edit(overflow, "scale / 2, good_steps"),
             "the count goes on after the scale has grown": AnyOf(

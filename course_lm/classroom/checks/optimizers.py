@@ -153,7 +153,7 @@ def training_bytes(fn: Callable[..., object]) -> Report:
     """Bytes of fp32 weights, gradients and moments: `fn(shapes, optimizer)`, "sgd", "adamw" or "adafactor"."""
     size = "torch.Size(shape).numel()"
     factors, copies, end = '"adafactor": sum(shape)', "2 * size + moments", "4 * numbers"
-    lists = [[(30, 50)], [(7,)], [(512, 64), (64,), (256, 64), (256,)], [(6, 6), (5, 1), (1,)]]
+    lists = [[(30, 50)], [(7,)], [(512, 64), (64,), (256, 64), (256,)], [(6, 6), (5, 1), (1,)], [(8, 4), (8, 4), (32,)]]
     return compare(
         fn,
         reference=_measured_bytes,
@@ -329,6 +329,7 @@ class _TiedModel(nn.Module):
         self.embedding = nn.Embedding(5, 4)
         self.ln = nn.LayerNorm(4)
         self.linear = nn.Linear(4, 4)
+        self.gate = nn.Linear(4, 1)  # a matrix of one row
         self.head = nn.Linear(4, 5, bias=False)
         self.head.weight = self.embedding.weight
         self.scale = nn.Parameter(torch.tensor(1.0))

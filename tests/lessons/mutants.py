@@ -21,7 +21,7 @@ from course_lm.classroom import checks
 from course_lm.classroom.checks.comparison import plain
 from course_lm.classroom.checks.mistakes import store
 from course_lm.classroom.checks.mistakes.mutation import small_mistakes
-from course_lm.classroom.checks.mistakes.naming import Candidate, by_hand_candidates, candidates, name_mistake
+from course_lm.classroom.checks.mistakes.naming import by_hand_candidates, candidates, name_mistake
 from course_lm.classroom.checks.mistakes.outcomes import Outcome, with_gradient
 from course_lm.classroom.checks.mistakes.question import Question
 from course_lm.classroom.checks.mistakes.store import Mutants
@@ -149,7 +149,7 @@ def needed_cases(question: Question) -> dict[str, str]:
     """Each case beside what nothing but it tells apart, in words; empty where the case is not needed."""
     signatures = Signatures(question)
     known = {tuple(0 for _ in question.cases): "the solution"}
-    for one in all_candidates(question):
+    for one in candidates(question):
         known.setdefault(signatures.of(outcomes_of(question, one.make())), one.words)
     found = {}
     for place, case in enumerate(question.cases):
@@ -162,11 +162,6 @@ def needed_cases(question: Question) -> dict[str, str]:
                 break
             without[rest] = words
     return found
-
-
-def all_candidates(question: Question) -> list[Candidate]:
-    """Every mistake that the check knows by itself: by hand and stored."""
-    return candidates(question)
 
 
 def seconds_of_check(lesson: str, check: str) -> tuple[float, float]:

@@ -187,20 +187,20 @@ def _judge(
     named = name_fault(question, got) if without or raised or refused else None
     if without:
         named = named or Named(_none_words(got, case))
-        return _report(question, name, named.sentence, where, got, Named("", named.hint))
+        return _report(question, name, named.sentence, where, got, named.hint)
     if raised:
         error = got[case].error
         assert error is not None
         message, line = _what_was_raised(error, fn)
         message, hint = (f"{message}: {named.sentence}", named.hint) if named else (message, "")
-        report = _report(question, name, message, replace(where, said=line), got, Named("", hint))
+        report = _report(question, name, message, replace(where, said=line), got, hint)
         return replace(report, status="raised")
     if refused:
         named = named or Named(got[case].refused)
-        return _report(question, name, named.sentence, where, got, Named("", named.hint))
+        return _report(question, name, named.sentence, where, got, named.hint)
     named = name_mistake(question, got)
     if named is not None:
-        return _report(question, name, named.sentence, where, got, Named("", named.hint))
+        return _report(question, name, named.sentence, where, got, named.hint)
     related = relation([(question.expected[case].value, got[case].value) for case in order])
     message = f"not the expected result in {len(wrong)} of {len(got)} cases"
     return _report(question, name, f"{message}: {related}" if related else message, where, got)
@@ -220,10 +220,9 @@ def _report(
     message: str,
     where: Departure,
     got: Mapping[str, Outcome],
-    named: Named | None = None,
+    hint: str = "",
 ) -> Report:
-    more = [named.sentence, f"hint: {named.hint}" if named.hint else ""] if named else []
-    folded = "\n".join(line for line in (*more, what_holds(question, got)) if line)
+    folded = "\n".join(line for line in (f"hint: {hint}" if hint else "", what_holds(question, got)) if line)
     return Report(name, "wrong", message, where.lines, folded, where.args, where.expected, where.got)
 
 

@@ -10,7 +10,7 @@ from tests.lessons.mutants import Signatures, outcomes_of, question_of
 
 LESSONS = sorted(path.stem for path in store.FOLDER.glob("*.json"))
 EXERCISES = [(lesson, check) for lesson in LESSONS for check in store.of_lesson(lesson)]
-GENEROUS = 4  # a machine that runs other things as well
+GENEROUS = 4  # a slower processor, or one that is shared
 
 of_each_exercise = pytest.mark.parametrize(
     ("lesson", "check"), EXERCISES, ids=[f"{lesson}-{check}" for lesson, check in EXERCISES]

@@ -480,13 +480,23 @@ def accumulate_gradient(fn: Callable[..., object]) -> Report:
 def _gradient_and_loss(fn: Callable[..., Any], micro_batches: Sequence[AnyBatch], before: float | None) -> object:
     """Gradients that were `before` and are then what `fn` leaves, with the loss; None where `fn` gives none.
 
-    Raises Refused where the weights have changed, and for right results of an answer that holds many batches.
+    Raises Refused where the weights have changed, and for right results of an answer that holds many batches, or what
+    their forward passes saved.
     """
     model = _Model()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     _set_gradients(model, before)
     held: list[int] = []
-    loss = fn(model, _one_at_a_time(micro_batches, held))
+    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+    given = _one_at_a_time(micro_batches, held, saved)
+
+    def pack(tensor: Tensor) -> _Saved:
+        one = _Saved(tensor, len(held))
+        saved.add(one)
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+        loss = fn(model, given)
     if loss is None or loss is ...:
         return None
     if any(not torch.equal(weights[name], parameter) for name, parameter in model.named_parameters()):
@@ -521,15 +531,23 @@ class _Held(dict[str, Tensor]):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-def _one_at_a_time(micro_batches: Iterable[AnyBatch], held: list[int]) -> Iterator[AnyBatch]:
-    """The batches; `held` gets the number of those that are held whenever the next one is asked for."""
+class _Saved:
+    """What a forward pass saved for the backward one, in batch number `batch`; it lives as long as the graph does."""
+
+    def __init__(self, tensor: Tensor, batch: int) -> None:
+        self.tensor, self.batch = tensor, batch
+
+
+def _one_at_a_time(micro_batches: Iterable[AnyBatch], held: list[int], saved: Iterable[_Saved]) -> Iterator[AnyBatch]:
+    """The batches; whenever one is asked for, `held` gets the number of those held, themselves or in a graph."""
     given: list[weakref.ref[_Held]] = []
     for micro_batch in micro_batches:
         batch = _Held(micro_batch)  # type: ignore[arg-type]
         given.append(weakref.ref(batch))
         yield batch  # type: ignore[misc]
         del batch
-        held.append(sum(one() is not None for one in given))
+        in_graphs = {one.batch for one in saved}
+        held.append(max(sum(one() is not None for one in given), len(in_graphs)))
 
 
 def _by_train_step(model: nn.Module, micro_batches: Iterable[AnyBatch]) -> float:

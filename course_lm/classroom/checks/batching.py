@@ -153,7 +153,11 @@ def labels_of(fn: Callable[..., object]) -> Report:
                 (documents >= 0).long().flip(1),
                 documents.flip(1),
             ),
-            "packed rows without padding": (packed[:, :6], torch.ones_like(packed[:, :6]), documents[:, :6]),
+            "packed pieces of long documents": (
+                torch.tensor([[5, 1, 7, 8, 6, 9], [1, 1, 5, 1, 6, 1]]),
+                torch.ones(2, 6, dtype=torch.long),
+                torch.tensor([[0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 1]]),
+            ),
         },
         shown=["padding on the left", "packed rows"],
         mistakes={

@@ -321,8 +321,9 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
             "a small gradient at scale 1024": (_random(3, scale=100.0), 1024.0, 1.0),
             "scale 8 in float64": (_random(4, torch.float64, scale=800.0), 8.0, 0.5),
             "a gradient that is small with and without its scale": (_random(5, scale=0.44), 2.0, 10.0),
+            "gradients of 0": ([torch.zeros(2), torch.zeros(1)], 2.0, 1.0),
         },
-        shown=["3 and 4 at scale 2"],
+        shown=["3 and 4 at scale 2", "gradients of 0"],
         mistakes={
             "the gradients are clipped first and unscaled then": (
                 Edit(divided, "gradient for gradient in gradients"),
@@ -339,7 +340,16 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
             "the gradients are clipped to max_norm × scale": Edit(ratio, ratio.replace("max_norm", "max_norm * scale")),
             "each gradient is clipped by its own norm": Edit("(norm + 1e-6)", "(gradient.norm() + 1e-6)"),
             "each value is clipped instead of the norm": Edit(f"gradient * {ratio}{clamped}", by_value),
-            "small gradients are stretched to max_norm": Edit(clamped, ""),
+            "small gradients are stretched to max_norm": AnyOf(
+                Edit(clamped, ""), Edit(f"{ratio}{clamped}", "(max_norm / norm)")
+            ),
+            "gradients of 0 are divided by their norm, which gives nan": Edit(
+                f"{ratio}{clamped}", "(norm.clamp(max=max_norm) / norm)"
+            ),
+            "gradients that need no clipping keep their scale": Edit(
+                f"gradient * {ratio}{clamped}",
+                f"gradient * (scale if norm <= max_norm else {ratio})",
+            ),
             "the factor is turned around: norm / max_norm": Edit(
                 f"{ratio}{clamped}", "(norm / max_norm).clamp(min=1.0)"
             ),

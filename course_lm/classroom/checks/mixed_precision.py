@@ -244,6 +244,7 @@ def updated_scale(fn: Callable[..., object]) -> Report:
                     Edit(grown, "scale * 2, good_steps + 1"),
                 ),
             ),
+            "the scale is kept from falling below 1": Edit(overflow, "max(1.0, scale / 2), 0"),
             "the count stays as it is when the scale grows": Edit(grown, "scale * 2, good_steps"),
             "the step that completes the interval counts for the next one": Edit(grown, "scale * 2, 1"),
             "the scale grows one step too late": Edit(completes, "good_steps == growth_interval"),

@@ -326,6 +326,9 @@ def read_records(fn: Callable[..., object]) -> Report:
             "splitlines() cuts at every separator that Unicode knows, not only at the end of a line": whole_lines(
                 "text.splitlines()"
             ),
+            "splitlines() cuts at every separator that Unicode knows, so that a piece of a line is read": (
+                Edit(lines, "(text.splitlines() if text.endswith('\\n') else text.splitlines()[:-1])")
+            ),
             "a last line without its line end is kept where it can be read": whole_lines('text.split("\\n")'),
             "a torn line gives an empty record": lambda text: [
                 *_records(text),

@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -12,7 +13,8 @@ def predict(question: str, options: Mapping[str, str]) -> None:
     """Ask `question`; after a choice, explain every option. Never waits for an answer.
 
     In a notebook the options are buttons. Where there are no widgets each option folds open, and a terminal shows
-    everything as text.
+    everything as text. The order of the options is drawn from the question: it is the same for every reader, and tells
+    nothing of an author's habit to write the right one first or last.
 
     Args:
         question: one sentence.
@@ -25,6 +27,7 @@ def predict(question: str, options: Mapping[str, str]) -> None:
     wrong = [option for option, why in options.items() if why.startswith("No.")]
     if len(right) != 1 or len(right) + len(wrong) != len(options):
         raise ValueError(f'one explanation must start with "Yes.", all others with "No.", got {dict(options)}')
+    options = dict(Random(question).sample(list(options.items()), len(options)))
     bundle = {"text/plain": _as_text(question, options), "text/html": _as_html(question, options)}
     try:
         from IPython.display import display

@@ -215,6 +215,9 @@ def split_near_copies(fn: Callable[..., object]) -> Report:
             "only upper and lower case are made equal, not white space": _split_by(str.lower),
             "only white space is made equal, not upper and lower case": _split_by(lambda text: form(text.split())),
             "of white space, only that around the text is made equal": _split_by(lambda text: text.strip().lower()),
+            "of white space, only that around the text and doubled spaces are made equal": _split_by(
+                lambda text: text.strip().lower().replace("  ", " ")
+            ),
             "only the white space around the text is made equal, and not upper and lower case": _split_by(str.strip),
             "of white space, only spaces are made equal, not tabs and line ends": AnyOf(
                 _split_by(lambda text: re.sub(" +", " ", text.lower()).strip(" ")),
@@ -328,6 +331,7 @@ def split_near_copies(fn: Callable[..., object]) -> Report:
 _CHANGES: dict[str, Callable[[str], str]] = {
     "copies in upper case stay together": str.upper,
     "copies that begin with a small letter stay together": lambda text: text[:1].lower() + text[1:],
+    "copies with a doubled space stay together": lambda text: text.replace(" ", "  ", 1),
     "copies with more spaces between words stay together": lambda text: text.replace(" ", "   "),
     "copies with tabs and line ends between words stay together": lambda text: text.replace(" ", "\t", 1).replace(
         " ", "\n"

@@ -355,6 +355,7 @@ WRONG_ANSWERS = {
         ),
         (accumulate(clear="never"), "gradients from before the step are not cleared"),
         (accumulate(), "several batches are held at a time; read one, use it, and let it go"),
+        (accumulate_at_once, "several batches are held at a time; read one, use it, and let it go"),
         (accumulate_with_train_step, "several batches are held at a time; read one, use it, and let it go"),
         (accumulate_loss_of_means, "the loss is the mean of the micro-batches' means; the gradients are right"),
         (accumulate_loss_undivided, "the loss is not divided, only the gradients"),
@@ -366,5 +367,5 @@ EQUIVALENT = {
     "token_windows": [token_groups(), token_windows_counted_anew],
     "tokens_per_step": [per_step(), per_step_by_the_package, per_step_with_numpy],
     "mean_factors": [factors(), factors_as_a_tensor_list, factors_as_fractions],
-    "accumulate_gradient": [accumulate_at_once, accumulate_then_divide, accumulate_running_mean],
+    "accumulate_gradient": [accumulate_then_divide, accumulate_running_mean],
 }

@@ -252,7 +252,7 @@ def multiply_by_scale(gradients, scale, max_norm):
 def unscaled_and_clipped_with_numpy(gradients, scale, max_norm):
     true = [gradient.numpy() / scale for gradient in gradients]
     length = math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in true))
-    return tuple(part * min(1.0, max_norm / length) for part in true)
+    return tuple(part * min(1.0, max_norm / (length + 1e-6)) for part in true)
 
 
 WRONG_ANSWERS = {

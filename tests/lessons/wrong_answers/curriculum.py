@@ -127,8 +127,8 @@ def without_unseen(words, counts):
 def cost_by_probabilities(words, counts):
     raised = {word: count + 1 for word, count in counts.items()}
     total = sum(raised.values()) + 1
-    product = math.prod(raised.get(word, 1) / total for word in words)
-    return -math.log(product) / len(words)
+    mean = statistics.fmean(math.log2(raised.get(word, 1) / total) for word in words)
+    return -math.log(2.0**mean)
 
 
 def seeds(*, paired=True, ddof=1, rounded=math.ceil, power=2, factor=2.0, sign=1, unit=100, of=np.expm1):

@@ -214,7 +214,7 @@ def _bits(outcomes: Iterator[tuple[Outcome, Outcome]]) -> float:
 
 
 def _bits_of(leaf: object) -> float:
-    if isinstance(leaf, bool):
+    if isinstance(leaf, bool) or (isinstance(leaf, float) and not math.isfinite(leaf)):
         return 1
     if isinstance(leaf, int) or (isinstance(leaf, float) and leaf.is_integer()):
         return 1 + abs(int(leaf)).bit_length()

@@ -25,12 +25,11 @@ from course_lm.schedules import ScheduleConfig, build_schedule
 LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "05_schedules.ipynb"
 PARTS = ("count", "sweep", "race")
 STEPS = 80
-PEAKS = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02)
+PEAKS = (0.001, 0.002, 0.004, 0.008, 0.016)
 SWEEP_SEEDS, RACE_SEEDS = (0, 1, 2), (3, 4, 5)
 ARMS = {
     "no warm-up": ScheduleConfig("constant", warmup_steps=0),
     "warm-up": ScheduleConfig("constant", warmup_steps=20),
-    "warm-up, WSD": ScheduleConfig("warmup_stable_decay", warmup_steps=20, decay_ratio=0.2),
     "warm-up, cosine": ScheduleConfig("cosine", warmup_steps=20),
 }
 
@@ -48,7 +47,7 @@ def best_peak(sweep: list[Results], arm: str) -> float:
 
 
 def settings_of_runs(results: Results) -> Iterator[tuple[str, Settings]]:
-    """Every run: its part and its settings. The race comes after the sweep, whose result it needs."""
+    """Every run: its part and its settings. An arm's race comes after its sweep, whose result it needs."""
     for k_per_step in (1, 4):
         for seed in SWEEP_SEEDS:
             yield "count", {"k_per_step": k_per_step, "seed": seed}
@@ -56,7 +55,6 @@ def settings_of_runs(results: Results) -> Iterator[tuple[str, Settings]]:
         for peak_lr in PEAKS:
             for seed in SWEEP_SEEDS:
                 yield "sweep", {"arm": arm, "peak_lr": peak_lr, "seed": seed}
-    for arm in ARMS:
         for seed in RACE_SEEDS:
             yield "race", {"arm": arm, "peak_lr": best_peak(results["sweep"], arm), "seed": seed}
 

@@ -25,7 +25,7 @@ from course_lm.schedules import ScheduleConfig, build_schedule
 LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "05_schedules.ipynb"
 PARTS = ("count", "sweep", "race")
 STEPS = 80
-PEAKS = (0.001, 0.002, 0.004, 0.008, 0.016)
+PEAKS = (0.001, 0.002, 0.004, 0.0056, 0.008, 0.016)
 SWEEP_SEEDS, RACE_SEEDS = (0, 1, 2), (3, 4, 5)
 ARMS = {
     "no warm-up": ScheduleConfig("constant", warmup_steps=0),

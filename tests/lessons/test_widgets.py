@@ -1,6 +1,8 @@
 """Explorers: the picture and the words follow the controls, and show what the package computes."""
 
+import html
 import math
+import re
 from itertools import pairwise
 
 import ipywidgets
@@ -8,12 +10,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
 from course_lm import schedules
 from course_lm.batching import MODES, make_loader, padding_share
 from course_lm.classroom import plots, widgets
+from course_lm.config import TrainingConfig
 from course_lm.loss import count_targets
 from course_lm.lr_finder import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
@@ -122,57 +126,185 @@ def test_a_colder_next_token_is_more_certain():
     assert warm == "temperature 2.00: entropy 1.02 nats, first choice 'a' 50.6%"
 
 
-def written(kind, **numbers):
-    """The YAML and the Python that the schedule explorer offers."""
-    _, text = widgets.draw_schedules([kind], **numbers)
-    _, optimizer, scheduler, python = (line.strip() for line in text.splitlines())
-    return yaml.safe_load(optimizer) | yaml.safe_load(scheduler), python
+# The schedule explorer
+
+# Minimum and warm-up are shares of the peak and of the run.
+NUMBERS = {
+    "total_steps": st.integers(1, 10**6),
+    "peak_lr": st.floats(1e-9, 10.0),
+    "min_lr": st.floats(0.0, 1.0),
+    "warmup_steps": st.floats(0.0, 1.0),
+    "num_cycles": st.floats(0.01, 20.0),
+    "decay_ratio": st.floats(0.0, 1.0),
+    "timescale": st.integers(1, 10**6),
+    "gamma": st.floats(0.01, 1.0),
+    "milestones": st.none() | st.lists(st.integers(1, 10**6), max_size=3),
+}
 
 
-@pytest.mark.parametrize("kind", schedules.SCHEDULES)
-def test_the_yaml_and_the_python_to_copy_give_the_drawn_schedule(kind):
-    numbers = {"total_steps": 60, "warmup_steps": 7, "peak_lr": 0.02, "min_lr": 0.004}
-    config, python = written(kind, num_cycles=1.5, **numbers)
-    figure, _ = widgets.draw_schedules([kind], num_cycles=1.5, **numbers)
-    curve = figure.axes[0].lines[0]
-    by_config = build_schedule(
-        ScheduleConfig(**config["lr_scheduler"]), peak_lr=config["optimizer"]["learning_rate"], total_steps=60
-    )
-    by_python = [eval(python, {"schedules": schedules, "step": step}) for step in range(60)]
-    assert np.asarray(curve.get_ydata()).tolist() == pytest.approx([by_config(step) for step in range(60)])
-    assert by_python == pytest.approx([by_config(step) for step in range(60)])
-
-
-def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
-    _, text = widgets.draw_schedules(["constant"], total_steps=10, warmup_steps=0, peak_lr=0.5)
-    assert text.splitlines()[0] == "constant: area 5, which is 10 steps at the peak"
-
-
-def test_numbers_that_do_not_fit_the_run_are_cut_to_it():
-    config, _ = written("linear", total_steps=50, warmup_steps=400, peak_lr=0.1, min_lr=0.5)
-    assert config["lr_scheduler"] == {"type": "linear", "warmup_steps": 50, "min_lr": 0.1}
-
-
-def test_schedules_are_overlaid_and_taken_away_in_the_explorer():
-    box = widgets.schedule_explorer()
-    words = box.children[-1]
-    boxes = {control.description: control for control in box.children if isinstance(control, ipywidgets.Checkbox)}
-    for name, control in boxes.items():
-        control.value = name == "constant"
-    assert "constant: area" in words.value and "cosine" not in words.value
-    boxes["constant"].value = False
-    assert "choose a schedule" in words.value
+def rates_of_yaml(text, folder):
+    """The function that the package makes of a run's YAML, and the steps of the run."""
+    (folder / "run.yaml").write_text(text)
+    config = TrainingConfig.from_yaml(folder / "run.yaml")
+    steps = config.training.max_steps
+    assert steps is not None
+    return build_schedule(config.lr_scheduler, peak_lr=config.optimizer.learning_rate, total_steps=steps), steps
 
 
 @pytest.mark.long
-def test_every_control_of_the_schedule_explorer_changes_words_or_picture():
+@given(kind=st.sampled_from([*schedules.SCHEDULES]), numbers=st.fixed_dictionaries(NUMBERS))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_yaml_to_copy_is_accepted_and_gives_exactly_the_drawn_rates(tmp_path, kind, numbers):
+    warmup_steps, min_lr = int(numbers["warmup_steps"] * numbers["total_steps"]), numbers["min_lr"] * numbers["peak_lr"]
+    curve = {"type": kind, **numbers, "warmup_steps": warmup_steps, "min_lr": min_lr}
+    figure, text = widgets.draw_schedules({"A": curve})
+    schedule, total_steps = rates_of_yaml(text, tmp_path)
+    line = figure.axes[0].lines[0]
+    steps, rates = (np.asarray(values).tolist() for values in (line.get_xdata(), line.get_ydata()))
+    plt.close(figure)
+    assert total_steps == numbers["total_steps"] and (steps[0], steps[-1]) == (0, total_steps - 1)
+    assert rates == [schedule(step) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [({"min_lr": 1e-3}, "min_lr"), ({"warmup_steps": 600_001}, "warmup_steps"), ({"total_steps": 0}, "max_steps")]
+    + [({"peak_lr": 0.0}, "learning_rate"), ({"type": "step", "gamma": 2.0}, "gamma")],
+)
+def test_numbers_that_the_package_refuses_are_refused_in_words_and_nothing_is_drawn(wrong, key):
+    figure, text = widgets.draw_schedules({"A": {**widgets.NANOGPT, **wrong}})
+    assert re.match(rf"# A \w+ is refused: .*{key} must be ", text) and len(text.splitlines()) == 1
+    assert len(figure.axes[0].lines) == 0
+
+
+def test_the_explorer_begins_with_the_schedule_of_nanogpt(tmp_path):
+    text = widgets.draw_schedules({"A": widgets.NANOGPT})[1]
+    for block in (text, blocks_of(widgets.schedule_explorer())["A"]):
+        schedule, total_steps = rates_of_yaml(block, tmp_path)
+        assert total_steps == 600_000 and schedule(2_000) == 6e-4 and schedule(600_000) == 6e-5
+        assert schedule(1_000) == pytest.approx(3e-4) and schedule(301_000) == pytest.approx(3.3e-4)
+
+
+@pytest.mark.parametrize("kind", schedules.SCHEDULES)
+def test_the_python_to_copy_gives_the_drawn_rates(kind):
+    numbers = {"total_steps": 60, "warmup_steps": 7, "peak_lr": 0.02, "min_lr": 0.004, "milestones": [20, 40]}
+    figure, text = widgets.draw_schedules({"A": {"type": kind, "num_cycles": 1.5, **numbers}})
+    python = text.partition("# in Python: ")[2].replace("\n#  ", "")
+    rates = [eval(python, {"schedules": schedules, "step": step}) for step in range(60)]
+    assert np.asarray(figure.axes[0].lines[0].get_ydata()).tolist() == rates
+
+
+def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
+    curve = {"type": "constant", "total_steps": 10, "warmup_steps": 0, "peak_lr": 0.5}
+    heading = widgets.draw_schedules({"A": curve})[1].splitlines()[0]
+    assert heading == "# A constant: area 5, as much as 10 steps at 0.5; last rate 0.5"
+
+
+def test_the_area_of_a_long_run_is_that_of_all_its_steps():
+    schedule = build_schedule(ScheduleConfig("cosine", warmup_steps=2_000), peak_lr=6e-4, total_steps=50_003)
+    curve = {"type": "cosine", "total_steps": 50_003, "warmup_steps": 2_000, "peak_lr": 6e-4}
+    area = sum(schedule(step) for step in range(50_003))
+    assert f"area {area:.4g}," in widgets.draw_schedules({"A": curve})[1]
+
+
+def one_cycle(step):
+    return 0.1 * max(0, min(step, 40 - step)) / 20
+
+
+def test_a_function_of_ones_own_is_drawn_beside_the_others():
+    curves = {"A": {"type": "mine", "total_steps": 40}, "B": {**widgets.NANOGPT, "total_steps": 4000}}
+    figure, text = widgets.draw_schedules(curves, own={"mine": one_cycle})
+    mine = np.asarray(figure.axes[0].lines[0].get_ydata()).tolist()
+    assert mine == [one_cycle(step) for step in range(40)]
+    assert text.startswith("# A mine: area 2, as much as 20 steps at 0.1; last rate 0.005\n# your own function:")
+    words = widgets.schedule_explorer(own={"mine": one_cycle}).children[-1].value
+    assert "# C mine: " in words
+
+
+@pytest.mark.parametrize("wrong", [3e-4, lambda: 0.1, lambda step: -1.0, lambda step: float("nan"), lambda step: 1 / 0])
+def test_a_function_that_gives_no_rate_is_refused_in_words(wrong):
+    text = widgets.draw_schedules({"A": {"type": "mine", "total_steps": 40}}, own={"mine": wrong})[1]
+    assert text.startswith("# A mine is refused: ") and len(text.splitlines()) == 1
+
+
+def controls_of(box, column):
+    """The controls that a column shows, by what they are called after its letter."""
+    return {control.description[2:]: control for control in box.children[0].children["ABC".index(column)].children}
+
+
+def blocks_of(box):
+    """What stands below the picture, by curve."""
+    text = html.unescape(re.sub("<.*?>", "", box.children[-1].value))
+    return {block[2]: block for block in re.split("^(?=# [ABC] )", text, flags=re.MULTILINE) if block}
+
+
+def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
     box = widgets.schedule_explorer()
-    *controls, picture, words = box.children
-    for control in controls:
+    assert list(blocks_of(box)) == ["A", "B"]
+    controls_of(box, "C")["type"].value = "linear"
+    for name, value in (("warm-up", 8), ("steps", 80), ("minimum", 0.0), ("peak", 3e-3)):
+        controls_of(box, "A")[name].value = value
+    rates = {name: rates_of_yaml(block, tmp_path) for name, block in blocks_of(box).items()}
+    assert {name: steps for name, (_, steps) in rates.items()} == {"A": 80, "B": 600_000, "C": 600_000}
+    assert (rates["A"][0](8), rates["A"][0](80), rates["C"][0](2_000)) == (3e-3, 0.0, 6e-4)
+
+
+def test_a_column_shows_the_controls_that_its_type_reads():
+    box = widgets.schedule_explorer(own={"mine": one_cycle})
+    for kind, own in {
+        "constant": [],
+        "linear": ["minimum"],
+        "cosine": ["minimum", "cycles"],
+        "step": ["minimum", "gamma", "drop 1", "drop 2", "drop 3"],
+        "inverse_sqrt": ["minimum", "timescale"],
+        "warmup_stable_decay": ["minimum", "decay ratio"],
+    }.items():
+        controls_of(box, "B")["type"].value = kind
+        assert list(controls_of(box, "B")) == ["type", "steps", "warm-up", "peak", *own]
+    assert list(controls_of(box, "C")) == ["type", "steps"]
+    controls_of(box, "C")["type"].value = "none"
+    assert list(controls_of(box, "C")) == ["type"] and list(blocks_of(box)) == ["A", "B"]
+
+
+def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none(tmp_path):
+    box = widgets.schedule_explorer()
+    controls_of(box, "A")["type"].value = "step"
+    for name, value in (("drop 1", 500_000), ("drop 2", 0), ("drop 3", 100_000)):
+        controls_of(box, "A")[name].value = value
+    assert "milestones: [100000, 500000]" in blocks_of(box)["A"]
+    for name in ("drop 1", "drop 3"):
+        controls_of(box, "A")[name].value = 0
+    assert "milestones:" not in blocks_of(box)["A"]
+
+
+def test_the_arrow_keys_change_the_first_digit_of_a_number():
+    box = widgets.schedule_explorer()
+    steps, peak = (controls_of(box, "A")[name] for name in ("steps", "peak"))
+    assert (steps.step, peak.step) == (100_000, 1e-4)
+    steps.value, peak.value = 100_000, 3e-3
+    assert (steps.step, peak.step) == (10_000, 1e-3)
+    steps.value = 1
+    assert steps.step == 1
+
+
+def test_without_a_schedule_the_explorer_asks_for_one():
+    box = widgets.schedule_explorer()
+    for name in "AB":
+        controls_of(box, name)["type"].value = "none"
+    assert "choose a schedule" in box.children[-1].value
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [name for name in schedules.SCHEDULES if not name.endswith("_with_warmup")])
+def test_every_control_of_the_schedule_explorer_changes_words_and_picture(kind):
+    box = widgets.schedule_explorer()
+    _, picture, words = box.children
+    controls_of(box, "A")["type"].value = kind
+    for name, control in controls_of(box, "A").items():
         before = picture.value, words.value
-        control.value = not control.value if isinstance(control, ipywidgets.Checkbox) else control.value * 0.5 + 0.2
-        if control.description != "cycles":
-            assert (picture.value, words.value) != before, control.description
+        control.value = "none" if name == "type" else control.value + control.step
+        assert picture.value != before[0] and words.value != before[1], name
+        control.value = kind if name == "type" else control.value - control.step
 
 
 # The finder explorer

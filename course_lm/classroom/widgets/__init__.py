@@ -13,10 +13,11 @@ from course_lm.classroom.widgets.lr_finder import draw_lr_reading, lr_finder_exp
 from course_lm.classroom.widgets.monitoring import draw_early_stopping, monitoring_explorer
 from course_lm.classroom.widgets.next_token import draw_next_token, temperature_explorer
 from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
-from course_lm.classroom.widgets.schedule import draw_schedules, schedule_explorer
+from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, schedule_explorer
 from course_lm.classroom.widgets.trainer import draw_training_memory, memory_explorer, rows_that_fit, training_memory
 
 __all__ = [
+    "NANOGPT",
     "accumulation_explorer",
     "batching_explorer",
     "checkpoint_explorer",

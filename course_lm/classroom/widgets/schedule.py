@@ -1,92 +1,227 @@
-"""Schedules to play with: overlay them, move their numbers, copy the one you want."""
+"""Schedules to play with: three beside each other, each with numbers of its own, and the YAML of each to copy.
+
+A curve is drawn from its YAML: the text that stands below the picture is read back as a run's configuration, and what
+that configuration builds is what the picture shows.
+"""
 
 import inspect
-from collections.abc import Sequence
-from itertools import cycle
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from itertools import cycle, pairwise
 from typing import Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
+import yaml
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import explorer
-from course_lm.schedules import SCHEDULES, ScheduleConfig, ScheduleType, build_schedule
+from course_lm.config import TrainingConfig
+from course_lm.rates import checked_rate
+from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule, check_schedule
+from course_lm.yaml_tree import load_yaml
 
-_TYPES: list[ScheduleType] = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
-_POINTS = 400  # of a drawn curve, at most
+Schedule = Callable[[int], float]
+Settings = Mapping[str, Any]
+
+# The defaults of nanoGPT's train.py: GPT-2 small, 600,000 steps.
+NANOGPT: Settings = {
+    "type": "cosine",
+    "total_steps": 600_000,
+    "warmup_steps": 2_000,
+    "peak_lr": 6e-4,
+    "min_lr": 6e-5,
+}
+
+_TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
+_NONE = "none"
+_DROPS = ("drop_1", "drop_2", "drop_3")  # the controls that stand for `milestones`
+_BLOCKS = 4_000  # of steps: the two ends of each are drawn
 
 
 def draw_schedules(
-    types: Sequence[ScheduleType],
-    *,
-    total_steps: int = 1000,
-    warmup_steps: int = 100,
-    peak_lr: float = 3e-4,
-    min_lr: float = 0.0,
-    num_cycles: float = 0.5,
+    curves: Mapping[str, Settings] | None = None, own: Mapping[str, Schedule] | None = None
 ) -> tuple[Figure, str]:
-    """The learning rate of each schedule against the steps, the area under it, and how to write it down.
+    """The learning rate of each curve against the steps, the area under it, and the YAML that gives it.
 
     Args:
-        types: names in `schedules.SCHEDULES`.
-        total_steps, warmup_steps: optimizer steps; the warm-up is cut to the run.
-        peak_lr, min_lr: learning rates; the minimum is cut to the peak.
-        num_cycles: waves of the cosine.
+        curves: by name, the settings of each: "type", "total_steps", "peak_lr", and any others of `ScheduleConfig`.
+            By default those with which the explorer begins.
+        own: functions from the completed steps to the rate; their names are types too, which need "total_steps" alone.
 
     Returns:
-        The figure, and for each schedule its area (the sum of the rates of all steps), the YAML that configures it
-        and the line of Python that computes it.
+        The figure; and in words, for each curve, its area (the sum of the rates of all steps) and its YAML, or why the
+        package refuses it.
     """
-    numbers = {"warmup_steps": min(warmup_steps, total_steps), "min_lr": min(min_lr, peak_lr)}
+    own = own or {}
+    if curves is None:
+        curves = {name: {**NANOGPT, "type": kind} for name, kind in _first_types(own).items() if kind != _NONE}
     figure, axes = plt.subplots()
-    lines, ends = [], []
-    for kind, colour in zip(types, cycle(plots.PALETTE)):
-        config = ScheduleConfig(type=kind, num_cycles=num_cycles, **numbers)
-        schedule = build_schedule(config, peak_lr=peak_lr, total_steps=total_steps)
-        # All steps, for the area; the curve shows at most `_POINTS` of them.
-        rates = [schedule(step) for step in range(total_steps)]
-        every = max(1, total_steps // _POINTS)
-        axes.plot(range(0, total_steps, every), rates[::every], color=colour)
-        ends.append((rates[-1], kind, colour))
-        lines += _described(config, rates, peak_lr, total_steps)
-    axes.set(
-        xlabel="completed optimizer steps", ylabel="learning rate", xlim=(0, total_steps), ylim=(0, peak_lr * 1.05)
-    )
+    words, ends = [], []
+    longest, highest = 1, 0.0
+    for (name, settings), colour in zip(curves.items(), cycle(plots.PALETTE)):
+        title, total_steps = f"{name} {settings['type']}", int(settings["total_steps"])
+        try:
+            schedule, lines = _scheduled(settings, own)
+            steps, rates = sampled(schedule, total_steps)
+        except Exception as error:  # a learner's function may raise anything, and a callback would swallow it
+            words.append(f"# {title} is refused: {error}")
+            continue
+        axes.plot(steps, rates, color=colour)
+        ends.append((rates[-1], title, colour))
+        longest, highest = max(longest, total_steps), max(highest, *rates)
+        words += [f"# {title}: {_described(steps, rates)}", *lines]
+    axes.set(xlabel="completed optimizer steps", ylabel="learning rate", xlim=(0, longest))
+    axes.set_ylim(0, highest * 1.05 or 1.0)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     plots.label_ends(axes, ends)
-    return figure, "\n".join(lines) or "choose a schedule"
+    return figure, "\n".join(words) or "choose a schedule"
 
 
-def _described(config: ScheduleConfig, rates: list[float], peak_lr: float, total_steps: int) -> list[str]:
-    function = SCHEDULES[config.type]
-    read = [key for key in ("warmup_steps", "num_cycles", "min_lr") if key in inspect.signature(function).parameters]
-    values = {key: getattr(config, key) for key in read}
-    yaml = ", ".join(f"{key}: {value:g}" for key, value in values.items())
-    python = ", ".join(f"{key}={value:g}" for key, value in values.items())
-    return [
-        f"{config.type}: area {sum(rates):.4g}, which is {sum(rates) / peak_lr:.0f} steps at the peak",
-        f"  optimizer: {{learning_rate: {peak_lr:.3g}}}",
-        f"  lr_scheduler: {{type: {config.type}, {yaml}}}",
-        f"  schedules.{function.__name__}(step, peak_lr={peak_lr:.3g}, total_steps={total_steps}, {python})",
-    ]
-
-
-def schedule_explorer() -> ipywidgets.VBox:
-    """Overlay schedules and move their warm-up, length, peak, minimum and cycles; every control works by keyboard."""
-    wide = {"style": {"description_width": "8em"}, "layout": ipywidgets.Layout(width="30em")}
-    chosen = {
-        kind: ipywidgets.Checkbox(value=kind in ("linear", "cosine"), description=kind, indent=False) for kind in _TYPES
+def schedule_yaml(settings: Settings) -> str:
+    """The lines of a run's configuration that give this schedule: its peak, its length, the numbers that it reads."""
+    read = {"warmup_ratio", *_parameters(settings["type"])}
+    given = [part.name for part in fields(ScheduleConfig) if part.name in read and settings.get(part.name) is not None]
+    tree = {
+        "optimizer": {"learning_rate": settings["peak_lr"]},
+        "lr_scheduler": {"type": settings["type"]} | {key: settings[key] for key in given},
+        "training": {"max_steps": settings["total_steps"]},
     }
-    numbers = {
-        "total_steps": ipywidgets.IntSlider(value=1000, min=50, max=5000, step=50, description="total steps", **wide),
-        "warmup_steps": ipywidgets.IntSlider(value=100, min=0, max=1000, step=10, description="warm-up", **wide),
-        "peak_lr": ipywidgets.FloatLogSlider(value=3e-4, min=-5, max=-1, step=0.1, description="peak", **wide),
-        "min_lr": ipywidgets.FloatSlider(value=0.0, min=0.0, max=1.0, step=0.05, description="minimum / peak", **wide),
-        "num_cycles": ipywidgets.FloatSlider(value=0.5, min=0.5, max=5.0, step=0.5, description="cycles", **wide),
+    return yaml.safe_dump(tree, default_flow_style=None, sort_keys=False)
+
+
+def sampled(schedule: Schedule, total_steps: int) -> tuple[list[int], list[float]]:
+    """Steps of a run, at most 8,000 of them and all where it is no longer than 4,000, and their rates.
+
+    Raises TypeError and ValueError for a run without steps and for what is no rate.
+    """
+    if total_steps < 1:
+        raise ValueError(f"a run needs at least 1 step, got {total_steps}")
+    length = math.ceil(total_steps / _BLOCKS)
+    steps = sorted({*range(0, total_steps, length), *range(length - 1, total_steps, length), total_steps - 1})
+    return steps, [checked_rate(schedule(step), f"the rate at step {step}") for step in steps]
+
+
+def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> ipywidgets.VBox:
+    """Three schedules with numbers of their own, at first nanoGPT's; every control works by keyboard.
+
+    Args:
+        own: functions of your own from the completed steps to the rate, by name. The first one is drawn at once.
+    """
+    own = own or {}
+    curves = {name: _controls(name, kind, [_NONE, *_TYPES, *own]) for name, kind in _first_types(own).items()}
+
+    def draw(**_: Any) -> tuple[Figure, str]:
+        chosen = {name: _settings(controls) for name, controls in curves.items()}
+        return draw_schedules({name: curve for name, curve in chosen.items() if curve["type"] != _NONE}, own)
+
+    flat = {f"{name} {key}": control for name, controls in curves.items() for key, control in controls.items()}
+    *_, picture, words = explorer(draw, flat).children
+    columns = [_arranged(controls, own) for controls in curves.values()]
+    beside = ipywidgets.HBox(columns, layout=ipywidgets.Layout(flex_flow="row wrap"))
+    return ipywidgets.VBox([beside, picture, words])
+
+
+def _first_types(own: Mapping[str, Schedule]) -> dict[str, str]:
+    """With which type each curve of the explorer begins."""
+    return {"A": "cosine", "B": "warmup_stable_decay", "C": next(iter(own), _NONE)}
+
+
+def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[Schedule, list[str]]:
+    """The rates as a function, and the lines that say how to get it."""
+    kind = settings["type"]
+    if kind in own:
+        check_schedule(own[kind])
+        return own[kind], ["# your own function: Trainer(model, config, schedule=...) takes it"]
+    text = schedule_yaml(settings)
+    config = TrainingConfig().updated(load_yaml(text), "the configuration")
+    rate, steps = config.optimizer.learning_rate, config.training.max_steps
+    assert steps is not None
+    schedule = build_schedule(config.lr_scheduler, peak_lr=rate, total_steps=steps)
+    return schedule, [*text.splitlines(), *_python(schedule)]
+
+
+def _python(schedule: Schedule) -> list[str]:
+    """The call that computes the same rates, as a comment of the YAML."""
+    assert isinstance(schedule, partial)
+    numbers = ", ".join(f"{key}={value!r}" for key, value in schedule.keywords.items())
+    call = f"# in Python: schedules.{schedule.func.__name__}(step, {numbers})"
+    return textwrap.wrap(call, width=92, subsequent_indent="#   ", break_long_words=False)
+
+
+def _described(steps: Sequence[int], rates: Sequence[float]) -> str:
+    """The area, in rates and in steps at the highest one. Between two sampled steps the rate is taken to be a line."""
+    points = zip(steps, rates, strict=True)
+    between = sum((end - start) * (rate + next_rate) / 2 for (start, rate), (end, next_rate) in pairwise(points))
+    area, highest = between + (rates[0] + rates[-1]) / 2, max(rates)
+    at_peak = f", as much as {area / highest:,.0f} steps at {highest:g}" if highest else ""
+    return f"area {area:.4g}{at_peak}; last rate {rates[-1]:.4g}"
+
+
+def _parameters(kind: str) -> list[str]:
+    """The names of the numbers that a type reads; none for a function of the learner's own."""
+    return [*inspect.signature(SCHEDULES[kind]).parameters] if kind in SCHEDULES else []
+
+
+def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Any]:
+    """The controls of one curve, by the settings that they give."""
+    wide = {"style": {"description_width": "7em"}, "layout": ipywidgets.Layout(width="16.5em")}
+
+    def count(what: str, value: int) -> ipywidgets.BoundedIntText:
+        return _stepped(ipywidgets.BoundedIntText(value=value, min=0, max=10**9, description=f"{name} {what}", **wide))
+
+    def number(what: str, value: float) -> ipywidgets.BoundedFloatText:
+        return _stepped(ipywidgets.BoundedFloatText(value=value, min=0, max=1e3, description=f"{name} {what}", **wide))
+
+    return {
+        "type": ipywidgets.Dropdown(options=kinds, value=kind, description=f"{name} type", **wide),
+        "total_steps": count("steps", NANOGPT["total_steps"]),
+        "warmup_steps": count("warm-up", NANOGPT["warmup_steps"]),
+        "peak_lr": number("peak", NANOGPT["peak_lr"]),
+        "min_lr": number("minimum", NANOGPT["min_lr"]),
+        "num_cycles": number("cycles", 0.5),
+        "decay_ratio": number("decay ratio", 0.1),
+        "timescale": count("timescale", NANOGPT["warmup_steps"]),
+        "gamma": number("gamma", 0.4),
+        **{key: count(f"drop {nth}", 200_000 * nth) for nth, key in enumerate(_DROPS[:2], start=1)},
+        _DROPS[2]: count("drop 3", 500_000),
     }
 
-    def draw(*, peak_lr: float, min_lr: float, **values: Any) -> tuple[Figure, str]:
-        chosen_types = [kind for kind in _TYPES if values.pop(kind)]
-        return draw_schedules(chosen_types, peak_lr=peak_lr, min_lr=min_lr * peak_lr, **values)
 
-    return explorer(draw, chosen | numbers)
+def _stepped(control: Any) -> Any:
+    """Let the arrow keys change the first digit of a number, or the second where the first is 1."""
+
+    def fit(_: object = None) -> None:
+        if control.value > 0:
+            digit = math.floor(math.log10(control.value / 2))
+            control.step = 10 ** max(0, digit) if isinstance(control.value, int) else float(f"1e{digit}")
+
+    control.observe(fit, names="value")
+    fit()
+    return control
+
+
+def _arranged(controls: Mapping[str, Any], own: Mapping[str, Schedule]) -> ipywidgets.VBox:
+    """A column with the controls that the chosen type reads."""
+    column = ipywidgets.VBox()
+
+    def arrange(_: object = None) -> None:
+        kind = controls["type"].value
+        read = {"type", *_parameters(kind), *(["total_steps"] if kind in own else [])}
+        read |= set(_DROPS) if "milestones" in read else set()
+        column.children = [control for key, control in controls.items() if key in read]
+
+    controls["type"].observe(arrange, names="value")
+    arrange()
+    return column
+
+
+def _settings(controls: Mapping[str, Any]) -> Settings:
+    """The settings of a curve, from its controls; a drop at 0 is none."""
+    values = {key: control.value for key, control in controls.items()}
+    drops = sorted({values.pop(key) for key in _DROPS} - {0})
+    return {**values, "milestones": drops or None}

@@ -42,7 +42,7 @@ def test_every_control_of_the_token_explorer_changes_picture_and_words():
     def tokenizer_for(name, vocab_size):
         return train_tokenizer([TEXTS[0]], 258) if name == "bytes" or vocab_size < 1024 else TOKENIZER
 
-    texts = dict(zip(("cat", "apple"), TEXTS, strict=True))
+    texts: dict[str, str] = {"cat": TEXTS[0], "apple": TEXTS[1]}
     *controls, picture, words = widgets.token_explorer(texts, ["both", "bytes"], tokenizer_for).children
     for control, value in zip(controls[::2], ("apple", 258), strict=True):
         before = picture.value, words.value

@@ -18,7 +18,7 @@ _VOCAB_SIZES = (258, 512, 1024, 2048, 4096)
 
 def label_of(tokenizer: Tokenizer, token: int) -> str:
     """A token as text, a space as a dot; in hexadecimal where its bytes are no whole characters of a common script."""
-    letters = tokenizer.id_to_token(token)
+    letters = tokenizer.id_to_token(token) or ""  # None for an id that the tokenizer does not have
     if token in (pad_id(tokenizer), eos_id(tokenizer)):
         return letters
     raw = bytes(_byte_of()[letter] for letter in letters)

@@ -14,6 +14,7 @@ from course_lm.classroom.widgets.monitoring import draw_early_stopping, monitori
 from course_lm.classroom.widgets.next_token import draw_next_token, temperature_explorer
 from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, schedule_explorer
+from course_lm.classroom.widgets.tokens import draw_tokens, token_explorer
 from course_lm.classroom.widgets.trainer import draw_training_memory, memory_explorer, rows_that_fit, training_memory
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "draw_number_formats",
     "draw_pacing",
     "draw_schedules",
+    "draw_tokens",
     "draw_training_memory",
     "explorer",
     "lr_finder_explorer",
@@ -45,5 +47,6 @@ __all__ = [
     "schedule_explorer",
     "sentence_difficulty",
     "temperature_explorer",
+    "token_explorer",
     "training_memory",
 ]

@@ -1,0 +1,81 @@
+"""A text as coloured boxes, one for each token of a tokenizer."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import ipywidgets
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer, pre_tokenizers
+
+from course_lm.classroom import plots
+from course_lm.classroom.widgets.explorer import explorer
+from course_lm.tokenizer import encode_documents, eos_id, pad_id
+
+_COLUMNS = 80
+_VOCAB_SIZES = (258, 512, 1024, 2048, 4096)
+
+
+def label_of(tokenizer: Tokenizer, token: int) -> str:
+    """A token as text, a space as a dot; in hexadecimal where its bytes are no whole characters of a common script."""
+    letters = tokenizer.id_to_token(token) or ""  # None for an id that the tokenizer does not have
+    if token in (pad_id(tokenizer), eos_id(tokenizer)):
+        return letters
+    raw = bytes(_byte_of()[letter] for letter in letters)
+    text = raw.decode(errors="replace").replace(" ", "·")
+    # Up to Cyrillic the picture's font has a glyph of one column for every letter.
+    return text if text.isprintable() and max(text) < "\u0500" else raw.hex(" ")
+
+
+@functools.cache
+def _byte_of() -> dict[str, int]:
+    """The byte behind each visible character of the byte alphabet."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    others = iter([letter for letter in letters if ord(letter) > 255])  # for the bytes that cannot be printed
+    return {chr(byte) if chr(byte) in letters else next(others): byte for byte in range(256)}
+
+
+def draw_tokens(text: str, tokenizer: Tokenizer) -> tuple[Figure, str]:
+    """The tokens of `text` as coloured boxes, and their number in words."""
+    [ids] = encode_documents(tokenizer, [text])
+    figure, axes = plt.subplots()
+    column, row = 0, 0
+    for token in ids:
+        label = label_of(tokenizer, token)
+        if column + len(label) > _COLUMNS:
+            column, row = 0, row + 1
+        colour = plots.PALETTE[token % len(plots.PALETTE)]
+        box = {"boxstyle": "round,pad=0.15", "alpha": 0.35, "edgecolor": "none", "facecolor": colour}
+        axes.text(column, row, label, family="monospace", fontsize=11, bbox=box)
+        column += len(label) + 1
+    axes.set(xlim=(0, _COLUMNS + 2), ylim=(row + 0.5, -0.8))
+    axes.axis("off")
+    figure.set_size_inches(10, 1 + 0.4 * row)
+    size = len(text.encode())
+    return figure, (
+        f"vocabulary of {tokenizer.get_vocab_size():,}: {size} bytes in {len(ids) - 2} tokens between two <eos>, "
+        f"{size / max(1, len(ids) - 2):.2f} bytes per token"
+    )
+
+
+def token_explorer(
+    texts: Mapping[str, str], corpora: Sequence[str], tokenizer_for: Callable[[str, int], Tokenizer]
+) -> ipywidgets.VBox:
+    """Choose a text, the corpus that a tokenizer learned from and its vocabulary, and see the tokens.
+
+    Args:
+        texts: the texts by name.
+        corpora: the names of the corpora.
+        tokenizer_for: called with a corpus's name and the tokens wanted.
+    """
+
+    def draw(text: str, learned_from: str, vocab_size: int) -> tuple[Figure, str]:
+        figure, words = draw_tokens(texts[text], tokenizer_for(learned_from, vocab_size))
+        return figure, f"{text}, learned on {learned_from}, {vocab_size:,} tokens wanted\n{words}"
+
+    controls = {
+        "text": ipywidgets.Dropdown(options=list(texts), description="text"),
+        "learned_from": ipywidgets.Dropdown(options=list(corpora), description="learned on"),
+        "vocab_size": ipywidgets.SelectionSlider(options=_VOCAB_SIZES, value=1024, description="tokens"),
+    }
+    return explorer(draw, controls)

@@ -1,0 +1,54 @@
+"""The explorer of tokens shows the tokens that the tokenizer makes."""
+
+import pytest
+
+from course_lm.classroom import widgets
+from course_lm.classroom.widgets.tokens import label_of
+from course_lm.tokenizer import encode_documents, train_tokenizer
+
+pytestmark = pytest.mark.usefixtures("course_figures")
+
+TEXTS = ["the cat sat on the mat; that cat ate the oats", "über Äpfel, über Äpfel"]
+TOKENIZER = train_tokenizer(TEXTS, 268)
+
+
+def labels_of(text):
+    [ids] = encode_documents(TOKENIZER, [text])
+    return [label_of(TOKENIZER, token) for token in ids]
+
+
+def test_labels_show_spaces_as_dots_and_the_ends():
+    first, *labels, last = labels_of("the cat")
+    assert (first, last) == ("<eos>", "<eos>")
+    assert "".join(labels) == "the·cat"
+
+
+def test_bytes_that_are_no_character_and_other_scripts_stand_in_hexadecimal():
+    assert labels_of("न\n🙂")[1:-1] == ["e0", "a4", "a8", "0a", "f0", "9f", "99", "82"]
+
+
+def test_a_picture_has_a_box_for_each_token_and_the_words_count_them():
+    [ids] = encode_documents(TOKENIZER, [TEXTS[0]])
+    figure, words = widgets.draw_tokens(TEXTS[0], TOKENIZER)
+    assert [box.get_text() for box in figure.axes[0].texts] == [label_of(TOKENIZER, token) for token in ids]
+    assert f"vocabulary of 268: 45 bytes in {len(ids) - 2} tokens" in words
+
+
+def test_an_empty_text_is_two_ends():
+    assert "0 bytes in 0 tokens" in widgets.draw_tokens("", TOKENIZER)[1]
+
+
+def test_every_control_of_the_token_explorer_changes_picture_and_words():
+    def tokenizer_for(name, vocab_size):
+        return train_tokenizer([TEXTS[0]], 258) if name == "bytes" or vocab_size < 1024 else TOKENIZER
+
+    texts: dict[str, str] = {"cat": TEXTS[0], "apple": TEXTS[1]}
+    *controls, picture, words = widgets.token_explorer(texts, ["both", "bytes"], tokenizer_for).children
+    for control, value in zip(controls[::2], ("apple", 258), strict=True):
+        before = picture.value, words.value
+        control.value = value
+        assert picture.value != before[0] and words.value != before[1]
+    controls[2].value = 1024
+    before = picture.value, words.value
+    controls[1].value = "bytes"
+    assert picture.value != before[0] and words.value != before[1]

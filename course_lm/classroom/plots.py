@@ -85,8 +85,8 @@ def loss_curve(
     """The training loss (nats per token) after each of `steps` optimizer steps.
 
     `validation` adds points of the same kind, (steps, losses). `floor` is what the distribution that made the
-    validation text pays for it: on text that it was not trained on, no model goes lower, other than by chance. `band` is
-    (steps, lowest, highest) of reference runs. Raises ValueError for unequal lengths.
+    validation text pays for it: on text that it was not trained on, no model goes lower, other than by chance. `band`
+    is (steps, lowest, highest) of reference runs. Raises ValueError for unequal lengths.
     """
     _check_same_length(steps, losses, "training")
     figure, axes = plt.subplots()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 
 from course_lm.classroom import plots
 
@@ -144,7 +145,8 @@ def test_the_picture_and_the_table_of_lesson_00_name_the_same_lessons():
     lesson = nbformat.read(LESSON, as_version=4)
     [cell] = [cell.source for cell in lesson.cells if "| part | lesson |" in cell.source]
     rows = re.findall(r"^\| ([a-z, ]+) \| (\[.*) \|$", cell, re.MULTILINE)
-    lessons = {part: re.findall(r"\]\((\d\d_\w+\.ipynb)\)", links) for parts, links in rows for part in parts.split(", ")}
+    link = re.compile(r"\]\((\d\d_\w+\.ipynb)\)")
+    lessons = {part: link.findall(links) for parts, links in rows for part in parts.split(", ")}
     assert {part for part in plots.LOOP_PARTS if plots.LOOP_LESSONS[part] not in lessons[part]} == set()
     named = [name for found in lessons.values() for name in found]
     assert [name for name in named if not (LESSON.parent / name).exists()] == []
@@ -162,5 +164,6 @@ def test_the_picture_of_the_shift_scores_each_token_against_the_next_label():
     axes = plots.shift_picture(["<eos>", "a", "b", "<eos>"]).axes[0]
     arrows = [text for text in axes.texts if getattr(text, "arrow_patch", None)]
     assert [(round(arrow.xyann[0]), round(arrow.xy[0])) for arrow in arrows] == [(0, 1), (1, 2), (2, 3)]
-    white = [text.get_position() for text in axes.texts if text.get_bbox_patch() and text.get_bbox_patch().get_facecolor()[2] == 1]
+    boxes = [(text.get_position(), text.get_bbox_patch()) for text in axes.texts]
+    white = [place for place, box in boxes if box and to_hex(box.get_facecolor()) == "#ffffff"]
     assert white == [(3, 1), (0, 0)]

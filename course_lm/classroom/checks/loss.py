@@ -350,7 +350,9 @@ def prompt_masked(fn: Callable[..., object]) -> Report:
         shown=["a prompt of 2 and an answer of 3 tokens"],
         mistakes={
             "the first token of the answer is left out: the last token of the prompt predicts it": Edit(">=", ">"),
-            "the last token of the prompt is still to be learnt": Edit(answer, "positions + 1 >= prompt_lengths[:, None]"),
+            "the last token of the prompt is still to be learnt": Edit(
+                answer, "positions + 1 >= prompt_lengths[:, None]"
+            ),
             "the prompt is to be learnt too: only padding is left out": Edit(f"({answer}) & ", ""),
             "padding is to be learnt too": Edit(f" & ({learnt})", ""),
             "nothing is left out: the labels are the ids": Edit(made, "input_ids.clone()"),
@@ -374,7 +376,7 @@ def prompt_masked(fn: Callable[..., object]) -> Report:
             "this says which tokens are learnt, and holds no labels": Edit(made, "is_learnt"),
         },
         hints={
-            "unsqueeze": "`prompt_lengths` is (B,), the positions are (T,): unsqueeze one of them, to compare all with all.",
+            "unsqueeze": "`prompt_lengths` is (B,), positions are (T,): unsqueeze one to compare all with all.",
             "attention_mask": "Only `attention_mask` knows which zeros are padding.",
             "masked_fill": "What is not learnt has the label −100; every other label is the id itself, not shifted.",
         },

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
+from matplotlib.text import Annotation
 
 from course_lm.classroom import plots
 
@@ -162,7 +163,7 @@ def test_the_runs_of_the_atlas_stand_beside_what_a_perfect_model_pays():
 
 def test_the_picture_of_the_shift_scores_each_token_against_the_next_label():
     axes = plots.shift_picture(["<eos>", "a", "b", "<eos>"]).axes[0]
-    arrows = [text for text in axes.texts if getattr(text, "arrow_patch", None)]
+    arrows = [text for text in axes.texts if isinstance(text, Annotation)]
     assert [(round(arrow.xyann[0]), round(arrow.xy[0])) for arrow in arrows] == [(0, 1), (1, 2), (2, 3)]
     boxes = [(text.get_position(), text.get_bbox_patch()) for text in axes.texts]
     white = [place for place, box in boxes if box and to_hex(box.get_facecolor()) == "#ffffff"]

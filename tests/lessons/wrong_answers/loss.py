@@ -169,8 +169,8 @@ def gradient_by_autograd(logits, labels):
     return leaf.grad
 
 
-def masked(*, late=0, padding=-100, prompt=-100, ids_decide=False, lengths=None, shift=0):
-    """Labels token by token, right unless told otherwise."""
+def masked(*, late=0, padding: int | None = -100, prompt: int | None = -100, ids_decide=False, lengths=None, shift=0):
+    """Labels token by token, right unless told otherwise; None keeps the ids."""
 
     def prompt_masked(input_ids, attention_mask, prompt_lengths):
         labels = torch.empty_like(input_ids)

@@ -24,7 +24,7 @@ SIGNS = {
     HEALTHY: "both losses fall side by side and level off above the floor",
     "learning rate too high": "the loss falls for a few steps and then sticks far up; updates are large",
     "learning rate too low": "the loss falls all the way and gets nowhere; updates are tiny",
-    "no shift": "the training loss drops to zero, which no model can do; validation with the right loss explodes",
+    "no shift": "the training loss drops to zero within 50 steps; validation with the right loss explodes",
     "leak into validation": "validation falls with training to below the floor: its text was trained on",
     "dead from clipping": "the loss stays at log(vocabulary) although the gradient norm looks healthy",
     "over-fitting": "training falls below the floor while validation turns round and rises",

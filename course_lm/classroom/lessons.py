@@ -61,8 +61,8 @@ def _format_warning(message: Warning | str, category: type[Warning], *_: object)
     return f"{category.__name__}: {message}\n"
 
 
-def show_source(thing: Any) -> None:
-    """Show the source of a function, method, class or module as it stands in the package."""
+def show_source(thing: Any, *, folded: bool = False) -> None:
+    """Show the source of a function, method, class or module as it stands in the package; `folded`, behind a click."""
     source = textwrap.dedent(inspect.getsource(thing)).rstrip()
     try:
         from IPython.display import display
@@ -71,6 +71,8 @@ def show_source(thing: Any) -> None:
         return
     # As HTML a long line scrolls; as plain text it would wrap.
     scrolling = f"<pre style='white-space: pre; overflow-x: auto'>{html.escape(source)}</pre>"
+    if folded:
+        scrolling = f"<details><summary>The source of {html.escape(thing.__name__)}</summary>{scrolling}</details>"
     display({"text/plain": source, "text/html": scrolling}, raw=True)
 
 

@@ -84,9 +84,9 @@ def loss_curve(
 ) -> Figure:
     """The training loss (nats per token) after each of `steps` optimizer steps.
 
-    `validation` adds points of the same kind, (steps, losses). `floor` is the loss of the distribution that
-    made the text: no model goes lower, other than by chance. `band` is (steps, lowest, highest) of reference
-    runs. Raises ValueError for unequal lengths.
+    `validation` adds points of the same kind, (steps, losses). `floor` is what the distribution that made the
+    validation text pays for it: on text that it was not trained on, no model goes lower, other than by chance. `band`
+    is (steps, lowest, highest) of reference runs. Raises ValueError for unequal lengths.
     """
     _check_same_length(steps, losses, "training")
     figure, axes = plt.subplots()
@@ -104,6 +104,30 @@ def loss_curve(
         # Room below the floor, or its line would lie on the axis.
         axes.set_ylim(bottom=min(floor, *losses) - 0.06 * (max(losses) - floor))
     axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
+    axes.margins(x=0.01)
+    label_ends(axes, ends)
+    return figure
+
+
+def atlas_runs(name: str, paid: float) -> Figure:
+    """The losses of all runs of one name in the curve atlas: a band over the seeds for training, one for held-out text.
+
+    Beside each stands what a perfect model pays for its text, in nats per token: `paid` for the training text, the
+    atlas's floor for the held-out text.
+    """
+    atlas = load_atlas()
+    figure, axes = plt.subplots()
+    ends = []
+    for curve, text, colour, least, line in (
+        ("loss", "training", BLUE, paid, ":"),
+        ("val_loss", "held out", RED, atlas.floor, "--"),
+    ):
+        steps, lowest, highest = atlas.band(name, curve)
+        axes.fill_between(steps, lowest, highest, color=colour, linewidth=1.6)
+        axes.axhline(least, color=colour, linestyle=line, linewidth=1.6)
+        ends.append((least, f"perfect model {least:.2f}", colour))
+        ends.append((lowest[-1], f"{text} {lowest[-1]:.2f} to {highest[-1]:.2f}", colour))
+    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
     axes.margins(x=0.01)
     label_ends(axes, ends)
     return figure
@@ -146,6 +170,22 @@ def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:
     axes.axhline(atlas.floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.2, label="floor")
     axes.set(ylim=(0, top), xlim=(0, steps[-1] + 4))
     axes.set_title(name, fontsize=13)
+
+
+def shift_picture(words: Sequence[str]) -> Figure:
+    """The tokens of a row as they are read and as labels, an arrow from each to the label that it is scored against."""
+    last = len(words) - 1
+    figure, axes = plt.subplots(figsize=(1.7 * len(words), 2.4))
+    axes.set(xlim=(-0.9, last + 0.5), ylim=(-0.3, 1.3))
+    axes.axis("off")
+    for height, name, left_over in ((1, "read", last), (0, "labels", 0)):
+        axes.text(-0.9, height, name, weight="bold", va="center")
+        for t, word in enumerate(words):
+            box = {"boxstyle": "round", "facecolor": "white" if t == left_over else _FILLS[0]}
+            axes.text(t, height, word, ha="center", va="center", bbox=box)
+    for t in range(last):
+        axes.annotate("", (t + 0.85, 0.2), (t + 0.1, 0.82), arrowprops={"arrowstyle": "-|>"})
+    return figure
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 0.07) -> None:
@@ -205,7 +245,7 @@ LOOP_LESSONS = {
     "log": "10_monitoring.ipynb",
     "validate": "10_monitoring.ipynb",
     "checkpoint": "11_checkpoints.ipynb",
-    "stop": "12_trainer.ipynb",
+    "stop": "10_monitoring.ipynb",
 }
 _FILLS, _EDGES = ("#E3F0F8", "#FDF1DA", "#E0F3EC"), (BLUE, "#B87A00", GREEN)
 _WIDTH, _HEIGHT, _COLUMN, _ROW = 2.3, 1.3, 3.0, 2.35

@@ -79,6 +79,16 @@ def test_show_source_shows_the_function_as_it_stands(monkeypatch):
     assert html.unescape(bundle["text/html"]).endswith(f">{source}</pre>")
 
 
+def test_show_source_folds_the_source_where_it_is_told_to(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    lessons.show_source(lessons.format_table)
+    lessons.show_source(lessons.format_table, folded=True)
+    [plain, folded] = (bundle["text/html"] for bundle in shown)
+    assert folded == f"<details><summary>The source of format_table</summary>{plain}</details>"
+    assert shown[0]["text/plain"] == shown[1]["text/plain"]
+
+
 def test_show_source_prints_where_there_is_no_notebook(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython.display", None)
     lessons.show_source(lessons.format_table)

@@ -1,18 +1,24 @@
 """Figures: the shared style, alternative text, the loss curve and the picture of the loop."""
 
 import base64
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import matplotlib.pyplot as plt
+import nbformat
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
+from matplotlib.text import Annotation
 
 from course_lm.classroom import plots
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
+LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "00_the_whole_loop.ipynb"
 LINKS = {part: f"{number:02d}_lesson_of_{number}.ipynb" for number, part in enumerate(plots.LOOP_PARTS)}
 
 
@@ -134,3 +140,31 @@ def test_no_curves_need_no_labels():
     axes = plt.subplots()[1]
     plots.label_ends(axes, [])
     assert len(axes.texts) == 0
+
+
+def test_the_picture_and_the_table_of_lesson_00_name_the_same_lessons():
+    lesson = nbformat.read(LESSON, as_version=4)
+    [cell] = [cell.source for cell in lesson.cells if "| part | lesson |" in cell.source]
+    rows = re.findall(r"^\| ([a-z, ]+) \| (\[.*) \|$", cell, re.MULTILINE)
+    link = re.compile(r"\]\((\d\d_\w+\.ipynb)\)")
+    lessons = {part: link.findall(links) for parts, links in rows for part in parts.split(", ")}
+    assert {part for part in plots.LOOP_PARTS if plots.LOOP_LESSONS[part] not in lessons[part]} == set()
+    named = [name for found in lessons.values() for name in found]
+    assert [name for name in named if not (LESSON.parent / name).exists()] == []
+
+
+def test_the_runs_of_the_atlas_stand_beside_what_a_perfect_model_pays():
+    figure = plots.atlas_runs("over-fitting", paid=0.4321)
+    words = texts(figure)
+    assert "perfect model 0.43" in words and "perfect model 0.44" in words
+    assert any(word.startswith("training 0.2") for word in words)
+    assert any(word.startswith("held out 3.0") for word in words)
+
+
+def test_the_picture_of_the_shift_scores_each_token_against_the_next_label():
+    axes = plots.shift_picture(["<eos>", "a", "b", "<eos>"]).axes[0]
+    arrows = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert [(round(arrow.xyann[0]), round(arrow.xy[0])) for arrow in arrows] == [(0, 1), (1, 2), (2, 3)]
+    boxes = [(text.get_position(), text.get_bbox_patch()) for text in axes.texts]
+    white = [place for place, box in boxes if box and to_hex(box.get_facecolor()) == "#ffffff"]
+    assert white == [(3, 1), (0, 0)]

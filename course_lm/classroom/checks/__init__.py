@@ -14,7 +14,13 @@ from course_lm.classroom.checks.checkpoints import (
 )
 from course_lm.classroom.checks.clipping import clip_coefficient, first_bad_parameter, global_norm, unscaled_and_clipped
 from course_lm.classroom.checks.curriculum import admitted, root_threshold, seeds_needed, word_cost
-from course_lm.classroom.checks.loss import corpus_perplexity, log_sum_exp, logits_gradient, loss_from_ids
+from course_lm.classroom.checks.loss import (
+    corpus_perplexity,
+    log_sum_exp,
+    logits_gradient,
+    loss_from_ids,
+    prompt_masked,
+)
 from course_lm.classroom.checks.lr_finder import group_rates, smoothed_losses, steepest_rate, sweep_rates
 from course_lm.classroom.checks.mixed_precision import nearest_bf16, spacing, underflow_share, updated_scale
 from course_lm.classroom.checks.monitoring import logged_perplexity, read_records, stopping_point, update_ratios
@@ -58,6 +64,7 @@ __all__ = [
     "padding_share",
     "position_after",
     "predict",
+    "prompt_masked",
     "rate_by_tokens",
     "read_records",
     "root_threshold",

@@ -1,4 +1,4 @@
-"""Checks of lesson 03: a stable log-sum-exp, the loss from ids and a mask, perplexity, the loss's gradient."""
+"""Checks of lesson 03: a stable log-sum-exp, the loss from ids, perplexity, the loss's gradient, masked prompts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -332,6 +332,62 @@ def logits_gradient(fn: Callable[..., object]) -> Report:
             "(targets != -100)": "A position whose target is −100 adds nothing to the loss: its gradient is 0.",
         },
     )
+
+
+def prompt_masked(fn: Callable[..., object]) -> Report:
+    """Labels that teach the answer alone: `fn(input_ids, attention_mask, prompt_lengths)`, rows padded on the right."""
+    answer, learnt = "positions >= prompt_lengths.unsqueeze(1)", "attention_mask == 1"
+    made = "input_ids.masked_fill(~is_learnt, -100)"
+    _, short, short_mask = _rows([5], seed=4)
+    _, ids, mask = _rows([8, 5, 6], seed=0)
+    return compare(
+        fn,
+        reference=_labels_of_answers,
+        cases={
+            "a prompt of 2 and an answer of 3 tokens": (short, short_mask, torch.tensor([2])),
+            "rows of 8, 5 and 6 tokens, prompts of 2, 4 and 1": (ids, mask, torch.tensor([2, 4, 1])),
+        },
+        shown=["a prompt of 2 and an answer of 3 tokens"],
+        mistakes={
+            "the first token of the answer is left out: the last token of the prompt predicts it": Edit(">=", ">"),
+            "the last token of the prompt is still to be learnt": Edit(
+                answer, "positions + 1 >= prompt_lengths[:, None]"
+            ),
+            "the prompt is to be learnt too: only padding is left out": Edit(f"({answer}) & ", ""),
+            "padding is to be learnt too": Edit(f" & ({learnt})", ""),
+            "nothing is left out: the labels are the ids": Edit(made, "input_ids.clone()"),
+            "the wrong part is left out: the prompt and padding are learnt, the answer is not": Edit("~", ""),
+            "the prompt is learnt and the answer is not": Edit(">=", "<"),
+            "the mask is turned around: padding is learnt and real tokens are not": Edit(learnt, "attention_mask == 0"),
+            "ids decide what is padding, so that the <eos> that ends the answer is not learnt": Edit(
+                learnt, "input_ids != 0"
+            ),
+            "every row is cut at the length of the first row's prompt": Edit(answer, "positions >= prompt_lengths[0]"),
+            "every row is cut at the length of the longest prompt": Edit(answer, "positions >= prompt_lengths.max()"),
+            "every row is cut at the length of the shortest prompt": Edit(answer, "positions >= prompt_lengths.min()"),
+            "the lengths are taken for those of the answers, counted from the end of the row": Edit(
+                answer, "positions >= attention_mask.sum(1, keepdim=True) - prompt_lengths[:, None]"
+            ),
+            "the labels are shifted already, and the loss would shift them again": lambda ids, mask, lengths: (
+                torch.nn.functional.pad(_labels_of_answers(ids, mask, lengths)[:, 1:], (0, 1), value=IGNORE_INDEX)
+            ),
+            "0 stands where −100 belongs, and 0 is the id of a token": Edit("-100", "0"),
+            "−1 stands where −100 belongs: the loss does not know that number": Edit("-100", "-1"),
+            "this says which tokens are learnt, and holds no labels": Edit(made, "is_learnt"),
+        },
+        hints={
+            "unsqueeze": "`prompt_lengths` is (B,), positions are (T,): unsqueeze one to compare all with all.",
+            "attention_mask": "Only `attention_mask` knows which zeros are padding.",
+            "masked_fill": "What is not learnt has the label −100; every other label is the id itself, not shifted.",
+        },
+    )
+
+
+def _labels_of_answers(input_ids: Tensor, attention_mask: Tensor, prompt_lengths: Tensor) -> Tensor:
+    labels = labels_of(input_ids, attention_mask)
+    for row, length in zip(labels, prompt_lengths.tolist(), strict=True):
+        row[:length] = IGNORE_INDEX
+    return labels
 
 
 def _logits_and_labels(*, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> tuple[Tensor, Tensor]:

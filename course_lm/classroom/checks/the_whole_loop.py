@@ -23,7 +23,7 @@ _VOCAB_SIZE = 11
 
 
 def floor(fn: Callable[..., object]) -> Report:
-    """The lowest loss in nats per token: `fn(neg_log_p, documents)`, −log p of each document and its token ids."""
+    """What the true distribution pays per token: `fn(neg_log_p, documents)`, −log p of each document and its ids."""
     each = "sum(len(document) - 1 for document in documents)"
 
     def reference(neg_log_p: list[float], documents: list[list[int]]) -> float:

@@ -169,6 +169,34 @@ def gradient_by_autograd(logits, labels):
     return leaf.grad
 
 
+def masked(*, late=0, padding: int | None = -100, prompt: int | None = -100, ids_decide=False, lengths=None, shift=0):
+    """Labels token by token, right unless told otherwise; None keeps the ids."""
+
+    def prompt_masked(input_ids, attention_mask, prompt_lengths):
+        labels = torch.empty_like(input_ids)
+        cuts = lengths(prompt_lengths) if lengths else prompt_lengths
+        for row in range(input_ids.size(0)):
+            for t in range(input_ids.size(1)):
+                token = int(input_ids[row, t])
+                real = token != 0 if ids_decide else int(attention_mask[row, t]) == 1
+                label = padding if not real else prompt if t < cuts[row] + late else token
+                labels[row, t] = token if label is None else label
+        return torch.cat([labels[:, shift:], labels.new_full((len(labels), shift), -100)], dim=1)
+
+    return prompt_masked
+
+
+def masked_by_slices(input_ids, attention_mask, prompt_lengths):
+    labels = torch.full_like(input_ids, -100)
+    for row, (start, end) in enumerate(zip(prompt_lengths.tolist(), attention_mask.sum(1).tolist())):
+        labels[row, start:end] = input_ids[row, start:end]
+    return labels
+
+
+def masked_by_counting(input_ids, attention_mask, prompt_lengths):
+    return torch.where((attention_mask.cumsum(1) * attention_mask) > prompt_lengths[:, None], input_ids, -100)
+
+
 WRONG_ANSWERS = {
     "log_sum_exp": [
         (lse_naive, "nothing is subtracted before exp, which overflows or vanishes"),
@@ -225,6 +253,25 @@ WRONG_ANSWERS = {
         (gradient(ignore=False), "ignored targets and the last position have a gradient too"),
         (gradient(onehot=0.0), "the softmax stands alone: 1 is not subtracted at the target"),
     ],
+    "prompt_masked": [
+        (
+            masked(late=1),
+            "the first token of the answer is left out: the last token of the prompt predicts it",
+        ),
+        (masked(late=-1), "the last token of the prompt is still to be learnt"),
+        (masked(padding=None), "padding is to be learnt too"),
+        (masked(prompt=None), "the prompt is to be learnt too: only padding is left out"),
+        (
+            masked(ids_decide=True),
+            "ids decide what is padding, so that the <eos> that ends the answer is not learnt",
+        ),
+        (masked(padding=0, prompt=0), "0 stands where −100 belongs, and 0 is the id of a token"),
+        (
+            masked(lengths=lambda lengths: lengths[:1].expand(len(lengths))),
+            "every row is cut at the length of the first row's prompt",
+        ),
+        (masked(shift=1), "the labels are shifted already, and the loss would shift them again"),
+    ],
 }
 
 EQUIVALENT = {
@@ -232,6 +279,7 @@ EQUIVALENT = {
     "loss_from_ids": [from_ids(), from_ids_with_cross_entropy, from_ids_with_the_package],
     "corpus_perplexity": [perplexity_by_numpy],
     "logits_gradient": [gradient()],
+    "prompt_masked": [masked(), masked_by_slices, masked_by_counting],
 }
 
 # What the exercise's text forbids, right as it is.

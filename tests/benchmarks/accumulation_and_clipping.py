@@ -1,8 +1,9 @@
 """Lessons 08 and 09 with three seeds: `python tests/benchmarks/accumulation_and_clipping.py` measures what they print.
 
-It stores `data/accumulation_and_clipping.json`. The loops are read from the notebooks (their cells tagged `loop`), so the
-numbers belong to the lines that a learner sees. Lesson 08: four loops, each at the best of three learning rates, chosen
-after 70 steps with a seed that the comparison does not use. Lesson 09: one bad batch, thresholds, and one gradient that is a thousand times too long.
+It stores `data/accumulation_and_clipping.json`. The loops are read from the notebooks (their cells tagged `loop`), so
+the numbers belong to the lines that a learner sees. Lesson 08: four loops, each at the best of three learning rates,
+chosen after 70 steps with a seed that the comparison does not use. Lesson 09: one bad batch, thresholds, and one
+gradient that is a thousand times too long.
 
 Runs are kept as they end. Stopped, the script goes on where it was when it is called again; delete the file to measure
 everything anew.

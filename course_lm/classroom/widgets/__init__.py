@@ -14,7 +14,13 @@ from course_lm.classroom.widgets.monitoring import draw_early_stopping, monitori
 from course_lm.classroom.widgets.next_token import draw_next_token, temperature_explorer
 from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.classroom.widgets.schedule import draw_schedules, schedule_explorer
-from course_lm.classroom.widgets.trainer import draw_training_memory, memory_explorer, rows_that_fit, training_memory
+from course_lm.classroom.widgets.trainer import (
+    draw_training_memory,
+    measured_memory,
+    memory_explorer,
+    rows_that_fit,
+    training_memory,
+)
 
 __all__ = [
     "accumulation_explorer",
@@ -34,6 +40,7 @@ __all__ = [
     "draw_training_memory",
     "explorer",
     "lr_finder_explorer",
+    "measured_memory",
     "memory_explorer",
     "monitoring_explorer",
     "number_format_explorer",

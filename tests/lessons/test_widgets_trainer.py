@@ -65,6 +65,20 @@ def test_with_checkpointing_one_layer_is_held_beside_the_inputs_of_all():
     assert parts["activations"] == pytest.approx(kept + one_layer, rel=0.02)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("n_layer", "d_model", "vocab_size"), [(1, 32, 8192), (2, 64, 512), (3, 96, 2048)])
+def test_the_count_is_the_most_that_a_step_holds_at_one_time(n_layer, d_model, vocab_size, checkpointing):
+    config = ModelConfig(n_layer, N_HEAD, d_model, dropout=0.0, gradient_checkpointing=checkpointing)
+    input_ids = torch.randint(vocab_size, (ROWS, LENGTH))
+    document_ids = (torch.arange(LENGTH) // 50).expand(ROWS, LENGTH)
+    batch = {"input_ids": input_ids, "labels": input_ids, "document_ids": document_ids}
+    held = widgets.measured_memory(GPT(config, vocab_size, LENGTH), batch)
+    parts = widgets.training_memory(
+        n_layer, d_model, LENGTH, vocab_size, ROWS, checkpointing=checkpointing, n_head=N_HEAD
+    )
+    assert sum(parts.values()) == pytest.approx(held, rel=0.05)
+
+
 def test_weights_gradients_and_moments_are_sixteen_bytes_for_each_weight():
     parts = widgets.training_memory(3, 96, LENGTH, VOCAB_SIZE, ROWS)
     count = count_parameters(gpt(3, 96))

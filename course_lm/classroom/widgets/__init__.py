@@ -16,6 +16,14 @@ from course_lm.classroom.widgets.number_formats import draw_number_formats, numb
 from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, schedule_explorer
 from course_lm.classroom.widgets.tokens import draw_tokens, token_explorer
 from course_lm.classroom.widgets.trainer import draw_training_memory, memory_explorer, rows_that_fit, training_memory
+from course_lm.classroom.widgets.schedule import draw_schedules, schedule_explorer
+from course_lm.classroom.widgets.trainer import (
+    draw_training_memory,
+    measured_memory,
+    memory_explorer,
+    rows_that_fit,
+    training_memory,
+)
 
 __all__ = [
     "NANOGPT",
@@ -37,6 +45,7 @@ __all__ = [
     "draw_training_memory",
     "explorer",
     "lr_finder_explorer",
+    "measured_memory",
     "memory_explorer",
     "monitoring_explorer",
     "number_format_explorer",

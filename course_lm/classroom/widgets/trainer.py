@@ -1,14 +1,22 @@
 """What fits: the bytes that a training step holds, against the rows of a micro-batch."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.figure import Figure
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import explorer
+from course_lm.forward import AnyBatch, forward_logits
+from course_lm.loss import next_token_loss
+from course_lm.model import GPT
 
 GIB = 2**30
 LIMITS = (8, 24, 80)  # GiB: a laptop, a desktop's card, a server's card
@@ -27,11 +35,12 @@ def training_memory(
     checkpointing: bool = False,
     n_head: int | None = None,
 ) -> dict[str, float]:
-    """Bytes that a step of the course's GPT holds with AdamW, gradients and the activations of a packed micro-batch.
+    """Bytes that a step of the course's GPT holds at most, with AdamW and packed micro-batches.
 
-    "weights" (in bf16 with the copies that autocast makes), "gradients", "moments", and "activations": what the layers
-    keep for the backward pass, attention fused, and the log-probabilities of the whole vocabulary. Attention heads are
-    64 wide unless `n_head` is given. Short-lived buffers come on top.
+    "weights" (in bf16 with the copies that autocast makes), "gradients", "moments"; "activations": what the layers
+    keep for the backward pass, attention fused, and the log-probabilities of the whole vocabulary; "logit gradients":
+    what the backward pass of the loss makes beside them. Attention heads are 64 wide unless `n_head` is given.
+    Short-lived buffers of the layers come on top.
     """
     n_head = n_head or max(1, d_model // _HEAD_WIDTH)
     # Embedding and output share a matrix; a layer has 12 d_model² in four matrices, 13 d_model in biases and norms.
@@ -42,20 +51,62 @@ def training_memory(
     # Counted from the tensors that autograd keeps; the tests compare the two.
     block = (36 if half else 64) * d_model + mask + 16 + 4 * n_head  # of a layer, for each token
     ends = (6 if half else 8) * d_model + 4 * vocab_size + 32
+    # cross_entropy is two operations: the gradients of its log-probabilities and of the logits exist at one time.
+    logits = 8 * vocab_size
     # With checkpointing each layer keeps its input alone, and one layer at a time is computed again.
     layers = 4 * d_model * n_layer + block if checkpointing else block * n_layer
+    if checkpointing:  # by then the gradients of the logits are gone
+        logits = max(0, logits - block)
     return {
         "weights": 4.0 * count + (2.0 * matrices if half else 0.0),
         "gradients": 4.0 * count,
         "moments": 8.0 * count,  # two of AdamW, in fp32
         "activations": float(batch_size * length * (layers + ends)),
+        "logit gradients": float(batch_size * length * logits),
     }
+
+
+class _HeldBytes(TorchDispatchMode):
+    """The most bytes that are held at one time by the given tensors and by those that operations make."""
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        storages = [tensor.untyped_storage() for tensor in given]
+        self.alive = {StorageWeakRef(storage): storage.nbytes() for storage in storages}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.alive[StorageWeakRef(storage)] = storage.nbytes()  # a view has the storage of its base
+        self.alive = {storage: size for storage, size in self.alive.items() if not storage.expired()}
+        self.most = max(self.most, sum(self.alive.values()))
+        return made
+
+
+def measured_memory(model: GPT, batch: AnyBatch) -> int:
+    """The most bytes that the second of two accumulated micro-batches holds at one time, with AdamW's moments.
+
+    Counted from the tensors that each operation makes; what it allocates and frees inside is not seen.
+    """
+    optimizer = torch.optim.AdamW(model.parameters())
+    with _HeldBytes(model.parameters()) as held:
+        for step in range(2):  # the moments appear with the first step
+            for _ in range(2):  # the gradients with its first micro-batch
+                held.most = 0
+                next_token_loss(forward_logits(model, batch), batch["labels"], reduction="sum").backward()
+            if not step:
+                optimizer.step()
+                optimizer.zero_grad()
+    return held.most
 
 
 def rows_that_fit(limit_gib: float, n_layer: int, d_model: int, length: int, vocab_size: int, **how: object) -> int:
     """The largest micro-batch, in rows, within `limit_gib`; 0 where not one row fits."""
     parts = training_memory(n_layer, d_model, length, vocab_size, 1, **how)  # type: ignore[arg-type]
-    row = parts.pop("activations")
+    row = parts.pop("activations") + parts.pop("logit gradients")
     return max(0, int((limit_gib * GIB - sum(parts.values())) // row))
 
 
@@ -80,7 +131,7 @@ def draw_training_memory(
         axes.plot(_ROWS, memory, color=colour)
         ends.append((memory[-1], name, colour))
     parts = training_memory(*shape, batch_size, precision)
-    fixed = sum(parts.values()) - parts["activations"]
+    fixed = parts["weights"] + parts["gradients"] + parts["moments"]
     axes.axhline(fixed / GIB, color=plots.INK, linestyle=":")
     ends.append((fixed / GIB, "without batch", plots.INK))
     axes.plot(batch_size, sum(parts.values()) / GIB, "o", color=plots.RED, markersize=10, clip_on=False)

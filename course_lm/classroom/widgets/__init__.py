@@ -15,8 +15,6 @@ from course_lm.classroom.widgets.next_token import draw_next_token, temperature_
 from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, schedule_explorer
 from course_lm.classroom.widgets.tokens import draw_tokens, token_explorer
-from course_lm.classroom.widgets.trainer import draw_training_memory, memory_explorer, rows_that_fit, training_memory
-from course_lm.classroom.widgets.schedule import draw_schedules, schedule_explorer
 from course_lm.classroom.widgets.trainer import (
     draw_training_memory,
     measured_memory,

@@ -6,7 +6,7 @@ of colour blindness. Curves are named by a label at their end instead of a legen
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from course_lm.classroom.atlas import Atlas, diagnose, load_atlas
-from course_lm.monitoring import History, Record
+from course_lm.classroom.atlas import Atlas, load_atlas
+from course_lm.monitoring import History
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
@@ -109,29 +109,24 @@ def loss_curve(
     return figure
 
 
-def compare_with_atlas(history: History | Iterable[Record]) -> tuple[Figure, str]:
-    """A run's losses over those of the curve atlas, and in words which of them it looks like (see `atlas.diagnose`).
+def compare_with_atlas(history: History) -> Figure:
+    """A run's losses in black over those of the curve atlas, a panel for each kind of run with bands over its seeds.
 
-    One panel for each kind of run, with bands over its seeds. The given run is drawn into each, and the kinds that it
-    may be of are shaded. Raises ValueError where there is no training loss to compare.
+    The bands are of lesson 00's model, text, vocabulary and rate; another run has other curves when it is healthy too.
     """
-    atlas, history = load_atlas(), history if isinstance(history, History) else History(history)
-    diagnosis = diagnose(history)
+    atlas = load_atlas()
     figure, panels = plt.subplots(2, 4, figsize=(11, 5.6), sharex=True, sharey=True, layout="constrained")
     for axes, name in zip(panels.flat, atlas.runs):
         _atlas_panel(axes, atlas, name)
         for records, key, look in ((history.train, "loss", "-"), (history.validation, "val_loss", ".")):
             points = [record["step"] for record in records], [record[key] for record in records]
             axes.plot(*points, look, color=INK, linewidth=1.2, markersize=6, label=f"your {key}")
-        if name in diagnosis.possible:
-            axes.set_facecolor(CHOSEN)
-            axes.set_title(name, fontsize=13, weight="bold")
     figure.supxlabel("optimizer steps")
     figure.supylabel("loss (nats per token)")
     panels[0, -1].tick_params(labelbottom=True)  # the panel below it holds the legend
     panels.flat[-1].axis("off")
     panels.flat[-1].legend(*panels.flat[0].get_legend_handles_labels(), loc="center", fontsize=12)
-    return figure, diagnosis.message
+    return figure
 
 
 def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:

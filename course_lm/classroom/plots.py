@@ -11,13 +11,14 @@ from itertools import pairwise
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from course_lm.classroom.atlas import Atlas, load_atlas
-from course_lm.monitoring import History
+from course_lm.monitoring import History, Record, smooth
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
@@ -141,6 +142,63 @@ def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:
     axes.axhline(atlas.floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.2, label="floor")
     axes.set(ylim=(0, top), xlim=(0, steps[-1] + 4))
     axes.set_title(name, fontsize=13)
+
+
+def layer_maps(records: Sequence[Record]) -> Figure:
+    """Gradient norm and update ratio of each matrix, a row for each, over the `records` of a `LayerStatistics`."""
+    names = [key.removesuffix("/update_ratio") for key in records[0] if key.endswith("/update_ratio")]
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    for axes, key in zip(panels, ("grad_norm", "update_ratio")):
+        values = np.array([[record[f"{name}/{key}"] for record in records] for name in names])
+        extent = (0, records[-1]["step"], len(names) - 0.5, -0.5)
+        picture = axes.imshow(np.log10(values).clip(-3), aspect="auto", cmap="cividis", extent=extent)
+        axes.set(title=f"log10 of {key}", xlabel="optimizer steps")
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(False)
+        figure.colorbar(picture, ax=axes)
+    return figure
+
+
+def smoothed(truth: Sequence[float], noisy: Sequence[float]) -> Figure:
+    """Noisy points around the truth, smoothed little, much, and without its correction."""
+    figure, axes = plt.subplots(figsize=(8, 3.6))
+    axes.plot(noisy, ".", color=GREY, alpha=0.5, markersize=5)
+    axes.plot(truth, color=INK, linestyle=":", linewidth=1.2)
+    axes.plot(smooth(noisy, 0.9))
+    axes.plot(smooth(noisy, 0.98), color=GREEN)
+    axes.plot(smooth(noisy, 0.98, correct=False), color=ORANGE, linewidth=1.4)
+    axes.set(xlabel="log points", ylabel="loss (nats per token)", ylim=(0.8, 4.2))
+    axes.text(135, 1.95, "0.98", color=GREEN, weight="bold")
+    axes.text(112, 2.62, "0.9", color=BLUE, weight="bold")
+    axes.text(45, 0.95, "0.98, not corrected", color="#8A5A00", weight="bold")
+    return figure
+
+
+def missing_parts(differences: Mapping[str, Sequence[float]], first_step: int) -> Figure:
+    """For each part that a checkpoint lacked: the resumed run's losses minus those of the run that never stopped."""
+    figure, panels = plt.subplots(2, 2, figsize=(9.5, 5), sharex=True, sharey=True)
+    for axes, (part, values) in zip(panels.flat, differences.items()):
+        axes.axhline(0, color=INK, linewidth=1)
+        axes.plot(range(first_step, first_step + len(values)), values, color=RED, linewidth=1.4)
+        axes.set(title=f"without {part}", ylim=(-0.85, 0.85))
+    figure.supxlabel("optimizer steps")
+    figure.supylabel("loss minus that of the whole run")
+    figure.tight_layout()
+    return figure
+
+
+def flipped_bits(changes: np.ndarray) -> Figure:
+    """How far the loss moves when a bit of a weight flips, a point for each weight and bit: `changes` (weights, 32)."""
+    figure, axes = plt.subplots(figsize=(8.5, 3.4))
+    for bits, colour in ((range(23), SKY), (range(23, 31), ORANGE), (range(31, 32), GREEN)):
+        for bit in bits:
+            heights = np.nan_to_num(changes[:, bit], nan=1e3, posinf=1e3).clip(1.2e-7, 3e2)
+            axes.plot([bit] * len(heights), heights, "o", color=colour, markersize=5, alpha=0.7)
+    axes.set(yscale="log", ylim=(1e-7, 2e3), xlabel="flipped bit", ylabel="change of the loss (nats)")
+    for place, name in ((11, "23 bits of fraction"), (26, "exponent"), (31, "sign")):
+        axes.text(place, 4e3, name, ha="center")
+    axes.text(29.3, 3e2, "no number", ha="right", va="center")
+    return figure
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 0.07) -> None:

@@ -30,7 +30,7 @@ def history_of(name):
 
 
 def test_the_atlas_holds_a_healthy_run_and_six_illnesses_with_five_seeds_each():
-    assert list(ATLAS.runs)[0] == "healthy" and len(ATLAS.runs) == 7
+    assert next(iter(ATLAS.runs)) == "healthy" and len(ATLAS.runs) == 7
     seeds = {name: [run["seed"] for run in runs] for name, runs in ATLAS.runs.items()}
     assert all(each == [1, 2, 3, 4, 5] for each in seeds.values()), seeds
 

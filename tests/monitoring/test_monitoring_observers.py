@@ -74,7 +74,7 @@ def test_an_observer_cannot_change_what_others_see() -> None:
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 def test_what_an_observer_draws_at_random_is_undone(method: str, error: type[BaseException] | None) -> None:
     def draw(*_: Any) -> None:
-        random.random(), np.random.rand(), torch.rand(1)
+        _ = random.random(), np.random.rand(), torch.rand(1)
         if error is not None:
             raise error
 

@@ -6,18 +6,19 @@ of colour blindness. Curves are named by a label at their end instead of a legen
 
 import base64
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from course_lm.classroom.atlas import Atlas, diagnose, load_atlas
-from course_lm.monitoring import History, Record
+from course_lm.classroom.atlas import Atlas, load_atlas
+from course_lm.monitoring import History, Record, smooth
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
@@ -133,29 +134,24 @@ def atlas_runs(name: str, paid: float) -> Figure:
     return figure
 
 
-def compare_with_atlas(history: History | Iterable[Record]) -> tuple[Figure, str]:
-    """A run's losses over those of the curve atlas, and in words which of them it looks like (see `atlas.diagnose`).
+def compare_with_atlas(history: History) -> Figure:
+    """A run's losses in black over those of the curve atlas, a panel for each kind of run with bands over its seeds.
 
-    One panel for each kind of run, with bands over its seeds. The given run is drawn into each, and the kinds that it
-    may be of are shaded. Raises ValueError where there is no training loss to compare.
+    The bands are of lesson 00's model, text, vocabulary and rate; another run has other curves when it is healthy too.
     """
-    atlas, history = load_atlas(), history if isinstance(history, History) else History(history)
-    diagnosis = diagnose(history)
+    atlas = load_atlas()
     figure, panels = plt.subplots(2, 4, figsize=(11, 5.6), sharex=True, sharey=True, layout="constrained")
     for axes, name in zip(panels.flat, atlas.runs):
         _atlas_panel(axes, atlas, name)
         for records, key, look in ((history.train, "loss", "-"), (history.validation, "val_loss", ".")):
             points = [record["step"] for record in records], [record[key] for record in records]
             axes.plot(*points, look, color=INK, linewidth=1.2, markersize=6, label=f"your {key}")
-        if name in diagnosis.possible:
-            axes.set_facecolor(CHOSEN)
-            axes.set_title(name, fontsize=13, weight="bold")
     figure.supxlabel("optimizer steps")
     figure.supylabel("loss (nats per token)")
     panels[0, -1].tick_params(labelbottom=True)  # the panel below it holds the legend
     panels.flat[-1].axis("off")
     panels.flat[-1].legend(*panels.flat[0].get_legend_handles_labels(), loc="center", fontsize=12)
-    return figure, diagnosis.message
+    return figure
 
 
 def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:
@@ -172,6 +168,7 @@ def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:
     axes.set_title(name, fontsize=13)
 
 
+<<<<<<< HEAD
 def shift_picture(words: Sequence[str]) -> Figure:
     """The tokens of a row as they are read and as labels, an arrow from each to the label that it is scored against."""
     last = len(words) - 1
@@ -185,6 +182,62 @@ def shift_picture(words: Sequence[str]) -> Figure:
             axes.text(t, height, word, ha="center", va="center", bbox=box)
     for t in range(last):
         axes.annotate("", (t + 0.85, 0.2), (t + 0.1, 0.82), arrowprops={"arrowstyle": "-|>"})
+=======
+def layer_maps(records: Sequence[Record]) -> Figure:
+    """Gradient norm and update ratio of each matrix, a row for each, over the `records` of a `LayerStatistics`."""
+    names = [key.removesuffix("/update_ratio") for key in records[0] if key.endswith("/update_ratio")]
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    for axes, key in zip(panels, ("grad_norm", "update_ratio")):
+        values = np.array([[record[f"{name}/{key}"] for record in records] for name in names])
+        extent = (0, records[-1]["step"], len(names) - 0.5, -0.5)
+        picture = axes.imshow(np.log10(values).clip(-3), aspect="auto", cmap="cividis", extent=extent)
+        axes.set(title=f"log10 of {key}", xlabel="optimizer steps")
+        axes.set_yticks(range(len(names)), names)
+        axes.grid(False)
+        figure.colorbar(picture, ax=axes)
+    return figure
+
+
+def smoothed(truth: Sequence[float], noisy: Sequence[float]) -> Figure:
+    """Noisy points around the truth, smoothed little, much, and without its correction."""
+    figure, axes = plt.subplots(figsize=(8, 3.6))
+    axes.plot(noisy, ".", color=GREY, alpha=0.5, markersize=5)
+    axes.plot(truth, color=INK, linestyle=":", linewidth=1.2)
+    axes.plot(smooth(noisy, 0.9))
+    axes.plot(smooth(noisy, 0.98), color=GREEN)
+    axes.plot(smooth(noisy, 0.98, correct=False), color=ORANGE, linewidth=1.4)
+    axes.set(xlabel="log points", ylabel="loss (nats per token)", ylim=(0.8, 4.2))
+    axes.text(135, 1.95, "0.98", color=GREEN, weight="bold")
+    axes.text(112, 2.62, "0.9", color=BLUE, weight="bold")
+    axes.text(45, 0.95, "0.98, not corrected", color="#8A5A00", weight="bold")
+    return figure
+
+
+def missing_parts(differences: Mapping[str, Sequence[float]], first_step: int) -> Figure:
+    """For each part that a checkpoint lacked: the resumed run's losses minus those of the run that never stopped."""
+    figure, panels = plt.subplots(2, 2, figsize=(9.5, 5), sharex=True, sharey=True)
+    for axes, (part, values) in zip(panels.flat, differences.items()):
+        axes.axhline(0, color=INK, linewidth=1)
+        axes.plot(range(first_step, first_step + len(values)), values, color=RED, linewidth=1.4)
+        axes.set(title=f"without {part}", ylim=(-0.85, 0.85))
+    figure.supxlabel("optimizer steps")
+    figure.supylabel("loss minus that of the whole run")
+    figure.tight_layout()
+    return figure
+
+
+def flipped_bits(changes: np.ndarray) -> Figure:
+    """How far the loss moves when a bit of a weight flips, a point for each weight and bit: `changes` (weights, 32)."""
+    figure, axes = plt.subplots(figsize=(8.5, 3.4))
+    for bits, colour in ((range(23), SKY), (range(23, 31), ORANGE), (range(31, 32), GREEN)):
+        for bit in bits:
+            heights = np.nan_to_num(changes[:, bit], nan=1e3, posinf=1e3).clip(1.2e-7, 3e2)
+            axes.plot([bit] * len(heights), heights, "o", color=colour, markersize=5, alpha=0.7)
+    axes.set(yscale="log", ylim=(1e-7, 2e3), xlabel="flipped bit", ylabel="change of the loss (nats)")
+    for place, name in ((11, "23 bits of fraction"), (26, "exponent"), (31, "sign")):
+        axes.text(place, 4e3, name, ha="center")
+    axes.text(29.3, 3e2, "no number", ha="right", va="center")
+>>>>>>> l10
     return figure
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tqdm.auto import tqdm
 
-from course_lm.checkpoints import atomic_file
+from course_lm.checkpoints import atomic_file, rng_state, set_rng_state
 from course_lm.monitoring.records import History, Record
 
 
@@ -30,7 +30,13 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Several observers as one. An observer that raises is warned about once, closed and left out."""
+    """Several observers as one, none of which disturbs the run by an exception or by drawing random numbers.
+
+    One that raises an `Exception` is warned about once, closed and left out; `KeyboardInterrupt` and `SystemExit` end
+    the run. The global random generators are put back after each call, so an observer whose draws are to differ from
+    call to call needs a generator of its own. Nothing else is guarded: an observer that writes into the model, or
+    leaves it in eval mode, changes the run.
+    """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.active = list(observers)
@@ -48,19 +54,26 @@ class Observers:
         self._tell("close", lambda observer: observer.close(), reverse=True)
 
     def _tell(self, method: str, call: Callable[[Observer], None], reverse: bool = False) -> None:
-        # Over a copy, since an observer that fails is taken out. Not BaseException: Ctrl-C in an observer ends the run.
-        for observer in self.active[::-1] if reverse else self.active[:]:
-            try:
-                call(observer)
-            except Exception as error:
-                self.active.remove(observer)
-                name = type(observer).__name__
-                reason = f"{type(error).__name__}: {error}"
-                with tqdm.external_write_mode():  # or the warning would stand in the line of a bar
-                    warnings.warn(f"{name}.{method} failed ({reason}); training goes on without it", stacklevel=3)
-                if method != "close":
-                    with contextlib.suppress(Exception):
-                        observer.close()
+        with contextlib.ExitStack() as after:
+            # An observer that samples a text would otherwise change the dropout of the next step.
+            after.callback(set_rng_state, rng_state())
+            # Over a copy, since an observer that fails is taken out.
+            for observer in self.active[::-1] if reverse else self.active[:]:
+                try:
+                    call(observer)
+                except Exception as error:  # not BaseException: Ctrl-C in an observer ends the run
+                    self._leave_out(observer, method, error)
+
+    def _leave_out(self, observer: Observer, method: str, error: Exception) -> None:
+        self.active.remove(observer)
+        reason = f"{type(error).__name__}: {error}"
+        with tqdm.external_write_mode():  # or the warning would stand in the line of a bar
+            warnings.warn(
+                f"{type(observer).__name__}.{method} failed ({reason}); training goes on without it", stacklevel=4
+            )
+        if method != "close":
+            with contextlib.suppress(Exception):
+                observer.close()
 
 
 class JSONLLogger:

@@ -1,8 +1,8 @@
 """The loop: next window, one step, then log, validate, checkpoint and stop, always in that order.
 
-`Trainer` keeps the books around `train_step`. Observers are told what happened and cannot change what happens next.
-Everything that the next step depends on is in `state_dict()`, so a run that stops after any step and goes on later
-leaves the same weights as one that never stopped.
+`Trainer` keeps the books around `train_step`. Observers are told what happened; what they raise or draw at random does
+not change what happens next. Everything that the next step depends on is in `state_dict()`, so a run that stops after
+any step and goes on later leaves the same weights as one that never stopped.
 """
 
 import math

@@ -168,7 +168,6 @@ def _atlas_panel(axes: Axes, atlas: Atlas, name: str) -> None:
     axes.set_title(name, fontsize=13)
 
 
-<<<<<<< HEAD
 def shift_picture(words: Sequence[str]) -> Figure:
     """The tokens of a row as they are read and as labels, an arrow from each to the label that it is scored against."""
     last = len(words) - 1
@@ -182,7 +181,9 @@ def shift_picture(words: Sequence[str]) -> Figure:
             axes.text(t, height, word, ha="center", va="center", bbox=box)
     for t in range(last):
         axes.annotate("", (t + 0.85, 0.2), (t + 0.1, 0.82), arrowprops={"arrowstyle": "-|>"})
-=======
+    return figure
+
+
 def layer_maps(records: Sequence[Record]) -> Figure:
     """Gradient norm and update ratio of each matrix, a row for each, over the `records` of a `LayerStatistics`."""
     names = [key.removesuffix("/update_ratio") for key in records[0] if key.endswith("/update_ratio")]
@@ -237,7 +238,6 @@ def flipped_bits(changes: np.ndarray) -> Figure:
     for place, name in ((11, "23 bits of fraction"), (26, "exponent"), (31, "sign")):
         axes.text(place, 4e3, name, ha="center")
     axes.text(29.3, 3e2, "no number", ha="right", va="center")
->>>>>>> l10
     return figure
 
 

@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-SOLUTION = re.compile(r"<details>\s*<summary>Solution</summary>\s*```python\n(.*?)```\s*</details>", re.DOTALL)
+SOLUTION = re.compile(
+    r"<details>\s*<summary>Solution</summary>\s*```python\n(.*?)```(?:(?!</details>).)*</details>", re.DOTALL
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""What lesson 06 tabulates: `python tests/benchmarks/lr_test_lengths.py` measures and stores `data/lr_test_lengths.json`.
+"""What lesson 06 tabulates: `python tests/benchmarks/lr_test_lengths.py` stores `data/lr_test_lengths.json`.
 
 Range tests of several lengths, real runs to compare their suggestions with, and trained models that go on with eight
-stories in lower case, each on the model, text and loop of the lesson (its cells tagged `loop`). A seed decides the first
-weights, the order of the text, and which eight stories.
+stories in lower case, each on the model, text and loop of the lesson (its cells tagged `loop`). A seed decides the
+first weights, the order of the text, and which eight stories.
 
 Results are kept as they come. Stopped by `--seconds`, the script goes on where it was when it is called again; delete
 the file to measure everything anew.

@@ -229,7 +229,7 @@ class RawVal(ValDataLoaderIter):
 
 
 def make_held_out(count: int = 3) -> list[dict[str, Any]]:
-    """Other texts than those of `make_packed`, one row each, so that the library's mean over rows is one over tokens."""
+    """Other texts than those of `make_packed`, one row each: the library's mean over rows is one over tokens."""
     return make_packed(4 + count)[4:]
 
 

@@ -103,6 +103,14 @@ def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
     sweep.add_argument("--start_lr", type=float, default=1e-6, help="first learning rate [default: %(default)s]")
     sweep.add_argument("--end_lr", type=float, default=1.0, help="last learning rate [default: %(default)s]")
     sweep.add_argument("--num_iter", type=int, default=100, help="optimizer steps [default: %(default)s]")
+    sweep.add_argument("--held_out", action="store_true", default=False, help="measure each point on held-out text")
     sweep.add_argument("--png", type=Path, default="lr_finder.png", help="file for the picture [default: %(default)s]")
     config, given = parse_config(parser, config, rest)
-    return find_lr_on_text(config, given.png, start_lr=given.start_lr, end_lr=given.end_lr, num_iter=given.num_iter)
+    return find_lr_on_text(
+        config,
+        given.png,
+        start_lr=given.start_lr,
+        end_lr=given.end_lr,
+        num_iter=given.num_iter,
+        held_out=given.held_out,
+    )

@@ -8,8 +8,13 @@ from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.trainer import Trainer
 
 
-def find_lr_on_text(config: TrainingConfig, png: Path, *, start_lr: float, end_lr: float, num_iter: int) -> int:
-    """Run a learning-rate range test as configured, draw it into the file `png` and print how it reads; return 0."""
+def find_lr_on_text(
+    config: TrainingConfig, png: Path, *, start_lr: float, end_lr: float, num_iter: int, held_out: bool = False
+) -> int:
+    """Run a learning-rate range test as configured, draw it into the file `png` and print how it reads; return 0.
+
+    With `held_out` each point is measured on the validation text.
+    """
     # Before the sweep, whose result would be lost.
     if not png.parent.is_dir() or png.is_dir():
         raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
@@ -23,6 +28,7 @@ def find_lr_on_text(config: TrainingConfig, png: Path, *, start_lr: float, end_l
         start_lr=start_lr,
         end_lr=end_lr,
         num_iter=num_iter,
+        val_loader=run.val_loader if held_out else None,
         accumulation_steps=config.training.gradient_accumulation_steps,
         max_grad_norm=config.training.max_grad_norm,
         precision=trainer.precision,

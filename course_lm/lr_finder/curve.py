@@ -45,7 +45,7 @@ class LRFinderResult:
 
     Attributes:
         lrs: the learning rate of each step, what `train_step` would be given as `lr`.
-        losses: the loss of the step taken with it, nats per token, as measured.
+        losses: the loss of the step taken with it, or of `val_loader` after it, nats per token, as measured.
         stopped: "diverged" or "not finite" (loss or gradient) where that ended the sweep. The point that was not finite
             is left out.
         smoothing, skip_start, skip_end: see `suggest`.

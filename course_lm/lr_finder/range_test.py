@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
+from itertools import islice
 from numbers import Real
 from typing import Any
 
@@ -18,12 +19,13 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.batch_checks import check_batch
-from course_lm.batching.reading import set_next_epoch
+from course_lm.batching.reading import read_from_start, set_next_epoch
 from course_lm.forward import AnyBatch
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder.curve import SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
-from course_lm.monitoring import Observers, ProgressBar
+from course_lm.monitoring import Observers, ProgressBar, evaluate
+from course_lm.monitoring.evaluation import check_validation_loader
 from course_lm.optim import check_optimizer
 from course_lm.precision import Precision
 from course_lm.step import train_step
@@ -38,6 +40,8 @@ def find_lr(
     start_lr: float = 1e-6,
     end_lr: float = 1.0,
     num_iter: int = 100,
+    val_loader: Iterable[AnyBatch] | None = None,
+    val_batches: int = 8,
     accumulation_steps: int = 1,
     loss_fn: Callable[..., Tensor] = next_token_loss,
     max_grad_norm: float | None = 1.0,
@@ -55,6 +59,10 @@ def find_lr(
         loader: of batches; read again where it is too short, so no iterator. Batches without a target are passed over.
         optimizer: as for `train_step`. The sweep starts from its state. Groups keep their ratios, see `rates`.
         start_lr, end_lr: first and last learning rate.
+        val_loader: of batches that are not trained on. With it a point is not the loss of its step, which is measured
+            before the update, but what `evaluate` gives after it: only that shows over-fitting. It costs a forward
+            pass over these batches for each step.
+        val_batches: read at most so many of its first batches; each of their target tokens weighs the same.
         accumulation_steps: micro-batches of a step; each token of the step weighs the same.
         diverge_threshold: stop after a loss of this many times the lowest so far.
         smoothing, skip_start, skip_end: see `suggest`.
@@ -69,6 +77,7 @@ def find_lr(
     _check_sweep(start_lr, end_lr, num_iter, accumulation_steps, diverge_threshold)
     check_reading(smoothing, skip_start, skip_end)
     _check_loader(loader)
+    held_out = _first_batches(val_loader, val_batches)
     check_optimizer(optimizer, model)
     precision = deepcopy(precision)  # the given one keeps its loss scale
     lrs = np.geomspace(float(start_lr), float(end_lr), num_iter).tolist()
@@ -96,6 +105,12 @@ def find_lr(
             if step.skipped and not overflowed:
                 stopped = "not finite"
                 break
+            if held_out is not None:
+                loss = evaluate(model, held_out, precision)["val_loss"]
+                # The update itself may have led out of the numbers.
+                if not math.isfinite(loss):
+                    stopped = "not finite"
+                    break
             losses.append(loss)
             observers.log({"step": len(losses)})
             if loss > diverge_threshold * min(losses):
@@ -119,15 +134,27 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
         set_next_epoch(reader)
 
 
+def _first_batches(val_loader: Iterable[AnyBatch] | None, count: int) -> list[AnyBatch] | None:
+    """What each point is measured on: read once, so that all points are measured on the same batches."""
+    require(_is_whole(count) and count >= 1, "val_batches", "a whole number of at least 1", count)
+    if val_loader is None:
+        return None
+    check_validation_loader(val_loader)
+    with read_from_start(val_loader) as batches:
+        return list(islice(batches, count))
+
+
 def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_steps: int, threshold: float) -> None:
     require(_is_number(start_lr) and 0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
     above = _is_number(end_lr) and start_lr < end_lr < math.inf
     require(above, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
     for name, value, least in (("num_iter", num_iter, 2), ("accumulation_steps", accumulation_steps, 1)):
-        # In Python True is an int.
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require(whole and value >= least, name, f"a whole number of at least {least}", value)
+        require(_is_whole(value) and value >= least, name, f"a whole number of at least {least}", value)
     require(_is_number(threshold) and threshold > 1, "diverge_threshold", "a number above 1", threshold)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)  # in Python True is an int
 
 
 def _is_number(value: object) -> bool:

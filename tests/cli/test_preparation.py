@@ -18,6 +18,7 @@ from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.model import ModelConfig
+from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig
 from course_lm.step import train_step
 from course_lm.tokenizer import decode, encode_documents, train_tokenizer
@@ -184,6 +185,24 @@ def test_the_range_test_takes_the_steps_that_the_configured_run_would_take(confi
         window = batches[3 * step : 3 * step + 3]
         losses.append(float(train_step(run.model, window, trainer.optimizer, lr=lr, max_grad_norm=0.1).loss))
     assert found[0].losses == pytest.approx(losses, rel=1e-5)
+
+
+def test_on_held_out_text_the_points_are_the_validation_losses_of_the_run(config, monkeypatch, tmp_path):
+    found: list[LRFinderResult] = []
+
+    def keep(*arguments, **options):
+        found.append(find_lr(*arguments, **options))
+        return found[0]
+
+    monkeypatch.setattr("course_lm.cli.find_lr.find_lr", keep)
+    sweep = {"start_lr": 1e-3, "end_lr": 1e-2, "num_iter": 2}
+    assert find_lr_on_text(config, tmp_path / "curve.png", **sweep, held_out=True) == 0
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    window = list(run.train_loader)[: config.training.gradient_accumulation_steps]
+    train_step(run.model, window, trainer.optimizer, lr=1e-3)
+    held_out = list(run.val_loader)[:8]
+    assert found[0].losses[0] == pytest.approx(evaluate(run.model, held_out)["val_loss"], rel=1e-5)
 
 
 RATES = [10 ** (step / 10 - 5) for step in range(40)]

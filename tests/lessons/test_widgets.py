@@ -358,6 +358,18 @@ def test_dotted_lines_stand_at_the_first_and_the_last_point_that_is_read():
     assert places == [RATES[14], RATES[80]]
 
 
+def test_no_dotted_line_crosses_the_label_of_the_points_that_lie_higher():
+    result = sweep()
+    losses = [*result.losses[:50], 20.0, *result.losses[51:]]
+    figure, _ = widgets.draw_lr_reading(LRFinderResult(RATES, losses))
+    axes = figure.axes[0]
+    (label,) = (text for text in axes.texts if "lie higher" in text.get_text())
+    figure.draw_without_rendering()
+    box = label.get_window_extent()
+    dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+    assert dotted and not any(box.overlaps(line.get_window_extent()) for line in dotted)
+
+
 def test_where_no_slope_is_usable_the_words_say_so():
     flat = LRFinderResult(RATES, [6.0 + 0.01 * math.sin(9 * step) for step in range(100)])
     words = widgets.draw_lr_reading(flat)[1]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch_lr_finder import LRFinder, TrainDataLoaderIter
+from torch.utils.data import DataLoader
+from torch_lr_finder import LRFinder, TrainDataLoaderIter, ValDataLoaderIter
 from torch_lr_finder import lr_finder as library
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -24,6 +25,7 @@ from course_lm.forward import forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder import find_lr
 from course_lm.model import GPT, ModelConfig
+from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
 from course_lm.schedules import ScheduleLR
@@ -216,6 +218,99 @@ def test_a_sweep_starts_from_the_moments_that_the_optimizer_has():
     fresh = find_lr(model, batches, build(model), **SWEEP)
     assert result.losses == pytest.approx(by_hand(model, batches, optimizer)[1], rel=1e-10)
     assert result.losses[0] == fresh.losses[0] and result.losses != fresh.losses
+
+
+# Points on held-out text
+
+
+class RawVal(ValDataLoaderIter):
+    def inputs_labels_from_batch(self, batch_data: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        return batch_data, batch_data["labels"]
+
+
+def make_held_out(count: int = 3) -> list[dict[str, Any]]:
+    """Other texts than those of `make_packed`, one row each: the library's mean over rows is one over tokens."""
+    return make_packed(4 + count)[4:]
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_on_a_validation_loader_the_points_are_those_of_torch_lr_finder(momentum, accumulation_steps):
+    model, batches, held_out = make_model(dropout=0.0), make_packed(), make_held_out()
+    optimizer = SGD(model.parameters(), momentum=momentum)
+    sweep = {"start_lr": 1e-3, "end_lr": 3.0, "num_iter": 20, "accumulation_steps": accumulation_steps}
+    options = {"max_grad_norm": None, "diverge_threshold": 5.0}
+    result = find_lr(model, batches, optimizer, val_loader=held_out, **sweep, **options)
+    loader = RawVal(DataLoader(held_out, batch_size=None))  # type: ignore[arg-type]
+    history = raw_test(model, optimizer, batches, **sweep, val_loader=loader).history
+    assert result.lrs == pytest.approx(history["lr"], rel=1e-12)
+    assert result.losses == pytest.approx(history["loss"], rel=1e-8)
+
+
+def test_a_point_on_held_out_text_is_measured_after_its_step_and_in_eval_mode():
+    model, batches, held_out = make_model(dropout=0.5), make_batches(), make_held_out()
+    result = find_lr(model, batches, build(model), val_loader=held_out, **SWEEP)
+    optimizer, losses = build(model), []
+    for step, lr in enumerate(result.lrs):
+        train_step(model, [batches[step % 4]], optimizer, lr=lr)
+        losses.append(evaluate(model, held_out)["val_loss"])
+    assert result.losses == pytest.approx(losses, rel=1e-10)
+
+
+def test_held_out_text_does_not_change_what_the_steps_do():
+    seen: list[list[Tensor]] = []
+    for val_loader in (None, make_held_out()):
+        model, taken = make_model(dropout=0.5), []
+        optimizer = build(model)
+        optimizer.register_step_post_hook(lambda *_, m=model, t=taken: t.extend(p.clone() for p in m.parameters()))
+        find_lr(model, make_batches(), optimizer, val_loader=val_loader, **SWEEP)
+        seen.append(taken)
+    assert all(map(torch.equal, *seen))
+
+
+def test_at_most_the_stated_number_of_held_out_batches_is_read_and_only_once():
+    model, loader = make_model(), Recorder(make_held_out(3))
+    result = find_lr(model, make_batches(), build(model), val_loader=loader, val_batches=2, **SWEEP)
+    assert [index for _, index in loader.read] == [0, 1]
+    few = find_lr(model, make_batches(), build(model), val_loader=make_held_out(2), **SWEEP)
+    assert result.losses == few.losses
+    assert result.losses != find_lr(model, make_batches(), build(model), val_loader=make_held_out(3), **SWEEP).losses
+
+
+def test_with_held_out_text_too_everything_is_as_before():
+    model, loader = make_model(), Recorder(make_held_out())
+    optimizer = build(model)
+    train_step(model, make_batches(1), optimizer, lr=0.01)
+    model.blocks[0].eval()
+    before = everything(model, optimizer)
+    results = [find_lr(model, make_batches(), optimizer, val_loader=loader, **SWEEP) for _ in range(2)]
+    assert everything(model, optimizer) == before and loader.epoch == 3
+    assert results[0] == results[1]
+
+
+def test_a_held_out_loss_that_is_not_finite_ends_the_sweep():
+    model = make_model(dtype=torch.float32)
+    options = {"start_lr": 1.0, "end_lr": 1e38, "num_iter": 20, "max_grad_norm": None, "diverge_threshold": 1e300}
+    result = find_lr(model, make_batches(), SGD(model.parameters()), val_loader=make_held_out(), **options)
+    assert result.stopped == "not finite" and all(map(math.isfinite, result.losses))
+
+
+@pytest.mark.parametrize(
+    ("val_loader", "message"),
+    [
+        ([], "the validation loader is empty"),
+        (iter([]), "the validation loader is an iterator"),
+        (make_batches(1)[0], "got a single batch: put it in a list"),
+        ([make_batches(1)[0] | {"labels": torch.full((2, WIDTH), -100)}], "holds no target token"),
+    ],
+    ids=["empty", "an iterator", "a batch", "no target"],
+)
+def test_a_validation_loader_that_cannot_be_measured_on_is_refused(val_loader, message):
+    model = make_model()
+    before = everything(model, optimizer := build(model))
+    with pytest.raises(ValueError, match=message):
+        find_lr(model, make_batches(), optimizer, val_loader=val_loader, **SWEEP)
+    assert everything(model, optimizer) == before
 
 
 # The learning rates
@@ -583,6 +678,7 @@ def test_a_single_batch_in_place_of_a_loader_is_refused():
         ({"end_lr": math.inf}, "end_lr must be a number above"),
         ({"num_iter": 1}, "num_iter must be a whole number of at least 2, got 1"),
         ({"num_iter": 2.5}, "num_iter must be a whole number of at least 2, got 2.5"),
+        ({"val_batches": 0}, "val_batches must be a whole number of at least 1, got 0"),
         ({"accumulation_steps": 0}, "accumulation_steps must be a whole number of at least 1, got 0"),
         ({"diverge_threshold": 1.0}, "diverge_threshold must be a number above 1, got 1.0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm must be a positive number or None, got 0.0"),

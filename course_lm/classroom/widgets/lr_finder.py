@@ -42,7 +42,8 @@ def draw_lr_reading(
     read = part.lrs[part.skip_start : max(len(part.lrs) - part.skip_end, part.skip_start)]
     # Slices, since nothing may be left to read; a set, since the first point may be the last.
     for lr in {*read[:1], *read[-1:]}:
-        figure.axes[0].axvline(lr, color=plots.GREY, linestyle=":", linewidth=1.2)
+        # Not to the top, where a label stands.
+        figure.axes[0].axvline(lr, ymax=0.9, color=plots.GREY, linestyle=":", linewidth=1.2)
     _add_left_out(figure, result, [*range(first - 1), *range(last, len(result.lrs))])
     suggestion = f"{part.suggestion:.2e}" if part.suggestion else "none"
     low_high = "{:.2e} to {:.2e}".format(*part.range) if part.range else "none"

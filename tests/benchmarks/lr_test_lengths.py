@@ -1,0 +1,106 @@
+"""What lesson 06 tabulates: `python tests/benchmarks/lr_test_lengths.py` stores `data/lr_test_lengths.json`.
+
+Range tests of several lengths, real runs to compare their suggestions with, and trained models that go on with eight
+stories in lower case, each on the model, text and loop of the lesson (its cells tagged `loop`). A seed decides the
+first weights, the order of the text, and which eight stories.
+
+Results are kept as they come. Stopped by `--seconds`, the script goes on where it was when it is called again; delete
+the file to measure everything anew.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from optimizer_race import is_stored, loop_of
+
+from course_lm.corpus.shipped import data_file
+from course_lm.lr_finder import find_lr
+
+LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "06_lr_finder.ipynb"
+SEEDS, LENGTHS = (0, 1, 2), (30, 50, 100, 200, 400)
+BATCH_SIZE = 4
+TUNING_STEPS, TUNING_RATES = 40, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+BASE_RATE = 4e-3  # of the model that is tuned
+STEPS, RATES = 60, (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+
+Results = dict[str, Any]
+Settings = dict[str, Any]
+
+
+def settings_of_all() -> Iterator[tuple[str, Settings]]:
+    """Every test and every run: its part and its settings."""
+    for num_iter in LENGTHS:
+        for seed in SEEDS:
+            yield "tests", {"num_iter": num_iter, "seed": seed}
+    for seed in SEEDS:
+        yield "fine_tuning", {"seed": seed}
+    for lr in RATES:
+        for seed in SEEDS:
+            yield "runs", {"steps": STEPS, "lr": lr, "seed": seed}
+
+
+def measure(loop: dict[str, Any], part: str, settings: Settings) -> Results:
+    """One range test with the defaults of `find_lr`, one run and its validation loss at the end, or a fine-tuning."""
+    seed = settings["seed"]
+    model = loop["new_model"](seed)
+    loader = loop["loader_of"](loop["stories"], batch_size=BATCH_SIZE, seed=seed)
+    if part == "tests":
+        found = find_lr(model, loader, loop["adamw"](model), num_iter=settings["num_iter"])
+        low, high = found.range or (None, None)
+        return settings | {"suggestion": found.suggestion, "low": low, "high": high}
+    if part == "fine_tuning":
+        return settings | fine_tune(loop, loop["train"](model, loader, lr=BASE_RATE), seed)
+    trained = loop["train"](model, loader, lr=settings["lr"], steps=settings["steps"])
+    return settings | {"val_loss": round(loop["val_loss"](trained), 3)}
+
+
+def fine_tune(loop: dict[str, Any], base: Any, seed: int) -> Results:
+    """Both suggestions for a trained model on eight stories in lower case, and where real runs end."""
+    few = loop["lower_case"](loop["stories"][8 * seed : 8 * seed + 8])
+    unseen = loop["lower_case"](loop["held_out"])
+    losses = {}
+    for lr in TUNING_RATES:
+        tuned = loop["train"](deepcopy(base), few, lr=lr, steps=TUNING_STEPS)
+        losses[f"{lr:g}"] = round(loop["val_loss"](tuned, unseen), 3)
+    return {
+        "on_training": find_lr(base, few, loop["adamw"](base)).suggestion,
+        "on_held_out": find_lr(base, few, loop["adamw"](base), val_loader=unseen).suggestion,
+        "before": round(loop["val_loss"](base, unseen), 3),
+        "losses": losses,
+    }
+
+
+def store(path: Path, results: Results) -> None:
+    """Write the results, one a line."""
+    parts = [f'"{part}": [\n' + ",\n".join(json.dumps(run) for run in results[part]) + "\n]" for part in results]
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure what is missing for at most `--seconds`, then say how much is left."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    deadline = time.perf_counter() + parser.parse_args().seconds
+    torch.set_num_threads(1)
+    path = data_file("lr_test_lengths.json")
+    loop = loop_of(LESSON)
+    results: Results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for part, settings in settings_of_all():
+        if part in results and is_stored(results, part, settings):
+            continue
+        if time.perf_counter() > deadline:
+            print(f"stopped before {part} {settings}; call again to go on")
+            return
+        results.setdefault(part, []).append(measure(loop, part, settings))
+        store(path, results)
+    print("everything is measured")
+
+
+if __name__ == "__main__":
+    main()

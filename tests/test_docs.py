@@ -1,6 +1,7 @@
 """What the pages of the project name is there: files, functions, lessons and tests."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 CODE = re.compile(r"^(`{3,})\w*\n.*?\n\1$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[([^]\[]+)\]\((?!http)([^)#]+)[^)]*\)")
 
@@ -69,3 +71,12 @@ def test_the_contract_names_only_tests_and_lessons_that_there_are():
     places = re.findall(r"`(tests/[^`]+)`", text)
     assert len(re.findall(r"^\| \*\*C\d+ ", text, re.MULTILINE)) == 18
     assert [place for place in places if not (ROOT / place).exists()] == []
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_every_link_of_a_lesson_leads_to_a_file_that_is_there(lesson):
+    cells = json.loads(lesson.read_text(encoding="utf-8"))["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    targets = [target for _, target in LINK.findall(CODE.sub("", text))]
+    assert targets, "a lesson names the next one, and those that it needs"
+    assert [target for target in targets if not (lesson.parent / target).exists()] == []

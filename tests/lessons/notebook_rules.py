@@ -138,11 +138,14 @@ def number_of_exercises(notebook: Any) -> list[str]:
     return _between("exercises", exercises, 3, 5)
 
 
-def predictions_are_folded(notebook: Any) -> list[str]:
-    """A prediction's cell is collapsed: its source holds the explanations."""
+ASKED = re.compile(r'checks\.predict\("(\w+)", "(\w+)"\)')
+
+
+def predictions_tell_nothing(notebook: Any) -> list[str]:
+    """A prediction's cell names its question: what explains the options stands where no page shows it."""
     cells = [cell for cell in code_cells(notebook) if cell.source.startswith("checks.predict(")]
-    open_cells = [cell.id for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
-    return [f"{cell}: a prediction that is not collapsed" for cell in open_cells] + _between(
+    telling = [cell.id for cell in cells if not ASKED.fullmatch(cell.source)]
+    return [f"{cell}: a prediction with more than its name" for cell in telling] + _between(
         "predictions", len(cells), 2, 4
     )
 
@@ -231,6 +234,6 @@ RULES = (
     number_of_words,
     number_of_figures,
     number_of_exercises,
-    predictions_are_folded,
+    predictions_tell_nothing,
     names_exist,
 )

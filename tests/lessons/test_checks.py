@@ -3,6 +3,7 @@
 import importlib
 import math
 import re
+import tomllib
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -21,9 +22,11 @@ from course_lm.classroom.checks.mistakes.edits import apply, changes_of
 from course_lm.classroom.checks.mistakes.mutation import small_mistakes
 from course_lm.classroom.checks.mistakes.naming import by_hand_candidates
 from course_lm.classroom.checks.mistakes.relations import relation
+from course_lm.classroom.checks.predict import FOLDER, ask
 from course_lm.classroom.checks.report import Edit, Report, compare, with_gradient
 from tests.lessons.exercises import Exercise, define, exercises_of
 from tests.lessons.mutants import question_of
+from tests.lessons.notebook_rules import ASKED
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in LESSONS}
@@ -499,6 +502,20 @@ def test_two_mistakes_at_once_are_named():
     assert "both tails of each epoch are dropped; and only one epoch is counted" in message
 
 
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+def test_a_lesson_asks_its_questions_in_the_order_in_which_they_are_stored(lesson):
+    cells = [cell.source for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    asked = [match.groups() for match in map(ASKED.fullmatch, cells) if match]
+    stored = tomllib.loads((FOLDER / f"{lesson.stem[3:]}.toml").read_text(encoding="utf-8"))
+    assert asked == [(lesson.stem[3:], name) for name in stored]
+
+
+@pytest.mark.parametrize(("lesson", "known"), [("loss", "better_stories"), ("los", "none")])
+def test_a_question_that_is_not_there_is_refused_with_those_that_are(lesson, known):
+    with pytest.raises(ValueError, match=f"lesson '{lesson}' has no question 'beter'; there are: {known}"):
+        checks.predict(lesson, "beter")
+
+
 OPTIONS = {"It <b>rises": "No. It falls.", "It falls": "Yes. See the plot."}
 
 
@@ -512,7 +529,7 @@ def shown(monkeypatch) -> list[dict[str, Any]]:
 
 
 def test_a_prediction_shows_question_and_explanations_as_text(shown):
-    checks.predict("What does the loss do?", OPTIONS)
+    ask("What does the loss do?", OPTIONS)
     question, *options = shown[0]["text/plain"].splitlines()
     assert question == "Predict: What does the loss do?"
     assert sorted(options) == ["- It <b>rises: No. It falls.", "- It falls: Yes. See the plot."]
@@ -521,7 +538,7 @@ def test_a_prediction_shows_question_and_explanations_as_text(shown):
 def test_the_place_of_the_right_option_is_drawn_and_is_the_same_each_time(shown):
     options = {"a": "Yes.", "b": "No.", "c": "No."}
     for number in [*range(60), *range(60)]:
-        checks.predict(f"Question {number}?", options)
+        ask(f"Question {number}?", options)
     places = [bundle["text/plain"].splitlines().index("- a: Yes.") for bundle in shown]
     assert places[:60] == places[60:]
     assert {place for place in (1, 2, 3) if places[:60].count(place) >= 12} == {1, 2, 3}
@@ -531,7 +548,7 @@ def test_a_prediction_folds_its_explanations_where_there_are_no_widgets(shown, m
     import sys
 
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    checks.predict("What does the loss do?", OPTIONS)
+    ask("What does the loss do?", OPTIONS)
     assert list(shown[0]) == ["text/plain", "text/html"]
     assert "<summary>It &lt;b&gt;rises</summary><p>No. It falls.</p>" in shown[0]["text/html"]
 
@@ -539,7 +556,7 @@ def test_a_prediction_folds_its_explanations_where_there_are_no_widgets(shown, m
 def test_choosing_an_option_commits_and_explains_all(shown):
     from ipywidgets.widgets.widget import _instances
 
-    checks.predict("What does the loss do?", OPTIONS)
+    ask("What does the loss do?", OPTIONS)
     box: Any = _instances[shown[0]["application/vnd.jupyter.widget-view+json"]["model_id"]]
     _, *buttons, answer = box.children
     assert answer.value == ""
@@ -551,4 +568,4 @@ def test_choosing_an_option_commits_and_explains_all(shown):
 @pytest.mark.parametrize("options", [{"a": "Yes. b", "c": "Yes. d"}, {"a": "No. b"}, {"a": "Yes. b", "c": "d"}, {}])
 def test_a_prediction_has_exactly_one_right_option(options):
     with pytest.raises(ValueError, match=r'one explanation must start with "Yes\."'):
-        checks.predict("What?", options)
+        ask("What?", options)

@@ -79,7 +79,7 @@ def good() -> Any:
     for cell in code[10:13]:
         cell.metadata["tags"] = ["exercise"]
     for cell in code[13:15]:
-        cell.source, cell.metadata["jupyter"] = 'checks.predict("Which?", {})', {"source_hidden": True}
+        cell.source = 'checks.predict("loss", "which")'
     code.append(new_code_cell("loss.next_token_loss", metadata={"tags": ["prove"]}))
     for number, cell in enumerate(code, start=1):
         cell.execution_count = number
@@ -144,8 +144,8 @@ BREAKS = [
     (rules.number_of_figures, "too many", put(1, "outputs", [figure()] * 5)),
     (rules.number_of_exercises, "too few", put(21, "metadata", {})),
     (rules.number_of_exercises, "too many", lambda nb: [put(n, "metadata", exercise())(nb) for n in (5, 7, 9)]),
-    (rules.predictions_are_folded, "too few", put(27, "source", "x = 1")),
-    (rules.predictions_are_folded, "an open one", put(27, "metadata", {})),
+    (rules.predictions_tell_nothing, "too few", put(27, "source", "x = 1")),
+    (rules.predictions_tell_nothing, "an answer", put(27, "source", 'checks.predict("Which?", {"a": "Yes."})')),
     (rules.names_exist, "a wrong import", put(3, "source", "from course_lm.loss import no_such_loss")),
     (rules.names_exist, "a wrong attribute", put(3, "source", "loss.no_such_loss(1)")),
     (rules.names_exist, "a wrong module", put(3, "source", "import course_lm\ncourse_lm.no_such_module")),

@@ -1,7 +1,7 @@
 """Feedback for the lessons: predictions before a surprise, and one check for each exercise.
 
 A file is named as the lesson is. report.py compares an answer with what is right; mistakes/ names what is wrong with
-it; predict.py asks. `checks.last` is the latest report of an answer that failed.
+it; predict.py asks what stands in predictions/. `checks.last` is the latest report of an answer that failed.
 """
 
 from course_lm.classroom.checks.accumulation import accumulate_gradient, mean_factors, token_windows, tokens_per_step

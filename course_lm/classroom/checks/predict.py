@@ -1,15 +1,35 @@
-"""A question before a surprise: the learner commits to an answer, then reads why each one is right or wrong."""
+"""A question before a surprise: the learner commits to an answer, then reads why each one is right or wrong.
+
+The questions stand in `predictions/`, a file for each lesson, and not in the notebooks: where a notebook is only looked
+at, as on GitHub, the source of a cell would tell the answer.
+"""
 
 import html
 import re
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
+FOLDER = Path(__file__).parent / "predictions"
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-def predict(question: str, options: Mapping[str, str]) -> None:
+def predict(lesson: str, name: str) -> None:
+    """Ask the question of this name in `predictions/LESSON.toml`: see `ask`.
+
+    Raises ValueError for a question that is not there.
+    """
+    path = FOLDER / f"{lesson}.toml"
+    questions = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if name not in questions:
+        known = ", ".join(questions) or "none"
+        raise ValueError(f"lesson {lesson!r} has no question {name!r}; there are: {known}")
+    ask(questions[name]["question"], dict(questions[name]["options"]))
+
+
+def ask(question: str, options: Mapping[str, str]) -> None:
     """Ask `question`; after a choice, explain every option. Never waits for an answer.
 
     In a notebook the options are buttons. Where there are no widgets each option folds open, and a terminal shows

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-SOLUTION = re.compile(r"<details>\s*<summary>Solution</summary>\s*```python\n(.*?)```.*?</details>", re.DOTALL)
+# Reasons may stand before the code or after it.
+SOLUTION = re.compile(r"<summary>Solution</summary>(?:(?!</details>|```).)*```python\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)

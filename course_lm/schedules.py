@@ -237,9 +237,9 @@ def check_schedule(schedule: object) -> None:
 class ScheduleLR(LRScheduler):
     """A schedule as one of torch's, for a loop of your own: call `step()` once after each optimizer step.
 
-    Sets the rate of each parameter group to `schedule(k)` times the group's `lr_scale`; groups that have none keep
-    the ratios of their rates. k counts the calls of `step()`. Its state is k alone, so it loads with
-    `weights_only=True`.
+    Sets the rate of each parameter group to `schedule(k)` times the group's `lr_scale`: 1 where only other groups have
+    one; where none has one, the groups keep the ratios of their rates. k counts the calls of `step()`. Its state is k
+    alone, so it loads with `weights_only=True`.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Callable[[int], float]) -> None:

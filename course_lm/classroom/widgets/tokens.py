@@ -71,7 +71,10 @@ def token_explorer(
 
     def draw(text: str, learned_from: str, vocab_size: int) -> tuple[Figure, str]:
         figure, words = draw_tokens(texts[text], tokenizer_for(learned_from, vocab_size))
-        return figure, f"{text}, learned on {learned_from}, {vocab_size:,} tokens wanted\n{words}"
+        wanted = f"{text}, learned on {learned_from}, {vocab_size:,} tokens wanted"
+        # A short text runs out of merges: then more tokens change nothing but this line.
+        figure.axes[0].set_title(wanted, fontsize=11)
+        return figure, f"{wanted}\n{words}"
 
     controls = {
         "text": ipywidgets.Dropdown(options=list(texts), description="text"),

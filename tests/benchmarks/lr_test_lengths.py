@@ -8,16 +8,15 @@ Results are kept as they come. Stopped by `--seconds`, the script goes on where 
 the file to measure everything anew.
 """
 
-import argparse
 import json
-import time
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from optimizer_race import is_stored, loop_of
+from kept_runs import Results, Settings, loop_of, measure_missing
 
 from course_lm.corpus.shipped import data_file
 from course_lm.lr_finder import find_lr
@@ -28,9 +27,6 @@ BATCH_SIZE = 4
 TUNING_STEPS, TUNING_RATES = 40, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 BASE_RATE = 4e-3  # of the model that is tuned
 STEPS, RATES = 60, (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
-
-Results = dict[str, Any]
-Settings = dict[str, Any]
 
 
 def settings_of_all() -> Iterator[tuple[str, Settings]]:
@@ -76,30 +72,12 @@ def fine_tune(loop: dict[str, Any], base: Any, seed: int) -> Results:
     }
 
 
-def store(path: Path, results: Results) -> None:
-    """Write the results, one a line."""
-    parts = [f'"{part}": [\n' + ",\n".join(json.dumps(run) for run in results[part]) + "\n]" for part in results]
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
-
-
 def main() -> None:
-    """Measure what is missing for at most `--seconds`, then say how much is left."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    deadline = time.perf_counter() + parser.parse_args().seconds
+    """Measure what is missing."""
     torch.set_num_threads(1)
     path = data_file("lr_test_lengths.json")
-    loop = loop_of(LESSON)
     results: Results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for part, settings in settings_of_all():
-        if part in results and is_stored(results, part, settings):
-            continue
-        if time.perf_counter() > deadline:
-            print(f"stopped before {part} {settings}; call again to go on")
-            return
-        results.setdefault(part, []).append(measure(loop, part, settings))
-        store(path, results)
-    print("everything is measured")
+    measure_missing(path, results, settings_of_all(), partial(measure, loop_of(LESSON)))
 
 
 if __name__ == "__main__":

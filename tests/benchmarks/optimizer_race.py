@@ -8,15 +8,14 @@ Runs are kept as they end. Stopped by `--seconds`, the script goes on where it w
 file to measure everything anew.
 """
 
-import argparse
 import json
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import nbformat
+from kept_runs import Results, Settings, loop_of, measure_missing
 
 from course_lm.corpus.shipped import data_file
 
@@ -26,18 +25,6 @@ SWEEP_SEEDS = (0, 1)
 RACE_SEEDS = (2, 3, 4, 5, 6)
 WEIGHT_DECAYS, DROPOUTS, GRID_SEEDS = (0.0, 0.1, 1.0, 3.0), (0.0, 0.2), (0, 1, 2)
 WINDOW = 5  # steps whose losses are stored as one mean
-
-Results = dict[str, Any]
-Settings = dict[str, Any]
-
-
-def loop_of(lesson: Path) -> dict[str, Any]:
-    """The names that the lesson's `loop` cells define."""
-    names: dict[str, Any] = {}
-    for cell in nbformat.read(lesson, as_version=4).cells:
-        if "loop" in cell.metadata.get("tags", []):
-            exec(cell.source, names)
-    return names
 
 
 def tuned(sweep: list[Results], name: str) -> float:
@@ -86,38 +73,14 @@ def measure(loop: dict[str, Any], part: str, settings: Settings) -> Results:
     return settings | {name: [round(loss, 3) for loss in curve] for name, curve in curves.items()}
 
 
-def is_stored(results: Results, part: str, settings: Settings) -> bool:
-    """Whether a run with these settings is among the results."""
-    return any(all(run[key] == value for key, value in settings.items()) for run in results[part])
-
-
-def store(path: Path, results: Results) -> None:
-    """Write the results, one run a line."""
-    parts = [f'"floor": {results["floor"]}']
-    for part in ("sweep", "race", "grid"):
-        parts.append(f'"{part}": [\n' + ",\n".join(json.dumps(run) for run in results[part]) + "\n]")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
-
-
 def main() -> None:
-    """Measure what is missing for at most `--seconds`, then say how much is left."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    deadline = time.perf_counter() + parser.parse_args().seconds
-    path = data_file("optimizer_race.json")
-    loop = loop_of(LESSON)
+    """Measure what is missing."""
+    path, loop = data_file("optimizer_race.json"), loop_of(LESSON)
     results: Results = {"floor": round(loop["floor"], 4), "sweep": [], "race": [], "grid": []}
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
-    for part, settings in runs_of(results, list(loop["CONTESTANTS"])):
-        if is_stored(results, part, settings):
-            continue
-        if time.perf_counter() > deadline:
-            print(f"stopped before {part} {settings}; call again to go on")
-            return
-        results[part].append(measure(loop, part, settings))
-        store(path, results)
-    print("everything is measured")
+    runs = runs_of(results, list(loop["CONTESTANTS"]))
+    measure_missing(path, results, runs, partial(measure, loop))
 
 
 if __name__ == "__main__":

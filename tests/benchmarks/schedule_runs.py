@@ -8,16 +8,15 @@ Runs are kept as they end. Stopped by `--seconds`, the script goes on where it w
 file to measure everything anew.
 """
 
-import argparse
 import json
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
-from optimizer_race import is_stored, loop_of
+from kept_runs import Results, Settings, loop_of, measure_missing
 
 from course_lm.corpus.shipped import data_file
 from course_lm.schedules import ScheduleConfig, build_schedule
@@ -32,9 +31,6 @@ ARMS = {
     "warm-up": ScheduleConfig("constant", warmup_steps=20),
     "warm-up, cosine": ScheduleConfig("cosine", warmup_steps=20),
 }
-
-Results = dict[str, Any]
-Settings = dict[str, Any]
 
 
 def best_peak(sweep: list[Results], arm: str) -> float:
@@ -69,34 +65,14 @@ def measure(loop: dict[str, Any], part: str, settings: Settings) -> Results:
     return settings | {"val_loss": round(run["val_loss"], 3)}
 
 
-def store(path: Path, results: Results) -> None:
-    """Write the results, one run a line."""
-    parts = [f'"floor": {results["floor"]}']
-    for part in PARTS:
-        parts.append(f'"{part}": [\n' + ",\n".join(json.dumps(run) for run in results[part]) + "\n]")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
-
-
 def main() -> None:
-    """Measure what is missing for at most `--seconds`, then say how much is left."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    deadline = time.perf_counter() + parser.parse_args().seconds
+    """Measure what is missing."""
     torch.set_num_threads(1)
-    path = data_file("schedule_runs.json")
-    loop = loop_of(LESSON)
+    path, loop = data_file("schedule_runs.json"), loop_of(LESSON)
     results: Results = {"floor": round(loop["floor"], 4), **{part: [] for part in PARTS}}
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
-    for part, settings in settings_of_runs(results):
-        if is_stored(results, part, settings):
-            continue
-        if time.perf_counter() > deadline:
-            print(f"stopped before {part} {settings}; call again to go on")
-            return
-        results[part].append(measure(loop, part, settings))
-        store(path, results)
-    print("everything is measured")
+    measure_missing(path, results, settings_of_runs(results), partial(measure, loop))
 
 
 if __name__ == "__main__":

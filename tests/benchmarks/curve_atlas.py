@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from optimizer_race import loop_of
+from kept_runs import loop_of
 from torch import Tensor
 from torch.optim import SGD, AdamW
 

@@ -1,8 +1,8 @@
 """Text to train on (lesson 01): a corpus is a list of documents, each a string.
 
 load.py finds a corpus by its name or path and splits it; files.py reads anybody's own text. stories.py and hindi.py
-write the shipped ones from grammars of our own (grammar.py, and hindi_forms.py for the paradigms). shipped.py says
-where the files of the package lie.
+write the shipped ones from grammars of our own (grammar.py, and hindi_forms.py for the paradigms). hindi_glosses.py
+shows Hindi to those who do not read it. shipped.py says where the files of the package lie.
 """
 
 from course_lm.corpus.load import Corpus, load_corpus

@@ -28,6 +28,7 @@ from course_lm.corpus.hindi_forms import (
     infinitive,
     past,
     present,
+    stative,
 )
 from course_lm.corpus.shipped import data_file
 
@@ -51,7 +52,9 @@ WITH_SUBJECT = ("hab", "habpast", "prog", "progpast", "fut", "lightfut", "can", 
 PERFECT = ("perf", "perfpres", "perfpast", "light", "lightpres")
 WITH_OBJECT = ("must", "mustpast", "forced")
 WITH_OBJECT += ("pashab", "pasprog", "pasfut", "pasperf", "pasperfpres", "pasperfpast")
-PHRASES = ("np", "npl", "npg", "npx", "npp", "npm", "npw")
+# Where नहीं stands before them, the present auxiliary falls away: घर नहीं जाता.
+SHORT_IF_NEGATED = ("hab", "can", "pashab")
+PHRASES = ("np", "nps", "npl", "npg", "npx", "npp", "npk", "npm", "npw")
 OBJECT_FORMS = ("np", "npl", "npg", "npx", "npp")
 
 
@@ -66,11 +69,13 @@ def frame_forms(before: str, thing: str, verb: str) -> dict[str, str]:
     for shown in OBJECT_FORMS:
         lead = f"{before} {{{thing}.{shown}}}" if with_noun else before
         forms |= {f"{tense}.{shown}": f"{lead} {{{verb}.{tense}{mark}}}" for tense, mark in agreement.items()}
-        forms |= {f"not{tense}.{shown}": f"{lead} नहीं {{{verb}.{tense}{mark}}}" for tense, mark in agreement.items()}
+        for tense, mark in agreement.items():
+            negated = "not" * (tense in SHORT_IF_NEGATED) + tense
+            forms[f"not{tense}.{shown}"] = f"{lead} नहीं {{{verb}.{negated}{mark}}}"
         forms |= {f"{form}.{shown}": f"{lead} {{{verb}.{form}}}" for form in ("conj", "inf")}
     # को hides the object from its verb, which then is masculine singular whatever the object is.
     if with_noun:
-        forms |= {f"{tense}.ko": f"{before} {{{thing}.npo}} को:c {{{verb}.{tense}_3ms}}" for tense in PERFECT}
+        forms |= {f"{tense}.ko": f"{before} {{{thing}.npko}} को:c {{{verb}.{tense}_3ms}}" for tense in PERFECT}
     return forms
 
 
@@ -126,14 +131,16 @@ def _read_rows(kind: str, source: str, tables: Tables) -> list[Row]:
         return _noun_rows(weight, content, settings[0] if settings else "")
     if kind == "pronouns":
         word, *keys = content.split()
-        return [Row(weight, _forms(dict.fromkeys(("dir", "np"), word)), key, word) for key in keys]
+        return [Row(weight, _forms(dict.fromkeys(("dir", "np", "nps"), word)), key, word) for key in keys]
     return [Row(weight, _forms(_content_forms(kind, content)))]
 
 
 def _content_forms(kind: str, content: str) -> dict[str, str]:
-    if kind == "verbs":
+    if kind in ("verbs", "states"):
         stem, _, light = content.partition("+")
         forms = {f"{form}_{key}": shape for key in KEYS for form, shape in conjugate(stem, light, key).items()}
+        if kind == "states":
+            forms |= {f"{form}_{key}": shape for key in KEYS for form, shape in stative(stem, key).items()}
         # The plural ending ने is that of the oblique infinitive, which stands before postpositions.
         return forms | {"conj": conjunctive(stem) + ":v", "inf": infinitive(stem, "3mp") + ":v"}
     if kind == "adjectives":

@@ -57,9 +57,11 @@ def perfective(stem: str, key: str, alone: bool = True) -> str:
     return feminine + ("ं" if alone and key[2] == "p" else "")
 
 
-def imperfective(stem: str, key: str) -> str:
-    """The imperfective participle, as an auxiliary follows."""
-    return stem + ("ती" if key[1] == "f" else "ता" if key[2] == "s" else "ते")
+def imperfective(stem: str, key: str, alone: bool = False) -> str:
+    """The imperfective participle. It shows the feminine plural only where no auxiliary follows: `alone`."""
+    if key[1] == "f":
+        return stem + ("तीं" if alone and key[2] == "p" else "ती")
+    return stem + ("ता" if key[2] == "s" else "ते")
 
 
 def infinitive(stem: str, key: str) -> str:
@@ -110,6 +112,7 @@ def conjugate(stem: str, light: str, key: str) -> dict[str, str]:
     passive, infinite = f"{perfective(stem, key, alone=False)}:vi", f"{infinitive(stem, key)}:v"
     forms = {
         "hab": f"{imperfective(stem, key)}:v {hai}",
+        "nothab": f"{imperfective(stem, key, alone=True)}:v",
         "habpast": f"{imperfective(stem, key)}:v {tha}",
         "prog": f"{stem}:v {going} {hai}",
         "progpast": f"{stem}:v {going} {tha}",
@@ -119,10 +122,12 @@ def conjugate(stem: str, light: str, key: str) -> dict[str, str]:
         "perfpres": f"{done_before} {hai}",
         "perfpast": f"{done_before} {tha}",
         "can": f"{stem}:v {imperfective('सक', key)}:v {hai}",
+        "notcan": f"{stem}:v {imperfective('सक', key, alone=True)}:v",
         "must": f"{infinite} {hai}",
         "mustpast": f"{infinite} {tha}",
         "forced": f"{infinite} {perfective('पड़', key)}:vi",
         "pashab": f"{passive} {imperfective('जा', key)}:v {hai}",
+        "notpashab": f"{passive} {imperfective('जा', key, alone=True)}:v",
         "pasprog": f"{passive} जा:v {going} {hai}",
         "pasfut": f"{passive} {future('जा', key)}:vi",
         "pasperf": f"{passive} {perfective('जा', key)}:vi",
@@ -136,3 +141,9 @@ def conjugate(stem: str, light: str, key: str) -> dict[str, str]:
             "lightfut": f"{stem}:v {future(light, key)}:vik",
         }
     return forms
+
+
+def stative(stem: str, key: str) -> dict[str, str]:
+    """What takes the place of the progressive where a posture lasts: बैठा है or बैठा हुआ है, "is seated"."""
+    seated = f"{perfective(stem, key, alone=False)}:vi [been.dir_3{key[1:]}]"
+    return {"prog": f"{seated} {present(key)}:v", "progpast": f"{seated} {past(key)}:vi"}

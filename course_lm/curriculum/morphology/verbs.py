@@ -111,7 +111,9 @@ def _is_licensed(keys: list[str], index: int, after: str) -> bool:
         # खाना खाना, गाना गाना: the noun is the object of its own verb.
         return after in after_infinitive or is_due or is_event or _before(keys, index) in {"खाना", "गाना"}
     if key in tables.HABITUAL_IN_CONTEXT:
-        return after in _COPULA or after in PROGRESSIVE or after == "हुए"
+        # Negated, the habitual does without its auxiliary: चावल नहीं खाता, "does not eat rice".
+        is_negated = _before(keys, index) == "नहीं" and (after in _END or _opens_clause(after))
+        return after in _COPULA or after in PROGRESSIVE or after == "हुए" or is_negated
     if key in tables.PERFECTIVE_IN_CONTEXT:
         is_speaking = key == "बोली" and after == "कि"
         in_place = _before(keys, index) == "ने" or _follows_object(keys, index)

@@ -1,0 +1,120 @@
+"""The corpus hindi in Latin letters and glossed: every word has both, and the glosses show what gold counts."""
+
+import re
+import unicodedata
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from course_lm.corpus import load_corpus
+from course_lm.corpus.hindi_glosses import GlossedWord, gloss_words, interlinear, transliterate
+
+
+@cache
+def glossed_corpus() -> list[list[GlossedWord]]:
+    return [gloss_words(text) for text in load_corpus("hindi").documents]
+
+
+def test_every_word_of_every_sentence_has_latin_letters_and_a_gloss() -> None:
+    latin, gloss = set(), set()
+    for text, words in zip(load_corpus("hindi").documents, glossed_corpus(), strict=True):
+        assert [word.word for word in words] == re.findall(r"[^\s,।]+", text)
+        latin |= {word.latin for word in words}
+        gloss |= {word.gloss for word in words}
+    letters = {unicodedata.name(letter) for word in latin for letter in unicodedata.normalize("NFD", word)}
+    assert [name for name in letters if not re.match(r"LATIN SMALL LETTER|COMBINING|HYPHEN", name)] == []
+    assert [some for some in gloss if not re.fullmatch(r"[A-Za-z][A-Za-z./-]*(?:\.1SG)?(?:\.[A-Z]+)*", some)] == []
+
+
+def test_different_words_look_different_in_latin_letters() -> None:
+    written: dict[str, set[str]] = {}
+    for word in {word for words in glossed_corpus() for word in words}:
+        written.setdefault(word.latin, set()).add(word.word)
+    assert [words for words in written.values() if len(words) > 1] == []
+
+
+def counted(words: list[GlossedWord]) -> dict[str, int]:
+    """What the glosses of a sentence say of the counts in gold; only `compounds` looks at two words."""
+    found: Counter[str] = Counter(words=len(words))
+    verb = r".*\.(?:HAB|PFV|INF|CVB|FUT|SBJV|PRS|PST|PTCP)\b.*|PROG.*"
+    stems = "read write hear eat drink make buy see give take do call wake look.for go come return sit lie sleep live meet"
+    before = ("", "", "")
+    for word in words:
+        is_stem = word.gloss in stems.split()
+        is_marker = re.fullmatch("ERG|DAT|GEN|from|in|on|by|near|with|after|for", word.gloss)
+        if is_marker and not any(gloss.endswith(".INF") for gloss in before[-2 if word.gloss in ("after", "for") else -1 :]):
+            found["case_markers"] += 1
+        found["fused_cases"] += bool(re.fullmatch(r"(?:I|we|you|he/she|they)\.(?:ERG|DAT|GEN|from)", word.gloss))
+        found["verbs"] += is_stem or bool(re.fullmatch(verb, word.gloss))
+        found["inflections"] += bool(re.search(r"\.(?:PFV|FUT|SBJV|PST)\b|PROG", word.gloss))
+        found["compounds"] += before[-1] in stems.split() and bool(re.search(r"\.(?:PFV|FUT)\b", word.gloss))
+        before = (*before[1:], word.gloss)
+    return dict(found)
+
+
+@pytest.mark.parametrize("count", ["words", "case_markers", "fused_cases", "verbs", "inflections", "compounds"])
+def test_the_glosses_show_what_gold_counts(count: str) -> None:
+    corpus = load_corpus("hindi")
+    assert corpus.gold is not None
+    for text, words, gold in zip(corpus.documents, glossed_corpus(), corpus.gold, strict=True):
+        assert counted(words).get(count, 0) == gold[count], (text, [word.gloss for word in words])
+
+
+@pytest.mark.parametrize(
+    ("hindi", "latin"),
+    [
+        # the last vowel, and one between two syllables
+        ("घर गाँव किताब समय बाज़ार पत्र", "ghar gā̃v kitāb samay bāzār patr"),
+        ("लड़का लड़कियाँ कमरा कपड़े आदमी", "laṛkā laṛkiyā̃ kamrā kapṛe ādmī"),
+        ("करता पढ़कर ख़रीदना सकती उसका", "kartā paṛhkar xarīdnā saktī uskā"),
+        # … but not beside two consonants, or where two vowels would go
+        ("अक्सर दफ़्तर इंतज़ार औरत मदद बहन", "aksar daftar intazār aurat madad bahan"),
+        ("मेहनती", "mehnatī"),
+        # nasals: vowels and consonants
+        ("मैं हूँ में नहीं गईं कहानियाँ", "maĩ hū̃ mẽ nahī̃ gaī̃ kahāniyā̃"),
+        ("सुंदर लंबा पसंद ढूँढ", "sundar lambā pasand ḍhū̃ḍh"),
+        # letters with a dot, vowels in a row, ऑ, conjuncts
+        ("ख़ुश ग़रीब ज़ ड़ ढ़ फ़ क़", "xuś ġarīb za ṛa ṛha fa qa"),
+        ("साइकिल मिठाइयाँ डॉक्टर अध्यापिका उन्होंने", "sāikil miṭhāiyā̃ ḍôkṭar adhyāpikā unhõne"),
+        ("राम, 2 और the end।", "rām, 2 aur the end।"),
+    ],
+)
+def test_words_in_latin_letters_as_they_are_spoken(hindi: str, latin: str) -> None:
+    assert transliterate(hindi) == unicodedata.normalize("NFC", latin)
+    assert transliterate(unicodedata.normalize("NFD", hindi)) == unicodedata.normalize("NFC", latin)
+
+
+@pytest.mark.parametrize(
+    ("text", "glosses"),
+    [
+        ("मैं घर जाता हूँ", "I house go.HAB.M be.PRS.1SG"),
+        ("वह स्कूल में पढ़ता है।", "he/she/that school in read.HAB.M be.PRS"),
+        ("लड़के ने किताब को पढ़ा था", "boy.OBL ERG book DAT read.PFV.M be.PST.M"),
+        # one form, two readings
+        ("लड़के गाने सुनते हैं।", "boy.PL song.PL hear.HAB.M.PL be.PRS.PL"),
+        ("उन्होंने मोहन की मदद की।", "they.ERG Mohan GEN help do.PFV.F"),
+        ("राम ने आज काम करने के लिए फल ख़रीद लिए।", "Ram ERG today work do.INF GEN for fruit buy take.PFV.M.PL"),
+        ("मुझे खाना खाना है।", "I.DAT food eat.INF be.PRS"),
+        ("माँ चाय पी रही हैं।", "mother tea drink PROG.F be.PRS.PL"),
+        ("माँ ने चाय पी।", "mother ERG tea drink.PFV.F"),
+        ("मैं चाहती हूँ कि वह घर आए।", "I want.HAB.F be.PRS.1SG COMP he/she/that house come.SBJV"),
+        ("वे घर आए।", "they/those house come.PFV.M.PL"),
+        ("लड़कियाँ बैठी हुई हैं।", "girl.PL sit.PFV.F be.PTCP be.PRS.PL"),
+    ],
+)
+def test_forms_with_several_readings_are_told_apart_by_their_place(text: str, glosses: str) -> None:
+    assert " ".join(word.gloss for word in gloss_words(text)) == glosses
+
+
+def test_three_lines_stand_under_one_another() -> None:
+    assert interlinear("मैं घर जाता हूँ").splitlines() == [
+        "मैं घर जाता हूँ",
+        "maĩ ghar  jātā    hū̃",
+        "I   house go.HAB.M be.PRS.1SG",
+    ]
+
+
+def test_a_word_that_the_grammar_does_not_know_is_named() -> None:
+    with pytest.raises(ValueError, match="no gloss for 'हाथी', word 1 of 'हाथी घर जाता है'"):
+        gloss_words("हाथी घर जाता है")

@@ -69,7 +69,7 @@ def _pad(text: str, width: int) -> str:
 
 _POSTPOSITIONS = frozenset("ने को से में पर का के की".split())
 _AFTER_INFINITIVE = re.compile("है|हैं|था|थे|थी|थीं|पड़.+")
-_AFTER_STEM = re.compile("रहा|रहे|रही|सक.+|लिया|लिए|लीं?|लूँग.|लेंग.|लेग.")
+_AFTER_STEM = re.compile("रह[ाेी]|सक.+|[लद]ि(?:या|ए)|[लद]ीं?|[लद](?:ूँ|ें|े)ग[ाेी]")
 
 
 def _gloss(tokens: list[str], at: int) -> str:

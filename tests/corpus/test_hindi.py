@@ -155,10 +155,10 @@ def test_each_tense_and_what_it_counts(form: str, shown: str, tags: str) -> None
 # Agreement in the shipped sentences, by rules and a lexicon of this file alone
 
 FEMININE = "किताब कहानी कविता रोटी मिठाई चाय कुर्सी मेज़ गाड़ी साइकिल घड़ी चिड़िया बात मदद खिड़की खाट"
-FEMININE += " बिल्ली गाय माँ माताजी दादीजी दीदी अध्यापिका छात्रा बहन लड़की औरत सीता गीता मीना"
-FEMININE_PLURAL = "किताबें कहानियाँ कविताएँ रोटियाँ मिठाइयाँ कुर्सियाँ मेज़ें गाड़ियाँ साइकिलें घड़ियाँ चिड़ियाँ बिल्लियाँ गायें"
+FEMININE += " बिल्ली बकरी माँ माताजी दादीजी दीदी अध्यापिका छात्रा बहन लड़की औरत सीता गीता मीना"
+FEMININE_PLURAL = "किताबें कहानियाँ कविताएँ रोटियाँ मिठाइयाँ कुर्सियाँ मेज़ें गाड़ियाँ साइकिलें घड़ियाँ चिड़ियाँ बिल्लियाँ बकरियाँ"
 FEMININE_PLURAL += " छात्राएँ बहनें लड़कियाँ औरतें"
-MASCULINE = "पत्र अख़बार गाना फल आम खाना चावल दूध पानी कपड़ा फूल घर काम इंतज़ार क्रिकेट शहर बाग़ गाँव स्कूल दफ़्तर बाज़ार कमरा खेत"
+MASCULINE = "पत्र अख़बार गाना फल आम खाना चावल दूध पानी कपड़ा फूल घर काम इंतज़ार क्रिकेट शहर बाग़ गाँव स्कूल दफ़्तर बाज़ार कमरा खेत पलंग"
 MASCULINE += " कुत्ता भाई दोस्त पड़ोसी लड़का बच्चा छात्र आदमी किसान डॉक्टर राम मोहन रवि"
 MASCULINE_PLURAL = "गाने कपड़े कुत्ते लड़के बच्चे कमरे पिताजी दादाजी चाचाजी अध्यापक गुरुजी"
 GENDERS: dict[str, str] = dict.fromkeys(f"{FEMININE} {FEMININE_PLURAL}".split(), "f")
@@ -187,7 +187,7 @@ def test_after_ne_the_verb_agrees_with_a_bare_object_and_with_nothing_where_it_b
         before = clause[:-2] if verb in LIGHT and clause[-2] in STEMS else clause[:-1]
         before = before[:-1] if before[-1] == "नहीं" else before
         thing = before[-1] if clause[0] != "जो" else next(word for word in clause if word in GENDERS)
-        if thing in POSTPOSITIONS or (clause[0] in ("जिस", "जिन") and clause[2] == "को"):
+        if thing in POSTPOSITIONS or thing in {"उसे", "उन्हें"} or (clause[0] in ("जिस", "जिन") and clause[2] == "को"):
             assert verb.endswith(("ा", "या")), clause
             checked["masculine singular"] += 1
             continue
@@ -278,7 +278,7 @@ def test_things_bear_ko_rarely_and_with_a_demonstrative_where_they_do() -> None:
 def test_people_as_objects_bear_ko() -> None:
     people = r"(?:राम|सीता|मोहन|गीता|रवि|मीना|लड़का|लड़की|बच्चा|छात्रा?|माँ|पिताजी|दोस्त|भाई|बहन)"
     assert sentences_with(rf"(?:^| ){people} (?:नहीं )?(?:देख|बुला|जगा|ढूँढ)") == []
-    assert len(sentences_with(r" को (?:देख|बुला|जगा|ढूँढ)")) > 200
+    assert len(sentences_with(r" (?:को|उसे|उन्हें) (?:देख|बुला|जगा|ढूँढ)")) > 150
 
 
 def test_who_sits_or_lies_is_seated_and_not_sitting_down() -> None:

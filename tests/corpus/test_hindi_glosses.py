@@ -110,7 +110,7 @@ def test_forms_with_several_readings_are_told_apart_by_their_place(text: str, gl
 def test_three_lines_stand_under_one_another() -> None:
     assert interlinear("मैं घर जाता हूँ").splitlines() == [
         "मैं घर जाता हूँ",
-        "maĩ ghar  jātā    hū̃",
+        "maĩ ghar  jātā     hū̃",
         "I   house go.HAB.M be.PRS.1SG",
     ]
 

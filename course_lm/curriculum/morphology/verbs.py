@@ -22,6 +22,7 @@ _EVENT_AUXILIARIES = frozenset(forms_of(tables.EVENT_AUXILIARIES))
 _AFTER_NA = frozenset(forms_of(["चाह", "पड़"])) | tables.AFTER_NA
 _AFTER_NE = frozenset(forms_of(["लग", "दे", "जा"])) | tables.AFTER_NE
 _COPULA = tables.PAST | tables.PRESENT
+_HAVE_TO = _COPULA | frozenset(forms_of(["पड़"]))
 _END = frozenset({"", "."})
 _NO_OBJECTS = frozenset({"", *"(),."}).union(
     tables.NO_OBJECTS, tables.POSTPOSITIONS, tables.FUSED, tables.PARTICLES, tables.CONJUNCTIONS
@@ -102,8 +103,8 @@ def _is_inflected_noun(key: str, following: list[str]) -> bool:
 def _is_licensed(keys: list[str], index: int, after: str) -> bool:
     key = keys[index]
     if key in tables.INFINITIVE_IN_CONTEXT:
-        # मुझे खाना है, "I have to eat": the doer is a dative.
-        is_due = after in _COPULA and any(
+        # मुझे खाना है, आम खाने पड़े, "have to eat": the doer is a dative.
+        is_due = after in _HAVE_TO and any(
             word == "को" or word in tables.DATIVE for word in keys[max(0, index - CLAUSE) : index]
         )
         after_infinitive = _AFTER_NE if key.endswith("ने") else _AFTER_NA

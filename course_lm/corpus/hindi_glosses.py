@@ -67,7 +67,7 @@ def _pad(text: str, width: int) -> str:
 
 # Glosses
 
-_POSTPOSITIONS = frozenset("ने को से में पर का के की".split())
+_POSTPOSITIONS = frozenset(["ने", "को", "से", "में", "पर", "का", "के", "की"])
 _AFTER_INFINITIVE = re.compile("है|हैं|था|थे|थी|थीं|पड़.+")
 _AFTER_STEM = re.compile("रह[ाेी]|सक.+|[लद]ि(?:या|ए)|[लद]ीं?|[लद](?:ूँ|ें|े)ग[ाेी]")
 
@@ -146,12 +146,12 @@ def _verb_glosses(stem: str, gloss: str) -> list[tuple[str, str, str]]:
 
 # Transliteration
 
-_CONSONANTS = dict(zip("कखगघङचछजझञ", "k kh g gh ṅ c ch j jh ñ".split()))
-_CONSONANTS |= zip("टठडढणतथदधनपफबभम", "ṭ ṭh ḍ ḍh ṇ t th d dh n p ph b bh m".split())
-_CONSONANTS |= zip("यरलवशषसह", "y r l v ś ṣ s h".split())
+_CONSONANTS = dict(zip("कखगघङचछजझञ", ["k", "kh", "g", "gh", "ṅ", "c", "ch", "j", "jh", "ñ"]))
+_CONSONANTS |= zip("टठडढणतथदधनपफबभम", ["ṭ", "ṭh", "ḍ", "ḍh", "ṇ", "t", "th", "d", "dh", "n", "p", "ph", "b", "bh", "m"])
+_CONSONANTS |= zip("यरलवशषसह", ["y", "r", "l", "v", "ś", "ṣ", "s", "h"])
 _CONSONANTS |= {"क़": "q", "ख़": "x", "ग़": "ġ", "ज़": "z", "ड़": "ṛ", "ढ़": "ṛh", "फ़": "f"}
-_VOWELS = dict(zip("अआइईउऊऋएऐओऔऑ", "a ā i ī u ū r̥ e ai o au ô".split()))
-_VOWELS |= zip("ािीुूृेैोौॉ", "ā i ī u ū r̥ e ai o au ô".split())
+_VOWELS = dict(zip("अआइईउऊऋएऐओऔऑ", ["a", "ā", "i", "ī", "u", "ū", "r̥", "e", "ai", "o", "au", "ô"]))
+_VOWELS |= zip("ािीुूृेैोौॉ", ["ā", "i", "ī", "u", "ū", "r̥", "e", "ai", "o", "au", "ô"])
 _VIRAMA, _UNWRITTEN, _NASAL = "्", "ə", "\u0303"
 _SYLLABLE = re.compile("(?:([क-ह]़?)([ा-ौ]|्)?|([अ-औ]))([ँं])?")
 # The stop before which a nasal sign is its consonant: पसंद pasand; elsewhere it is the tilde of its vowel: मैं maĩ.

@@ -253,7 +253,9 @@ def test_a_subject_in_the_direct_case_agrees_with_the_participle_at_the_end() ->
 
 # What people say, by rules and lists of this file alone
 
-THINGS = "किताब कहानी पत्र कविता अख़बार गाना रोटी खाना चावल मिठाई फल आम चाय दूध पानी कुर्सी मेज़ गाड़ी साइकिल घर शहर बाग़ फूल कपड़ा घड़ी"
+THINGS = (
+    "किताब कहानी पत्र कविता अख़बार गाना रोटी खाना चावल मिठाई फल आम चाय दूध पानी कुर्सी मेज़ गाड़ी साइकिल घर शहर बाग़ फूल कपड़ा घड़ी"
+)
 THING_OBLIQUES = {decline_noun(noun, GENDERS[noun])[form] for noun in THINGS.split() for form in ("obl_s", "obl_p")}
 RESPECTED_WOMEN = "माँ|माताजी|दादी|दादीजी|दीदी|अध्यापिका"
 

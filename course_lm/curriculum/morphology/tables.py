@@ -55,14 +55,9 @@ ERGATIVE_PRONOUNS = _words(
     "मैंने मैने तूने हमने तुमने आपने सबने उसने इसने किसने जिसने किसीने उन्होंने उन्होने इन्होंने इन्होने जिन्होंने",
     "जिन्होने किन्होंने",
 )
-DATIVE = _words(
-    "मुझे तुझे उसे इसे किसे जिसे हमें तुम्हें उन्हें इन्हें किन्हें जिन्हें", *(f"{base}को" for base in OBLIQUE.split())
-)
+DATIVE = _words("मुझे तुझे उसे इसे किसे जिसे हमें तुम्हें उन्हें इन्हें किन्हें जिन्हें", *(f"{base}को" for base in OBLIQUE.split()))
 FUSED = (
-    GENITIVE_PRONOUNS
-    | ERGATIVE_PRONOUNS
-    | DATIVE
-    | _words(*(f"{base}से {base}में {base}पर" for base in OBLIQUE.split()))
+    GENITIVE_PRONOUNS | ERGATIVE_PRONOUNS | DATIVE | _words(*(f"{base}से {base}में {base}पर" for base in OBLIQUE.split()))
 ) - _words("सबसे")  # सबसे is the treebank's adverb of the superlative
 
 # Hosts of compound postpositions: के साथ, उसके साथ, अपने साथ; की ओर, उसकी ओर, अपनी ओर.

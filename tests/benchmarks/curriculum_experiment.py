@@ -1,9 +1,14 @@
 """Does a curriculum help? `python tests/benchmarks/curriculum_experiment.py` stores `data/curriculum_experiment.json`.
 
-Four arms on two corpora: no curriculum, two difficulties, and the control, random scores at the same pace. All arms of
-a corpus train on the same number of target tokens, with the learning rate a function of the tokens seen, and are
-validated on the same text. One seed means the same initial weights in every arm. Each arm has its own learning rate:
-the best of `RATES` with a seed that the comparison does not use.
+Arms on two corpora: no curriculum; the control, which admits text in random order; short or long text first; short
+first within each plot of the stories, since a story's length says which plot it has; and the package's combined score,
+at the same pace and at a linear one. All arms of a corpus read the same number of target tokens, with the learning rate
+a function of the tokens seen, and are validated on the same text. At every step all curricula of one pace admit the
+same share of the *tokens*: where documents were counted, short first would read its few tokens over and over.
+
+A seed fixes the initial weights and the order of the documents, so that runs of one seed are compared in pairs. Each
+arm is tuned alike and on seeds that the comparison does not use: every pair of `RATES` and `WARM_UPS` with the first
+tuning seed, the best three with the others, and the best mean of all is taken.
 
 Every run has one thread; two run side by side. Runs are kept as they end. Stopped by `--seconds`, the script goes on
 where it was when it is called again; delete the file to measure everything anew.
@@ -14,54 +19,73 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import cache
-from itertools import count, islice
+from itertools import count, islice, product
 from multiprocessing import get_context
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from course_lm.batching import Batch, Loader, make_loader
-from course_lm.cli.preparation import PreparedRun, prepare, with_curriculum
+from course_lm.cli.preparation import PreparedRun, prepare
 from course_lm.config import TrainingConfig
+from course_lm.corpus.grammar import search_derivations
 from course_lm.corpus.shipped import data_file
-from course_lm.curriculum import CurriculumConfig, CurriculumLoader
+from course_lm.corpus.stories import STORY, story_tables
+from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager, create_curriculum_strategy, words_of
+from course_lm.curriculum.difficulty import Curriculum, Example, text_of
 from course_lm.model import GPT
 from course_lm.monitoring import evaluate
 from course_lm.optim import build_optimizer
 from course_lm.schedules import cosine
 from course_lm.step import train_step
 
-CORPORA = ("stories", "hindi")
-ARMS = {"no curriculum": None, "random order": "random", "length": "length", "combined": "combined"}
+
+class Arm(NamedTuple):
+    """Which text comes first, and how fast the rest joins."""
+
+    score: str | None  # a key of `SCORES`
+    pace: str = "root"
+
+
+BASE, CONTROL = "no curriculum", "random order"
+ARMS = {
+    BASE: Arm(None),
+    CONTROL: Arm("random"),
+    "short first": Arm("short"),
+    "long first": Arm("long"),
+    "combined": Arm("combined"),
+    "combined, linear": Arm("combined", pace="linear"),
+    "short first in each plot": Arm("short in its plot"),
+}
+CORPORA = {
+    "stories": tuple(ARMS),
+    "hindi": tuple(arm for arm in ARMS if arm != "short first in each plot"),  # its sentences have no plots
+}
 RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
-SEEDS, TUNING_SEED = 6, 100  # seeds 0 to 5 compare
-TOKENS, POINTS = 800_000, 12  # target tokens of a run, and how often it is validated
-WARM_UP = 0.1  # of the tokens
-STUDENT_T = 2.571  # 97.5 % of Student's distribution with 5 degrees of freedom: six seeds
-PACING = {"schedule": "root", "start_threshold": 0.2, "threshold_on": "quantile", "num_steps": 200}
+WARM_UPS = (0.1, 0.4, 0.7)  # of the tokens
+TUNING_SEEDS = (100, 101, 102)
+FINALISTS = 3  # settings that all tuning seeds measure
+SEEDS = 10  # seeds 0 to 9 compare
+TOKENS, POINTS = 800_000, 8  # target tokens of a run, and how often it is validated
+STUDENT_T = 2.262  # 97.5 % of Student's distribution with 9 degrees of freedom: ten seeds
+PACING = {"start_threshold": 0.2, "threshold_on": "score", "num_steps": 200}  # all is admitted about half-way
 
 Run = dict[str, Any]  # its settings: the arguments of `measure`
 Results = dict[str, Any]
 
 
-def configured(corpus: str, arm: str, rate: float, seed: int) -> TrainingConfig:
-    """The shipped configuration `tiny`, with the arm's curriculum; `num_steps` is about half of a run."""
+def configured(corpus: str, rate: float, seed: int) -> TrainingConfig:
+    """The shipped configuration `tiny` with another text, rate and seed."""
     tiny = TrainingConfig.from_yaml("tiny")
-    strategy = ARMS[arm]
-    curriculum = tiny.curriculum
-    if strategy is not None:
-        settings = {"seed": seed} if strategy == "random" else {}
-        curriculum = CurriculumConfig(enabled=True, strategy=strategy, settings=settings, **PACING)
     return replace(
         tiny,
         data=replace(tiny.data, corpus=corpus),
         optimizer=replace(tiny.optimizer, learning_rate=rate),
-        curriculum=curriculum,
         training=replace(tiny.training, seed=seed, precision="fp32", device="cpu"),
     )
 
@@ -69,21 +93,98 @@ def configured(corpus: str, arm: str, rate: float, seed: int) -> TrainingConfig:
 @cache
 def text(corpus: str) -> PreparedRun:
     """Both splits, the tokenizer and the validation loader: the same in every run of a process."""
-    return prepare(configured(corpus, "no curriculum", RATES[0], seed=0))
+    return prepare(configured(corpus, RATES[0], seed=0))
 
 
-def training_data(config: TrainingConfig) -> Loader | CurriculumLoader:
+def length(document: str) -> int:
+    """Words of a document."""
+    return len(words_of(document))
+
+
+@cache
+def plot_of(story: str) -> int:
+    """The plot of a story: which row of the grammar's first rule can write it."""
+    tables = story_tables()
+    rows = enumerate(tables[STORY.table])
+    (plot,) = (number for number, row in rows if search_derivations(tables | {STORY.table: [row]}, STORY, story)[0])
+    return plot
+
+
+def short_in_its_plot(documents: Sequence[str]) -> list[float]:
+    """The rank of a story's length among the stories of its plot, as a share; equal lengths share a rank."""
+    lengths: dict[int, list[int]] = {}
+    for story in documents:
+        lengths.setdefault(plot_of(story), []).append(length(story))
+
+    def rank(story: str) -> float:
+        same, words = lengths[plot_of(story)], length(story)
+        below, equal = sum(other < words for other in same), same.count(words)
+        return (below + (equal + 1) / 2) / len(same)
+
+    return [rank(story) for story in documents]
+
+
+def scores_of(score: str, documents: Sequence[str], seed: int) -> list[float]:
+    """What comes first has the lowest score."""
+    match score:
+        case "random":
+            return create_curriculum_strategy("random", {"seed": seed}).compute_difficulty(documents)
+        case "combined":
+            return create_curriculum_strategy("combined").compute_difficulty(documents)
+        case "short":
+            return [float(length(document)) for document in documents]
+        case "long":
+            return [-float(length(document)) for document in documents]
+        case "short in its plot":
+            return short_in_its_plot(documents)
+        case _:
+            raise ValueError(f"no score {score!r}")
+
+
+class ByTokens(Curriculum):
+    """A score turned into places: the share of all target tokens that come no later, in (0, 1].
+
+    A threshold of 0.2 then admits a fifth of the tokens whatever the score. Documents of one score are put in the order
+    of another, random one, so that they need not join all at once.
+    """
+
+    def __init__(self, score: str, seed: int, tokens: dict[str, int]) -> None:
+        self.score, self.seed, self.tokens = score, seed, tokens  # tokens: of each document
+
+    def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
+        documents = [text_of(example) for example in examples]
+        scores, chance = (scores_of(score, documents, self.seed) for score in (self.score, "random"))
+        order = sorted(range(len(documents)), key=lambda i: (scores[i], chance[i]))
+        total, seen, places = sum(self.tokens[document] for document in documents), 0, [0.0] * len(documents)
+        for i in order:
+            seen += self.tokens[documents[i]]
+            places[i] = seen / total
+        return places
+
+
+@cache
+def tokens_of(corpus: str) -> dict[str, int]:
+    """Target tokens of each training document: its own, and the one that ends it."""
+    of = text(corpus)
+    return {document: len(of.tokenizer.encode(document).ids) + 1 for document in of.train.documents}
+
+
+def training_data(corpus: str, arm: str, seed: int) -> Loader | CurriculumLoader:
     """Packed rows in an order of the run's own seed, under the arm's curriculum."""
-    of, settings = text(config.data.corpus), config.training
+    of, config, (score, pace) = text(corpus), configured(corpus, RATES[0], seed), ARMS[arm]
     loader = make_loader(
         of.train.documents,
         of.tokenizer,
         mode=config.data.batching,
-        batch_size=settings.batch_size,
+        batch_size=config.training.batch_size,
         max_length=config.data.max_length,
-        seed=settings.seed,
+        seed=seed,
     )
-    return with_curriculum(config, loader, of.train)
+    if score is None:
+        return loader
+    manager = CurriculumTrainingManager("random", pace, PACING, seed=seed)
+    manager.strategy = ByTokens(score, seed, tokens_of(corpus))
+    return CurriculumLoader(loader, of.train.documents, manager)
 
 
 def batches(loader: Loader | CurriculumLoader) -> Iterator[Batch]:
@@ -93,12 +194,12 @@ def batches(loader: Loader | CurriculumLoader) -> Iterator[Batch]:
         yield from loader
 
 
-def measure(corpus: str, arm: str, rate: float, seed: int) -> dict[str, Any]:
+def measure(corpus: str, arm: str, rate: float, warm_up: float, seed: int) -> dict[str, Any]:
     """Train on `TOKENS` target tokens; validation losses, nats per token, `POINTS` times at equal distances."""
     torch.set_num_threads(1)
     started = time.process_time()
-    config = configured(corpus, arm, rate, seed)
-    loader, val_loader = training_data(config), text(corpus).val_loader
+    config = configured(corpus, rate, seed)
+    loader, val_loader = training_data(corpus, arm, seed), text(corpus).val_loader
     torch.manual_seed(seed)
     model = GPT(config.model, config.data.vocab_size, config.data.max_length)
     optimizer = build_optimizer(model, config.optimizer)
@@ -106,7 +207,7 @@ def measure(corpus: str, arm: str, rate: float, seed: int) -> dict[str, Any]:
     seen = 0
     losses: list[float] = []
     for batch in batches(loader):
-        lr = cosine(seen, peak_lr=rate, total_steps=TOKENS, warmup_steps=int(WARM_UP * TOKENS))
+        lr = cosine(seen, peak_lr=rate, total_steps=TOKENS, warmup_steps=int(warm_up * TOKENS))
         seen += int(train_step(model, [batch], optimizer, lr=lr).tokens)
         if seen >= (len(losses) + 1) * TOKENS // POINTS:
             losses.append(round(evaluate(model, val_loader)["val_loss"], 4))
@@ -117,71 +218,141 @@ def measure(corpus: str, arm: str, rate: float, seed: int) -> dict[str, Any]:
 
 def empty() -> Results:
     """No run yet: a place for every loss."""
-    settings = {
-        "tokens": TOKENS,
-        "warm_up": WARM_UP,
-        "pacing": PACING,
-        "tuning_seed": TUNING_SEED,
-        "cpu_seconds": 0,
-    }
+    settings = {"tokens": TOKENS, "pacing": PACING, "tuning_seeds": TUNING_SEEDS, "cpu_seconds": 0}
+    pairs = [f"{rate} {warm_up}" for rate, warm_up in product(RATES, WARM_UPS)]
     corpora = {}
-    for corpus in CORPORA:
+    for corpus, arms in CORPORA.items():
         validation, val_loader = text(corpus).validation, text(corpus).val_loader
         assert validation.neg_log_p is not None
         corpora[corpus] = {
             "floor": round(sum(validation.neg_log_p) / val_loader.num_targets, 4),
             "tokens": [(point + 1) * TOKENS // POINTS for point in range(POINTS)],
-            "rates": {arm: {str(rate): None for rate in RATES} for arm in ARMS},
-            "losses": {arm: [None] * SEEDS for arm in ARMS},
+            # for each arm, by "rate warm-up": the last losses, one for each tuning seed
+            "tuning": {arm: {pair: [None] * len(TUNING_SEEDS) for pair in pairs} for arm in arms},
+            "losses": {arm: [None] * SEEDS for arm in arms},
         }
-    return {"settings": settings, "corpora": corpora}
+    return json.loads(json.dumps({"settings": settings, "corpora": corpora}))
+
+
+def finalists(tuning: dict[str, list[float | None]]) -> list[str]:
+    """The settings that were best with the first tuning seed, once all have been tried with it."""
+    first = {pair: losses[0] for pair, losses in tuning.items() if losses[0] is not None}
+    return sorted(first, key=first.__getitem__)[:FINALISTS] if len(first) == len(tuning) else []
+
+
+def tuned(tuning: dict[str, list[float | None]]) -> tuple[float, float] | None:
+    """The learning rate and the warm-up of an arm, or None while a run is missing."""
+    means = {}
+    for pair in finalists(tuning):
+        losses = [loss for loss in tuning[pair] if loss is not None]
+        if len(losses) < len(TUNING_SEEDS):
+            return None
+        means[pair] = fmean(losses)
+    if not means:
+        return None
+    rate, warm_up = min(means, key=means.__getitem__).split()
+    return float(rate), float(warm_up)
 
 
 def missing(results: Results) -> Iterator[Run]:
     """The runs that can be chosen now: those that tune, then those that compare, of the arms that are tuned."""
     for corpus, found in results["corpora"].items():
-        for arm, rates in found["rates"].items():
-            for rate, loss in rates.items():
-                if loss is None:
-                    yield {"corpus": corpus, "arm": arm, "rate": float(rate), "seed": TUNING_SEED}
+        for arm, tuning in found["tuning"].items():
+            for number, seed in enumerate(TUNING_SEEDS):
+                for pair in tuning if number == 0 else finalists(tuning):
+                    if tuning[pair][number] is None:
+                        rate, warm_up = map(float, pair.split())
+                        yield {"corpus": corpus, "arm": arm, "rate": rate, "warm_up": warm_up, "seed": seed}
     for seed in range(SEEDS):
         for corpus, found in results["corpora"].items():
-            for arm, rates in found["rates"].items():
-                if found["losses"][arm][seed] is None and None not in rates.values():
-                    best = min(rates, key=rates.get)
-                    yield {"corpus": corpus, "arm": arm, "rate": float(best), "seed": seed}
+            for arm, tuning in found["tuning"].items():
+                best = tuned(tuning)
+                if best and found["losses"][arm][seed] is None:
+                    yield {"corpus": corpus, "arm": arm, "rate": best[0], "warm_up": best[1], "seed": seed}
 
 
 def keep(results: Results, run: Run, measured: dict[str, Any]) -> None:
     """Put what a run measured in its place, and write all results, one list of losses a line."""
-    found = results["corpora"][run["corpus"]]
-    if run["seed"] == TUNING_SEED:
-        found["rates"][run["arm"]][str(run["rate"])] = measured["losses"][-1]
+    found, arm, seed = results["corpora"][run["corpus"]], run["arm"], run["seed"]
+    if seed in TUNING_SEEDS:
+        found["tuning"][arm][f"{run['rate']} {run['warm_up']}"][TUNING_SEEDS.index(seed)] = measured["losses"][-1]
     else:
-        found["losses"][run["arm"]][run["seed"]] = measured["losses"]
+        found["losses"][arm][seed] = measured["losses"]
     results["settings"]["cpu_seconds"] += measured["cpu_seconds"]
     lists = json.dumps(results, indent=1)
     lines = re.sub(r"\[[^][{}]*\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), lists)
     data_file("curriculum_experiment.json").write_text(lines + "\n", encoding="utf-8")
 
 
-def table(results: Results) -> str:
-    """In Markdown: the change in perplexity of each arm against no curriculum, in per cent, with its 95 % interval.
+def changes(results: Results, corpus: str, arm: str, other: str, point: int) -> list[float]:
+    """The change in perplexity of an arm against another, in per cent, for each pair of runs of one seed."""
+    losses = results["corpora"][corpus]["losses"]
+    pairs = zip(losses[arm], losses[other], strict=True)
+    return [100 * math.expm1(mine[point] - its[point]) for mine, its in pairs]
 
-    The change of a seed is that of its pair of runs; the interval of the mean is Student's.
+
+def p_value(changes: Sequence[float]) -> float:
+    """How often the mean of so many normal numbers around 0 lies as far from 0: Student's test, two-sided.
+
+    With t = sqrt(n - 1) tan(a) the density is proportional to cos(a) ** (n - 2), which is summed beyond the found t.
     """
-    heads = [f"{corpus}, {part} tokens" for corpus in CORPORA for part in ("a quarter of the", "all")]
+    degrees = len(changes) - 1
+    t = abs(fmean(changes)) / stdev(changes) * math.sqrt(len(changes))
+    found = math.atan(t / math.sqrt(degrees))
+
+    def area(start: float) -> float:
+        angles = torch.linspace(start, math.pi / 2, 10_001, dtype=torch.float64)
+        return float(torch.trapezoid(angles.cos() ** (degrees - 1), angles))
+
+    return area(found) / area(0.0)
+
+
+def holm(p_values: dict[Any, float]) -> dict[Any, float]:
+    """The p-values adjusted for their number: the smallest times n, the next times n - 1, and so on, never falling.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    adjusted, highest = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        highest = max(highest, min(1.0, p * (len(p_values) - rank)))
+        adjusted[name] = highest
+    return adjusted
+
+
+def comparisons(results: Results) -> dict[tuple[str, str, str, int], list[float]]:
+    """All that are tested: each arm against no curriculum and against the control, at a quarter and at the end."""
+    return {
+        (corpus, arm, other, point): changes(results, corpus, arm, other, point)
+        for corpus, arms in CORPORA.items()
+        for other in (BASE, CONTROL)
+        for arm in arms
+        if arm not in (BASE, other)
+        for point in (POINTS // 4 - 1, POINTS - 1)
+    }
+
+
+def table(results: Results) -> str:
+    """In Markdown: the change in perplexity of each arm, in per cent, with its 95 % interval.
+
+    A star stands where Holm's adjusted p-value, over all comparisons of the table, is below 0.05.
+    """
+    tested = comparisons(results)
+    adjusted = holm({key: p_value(found) for key, found in tested.items()})
+    heads = [f"{corpus}, {part}" for corpus in CORPORA for part in ("a quarter", "all tokens")]
     rows = [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
-    for arm in list(ARMS)[1:]:
+    for other, arm in product((BASE, CONTROL), ARMS):
+        if arm in (BASE, other):
+            continue
         cells = []
-        for corpus in CORPORA:
-            losses = results["corpora"][corpus]["losses"]
-            for point in (POINTS // 4 - 1, POINTS - 1):
-                pairs = zip(losses[arm], losses["no curriculum"], strict=True)
-                changes = [100 * math.expm1(mine[point] - base[point]) for mine, base in pairs]
-                half = STUDENT_T * stdev(changes) / math.sqrt(len(changes))
-                cells.append(f"{fmean(changes):+.1f} ± {half:.1f} %".replace("-", "−"))
-        rows.append(f"| {arm} | " + " | ".join(cells) + " |")
+        for corpus, point in product(CORPORA, (POINTS // 4 - 1, POINTS - 1)):
+            key = (corpus, arm, other, point)
+            if key not in tested:
+                cells.append("–")
+                continue
+            half = STUDENT_T * stdev(tested[key]) / math.sqrt(SEEDS)
+            star = " *" if adjusted[key] < 0.05 else ""
+            cells.append(f"{fmean(tested[key]):+.1f} ± {half:.1f} %{star}".replace("-", "−"))
+        rows.append(f"| {arm}, against {other} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
@@ -190,6 +361,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
     arguments = parser.parse_args()
     started, path = time.perf_counter(), data_file("curriculum_experiment.json")
     results: Results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else empty()
@@ -197,7 +369,8 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         while True:
             in_time = time.perf_counter() - started < arguments.seconds
-            todo = (run for run in missing(results) if run not in running.values())
+            wanted = (run for run in missing(results) if run["corpus"] in arguments.corpora)
+            todo = (run for run in wanted if run not in running.values())
             for run in islice(todo, arguments.workers - len(running) if in_time else 0):
                 running[pool.submit(measure, **run)] = run
             if not running:

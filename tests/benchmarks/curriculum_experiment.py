@@ -8,7 +8,8 @@ same share of the *tokens*: where documents were counted, short first would read
 
 A seed fixes the initial weights and the order of the documents, so that runs of one seed are compared in pairs. Each
 arm is tuned alike and on seeds that the comparison does not use: every pair of `RATES` and `WARM_UPS` with the first
-tuning seed, the best three with the others, and the best mean of all is taken.
+tuning seed, and twice or half the rate as long as the best one is the highest or the lowest; then the best three with
+the other tuning seeds, and the best mean of all is taken.
 
 Every run has one thread; two run side by side. Runs are kept as they end. Stopped by `--seconds`, the script goes on
 where it was when it is called again; delete the file to measure everything anew.
@@ -66,7 +67,7 @@ CORPORA = {
     "stories": tuple(ARMS),
     "hindi": tuple(arm for arm in ARMS if arm != "short first in each plot"),  # its sentences have no plots
 }
-RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
+RATES = (8e-3, 1.6e-2, 3.2e-2)  # tried at first
 WARM_UPS = (0.1, 0.4, 0.7)  # of the tokens
 TUNING_SEEDS = (100, 101, 102)
 FINALISTS = 3  # settings that all tuning seeds measure
@@ -195,7 +196,7 @@ def batches(loader: Loader | CurriculumLoader) -> Iterator[Batch]:
 
 
 def measure(corpus: str, arm: str, rate: float, warm_up: float, seed: int) -> dict[str, Any]:
-    """Train on `TOKENS` target tokens; validation losses, nats per token, `POINTS` times at equal distances."""
+    """Train on `TOKENS` target tokens; validation losses, nats per token, at equal distances (a tuning run: the last)."""
     torch.set_num_threads(1)
     started = time.process_time()
     config = configured(corpus, rate, seed)
@@ -204,22 +205,38 @@ def measure(corpus: str, arm: str, rate: float, warm_up: float, seed: int) -> di
     model = GPT(config.model, config.data.vocab_size, config.data.max_length)
     optimizer = build_optimizer(model, config.optimizer)
     model.train()
+    points = 1 if seed in TUNING_SEEDS else POINTS
     seen = 0
     losses: list[float] = []
     for batch in batches(loader):
         lr = cosine(seen, peak_lr=rate, total_steps=TOKENS, warmup_steps=int(warm_up * TOKENS))
         seen += int(train_step(model, [batch], optimizer, lr=lr).tokens)
-        if seen >= (len(losses) + 1) * TOKENS // POINTS:
+        if seen >= (len(losses) + 1) * TOKENS // points:
             losses.append(round(evaluate(model, val_loader)["val_loss"], 4))
-        if len(losses) == POINTS:
+        if len(losses) == points:
             break
     return {"losses": losses, "cpu_seconds": round(time.process_time() - started)}
+
+
+def untried(rates: Sequence[float]) -> dict[str, list[float | None]]:
+    """Places for the losses of these rates with every warm-up."""
+    return {f"{rate} {warm_up}": [None] * len(TUNING_SEEDS) for rate, warm_up in product(rates, WARM_UPS)}
+
+
+def widen(tuning: dict[str, list[float | None]]) -> None:
+    """Add twice or half the rate where the best with the first seed is the highest or the lowest of those tried."""
+    if best := finalists(tuning):
+        rates = [float(pair.split()[0]) for pair in tuning]
+        rate = float(best[0].split()[0])
+        if rate == max(rates):
+            tuning |= untried([rate * 2])
+        elif rate == min(rates):
+            tuning |= untried([rate / 2])
 
 
 def empty() -> Results:
     """No run yet: a place for every loss."""
     settings = {"tokens": TOKENS, "pacing": PACING, "tuning_seeds": TUNING_SEEDS, "cpu_seconds": 0}
-    pairs = [f"{rate} {warm_up}" for rate, warm_up in product(RATES, WARM_UPS)]
     corpora = {}
     for corpus, arms in CORPORA.items():
         validation, val_loader = text(corpus).validation, text(corpus).val_loader
@@ -228,7 +245,7 @@ def empty() -> Results:
             "floor": round(sum(validation.neg_log_p) / val_loader.num_targets, 4),
             "tokens": [(point + 1) * TOKENS // POINTS for point in range(POINTS)],
             # for each arm, by "rate warm-up": the last losses, one for each tuning seed
-            "tuning": {arm: {pair: [None] * len(TUNING_SEEDS) for pair in pairs} for arm in arms},
+            "tuning": {arm: untried(RATES) for arm in arms},
             "losses": {arm: [None] * SEEDS for arm in arms},
         }
     return json.loads(json.dumps({"settings": settings, "corpora": corpora}))
@@ -276,6 +293,7 @@ def keep(results: Results, run: Run, measured: dict[str, Any]) -> None:
     found, arm, seed = results["corpora"][run["corpus"]], run["arm"], run["seed"]
     if seed in TUNING_SEEDS:
         found["tuning"][arm][f"{run['rate']} {run['warm_up']}"][TUNING_SEEDS.index(seed)] = measured["losses"][-1]
+        widen(found["tuning"][arm])
     else:
         found["losses"][arm][seed] = measured["losses"]
     results["settings"]["cpu_seconds"] += measured["cpu_seconds"]

@@ -35,15 +35,20 @@ class GlossedWord(NamedTuple):
     gloss: str
 
 
-def interlinear(text: str) -> str:
-    """Three lines: the text, its words in Latin letters, and under each its gloss.
+def interlinear(text: str, width: int = 92) -> str:
+    """The text, then its words in Latin letters and under each its gloss, in blocks of at most `width` columns.
 
     Raises ValueError for a word that the grammar of the corpus does not know.
     """
-    words = gloss_words(text)
-    widths = [max(_width(word.latin), _width(word.gloss)) for word in words]
-    lines = (" ".join(map(_pad, column, widths)).rstrip() for column in list(zip(*words))[1:])
-    return "\n".join([text, *lines])
+    blocks, used = [["", ""]], 0
+    for _, latin, gloss in gloss_words(text):
+        columns = max(_width(latin), _width(gloss))
+        if used and used + columns > width:
+            blocks.append(["", ""])
+            used = 0
+        blocks[-1] = [line + _pad(word, columns + 1) for line, word in zip(blocks[-1], (latin, gloss), strict=True)]
+        used += columns + 1
+    return "\n".join([text, *(line.rstrip() for block in blocks for line in block)])
 
 
 def gloss_words(text: str) -> list[GlossedWord]:

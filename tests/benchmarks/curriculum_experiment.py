@@ -17,7 +17,6 @@ where it was when it is called again; delete the file to measure everything anew
 
 import argparse
 import json
-import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -26,12 +25,13 @@ from dataclasses import replace
 from functools import cache
 from itertools import count, islice, product
 from multiprocessing import get_context
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
 
 from course_lm.batching import Batch, Loader, make_loader
+from course_lm.classroom.comparison import changes_in_perplexity, holm, interval, p_value
 from course_lm.cli.preparation import PreparedRun, prepare
 from course_lm.config import TrainingConfig
 from course_lm.corpus.grammar import search_derivations
@@ -73,7 +73,6 @@ TUNING_SEEDS = (100, 101, 102)
 FINALISTS = 3  # settings that all tuning seeds measure
 SEEDS = 10  # seeds 0 to 9 compare
 TOKENS, POINTS = 800_000, 8  # target tokens of a run, and how often it is validated
-STUDENT_T = 2.262  # 97.5 % of Student's distribution with 9 degrees of freedom: ten seeds
 PACING = {"start_threshold": 0.2, "threshold_on": "score", "num_steps": 200}  # all is admitted about half-way
 
 Run = dict[str, Any]  # its settings: the arguments of `measure`
@@ -196,7 +195,7 @@ def batches(loader: Loader | CurriculumLoader) -> Iterator[Batch]:
 
 
 def measure(corpus: str, arm: str, rate: float, warm_up: float, seed: int) -> dict[str, Any]:
-    """Train on `TOKENS` target tokens; validation losses, nats per token, at equal distances (a tuning run: the last)."""
+    """Train on `TOKENS` target tokens; validation losses, nats per token, at equal distances: the last when tuning."""
     torch.set_num_threads(1)
     started = time.process_time()
     config = configured(corpus, rate, seed)
@@ -302,45 +301,16 @@ def keep(results: Results, run: Run, measured: dict[str, Any]) -> None:
     data_file("curriculum_experiment.json").write_text(lines + "\n", encoding="utf-8")
 
 
-def changes(results: Results, corpus: str, arm: str, other: str, point: int) -> list[float]:
-    """The change in perplexity of an arm against another, in per cent, for each pair of runs of one seed."""
-    losses = results["corpora"][corpus]["losses"]
-    pairs = zip(losses[arm], losses[other], strict=True)
-    return [100 * math.expm1(mine[point] - its[point]) for mine, its in pairs]
-
-
-def p_value(changes: Sequence[float]) -> float:
-    """How often the mean of so many normal numbers around 0 lies as far from 0: Student's test, two-sided.
-
-    With t = sqrt(n - 1) tan(a) the density is proportional to cos(a) ** (n - 2), which is summed beyond the found t.
-    """
-    degrees = len(changes) - 1
-    t = abs(fmean(changes)) / stdev(changes) * math.sqrt(len(changes))
-    found = math.atan(t / math.sqrt(degrees))
-
-    def area(start: float) -> float:
-        angles = torch.linspace(start, math.pi / 2, 10_001, dtype=torch.float64)
-        return float(torch.trapezoid(angles.cos() ** (degrees - 1), angles))
-
-    return area(found) / area(0.0)
-
-
-def holm(p_values: dict[Any, float]) -> dict[Any, float]:
-    """The p-values adjusted for their number: the smallest times n, the next times n - 1, and so on, never falling.
-
-    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
-    """
-    adjusted, highest = {}, 0.0
-    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        highest = max(highest, min(1.0, p * (len(p_values) - rank)))
-        adjusted[name] = highest
-    return adjusted
+def changes(losses: dict[str, list[list[float]]], arm: str, other: str, point: int) -> list[float]:
+    """The change of an arm against another at one of the points, for each seed."""
+    mine, its = ([run[point] for run in losses[name]] for name in (arm, other))
+    return changes_in_perplexity(mine, its)
 
 
 def comparisons(results: Results) -> dict[tuple[str, str, str, int], list[float]]:
     """All that are tested: each arm against no curriculum and against the control, at a quarter and at the end."""
     return {
-        (corpus, arm, other, point): changes(results, corpus, arm, other, point)
+        (corpus, arm, other, point): changes(results["corpora"][corpus]["losses"], arm, other, point)
         for corpus, arms in CORPORA.items()
         for other in (BASE, CONTROL)
         for arm in arms
@@ -367,9 +337,9 @@ def table(results: Results) -> str:
             if key not in tested:
                 cells.append("–")
                 continue
-            half = STUDENT_T * stdev(tested[key]) / math.sqrt(SEEDS)
+            mean, half = interval(tested[key])
             star = " *" if adjusted[key] < 0.05 else ""
-            cells.append(f"{fmean(tested[key]):+.1f} ± {half:.1f} %{star}".replace("-", "−"))
+            cells.append(f"{mean:+.1f} ± {half:.1f} %{star}".replace("-", "−"))
         rows.append(f"| {arm}, against {other} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

@@ -1,12 +1,30 @@
-"""Claims about the stored experiment: it is whole, and README says what it says."""
+"""Claims about the stored experiment: it is whole, was tuned and matched as it says, and README shows its table."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from curriculum_experiment import ARMS, CORPORA, POINTS, RATES, SEEDS, configured, empty, missing, table, training_data
+from curriculum_experiment import (
+    ARMS,
+    BASE,
+    CORPORA,
+    POINTS,
+    SEEDS,
+    batches,
+    empty,
+    length,
+    missing,
+    plot_of,
+    short_in_its_plot,
+    table,
+    text,
+    tokens_of,
+    training_data,
+    tuned,
+)
 
-from course_lm.corpus import load_corpus
+from course_lm.batching import make_loader
 from course_lm.corpus.shipped import data_file
 from course_lm.curriculum import CurriculumLoader
 
@@ -16,8 +34,8 @@ RESULTS = json.loads(data_file("curriculum_experiment.json").read_text(encoding=
 
 def test_every_run_is_there():
     assert not list(missing(RESULTS))
-    for found in RESULTS["corpora"].values():
-        assert list(found["losses"]) == list(found["rates"]) == list(ARMS)
+    for corpus, found in RESULTS["corpora"].items():
+        assert list(found["losses"]) == list(found["tuning"]) == list(CORPORA[corpus])
         assert all([len(losses) for losses in runs] == [POINTS] * SEEDS for runs in found["losses"].values())
 
 
@@ -32,22 +50,55 @@ def test_it_was_measured_on_the_text_that_ships(corpus):
 
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_no_arm_had_its_best_learning_rate_at_the_end_of_the_sweep(corpus):
-    for rates in RESULTS["corpora"][corpus]["rates"].values():
-        assert list(rates) == [str(rate) for rate in RATES]
-        best = min(rates, key=rates.get)
-        assert best not in (str(RATES[0]), str(RATES[-1]))
+    for tuning in RESULTS["corpora"][corpus]["tuning"].values():
+        best, rates = tuned(tuning), {float(pair.split()[0]) for pair in tuning}
+        assert best is not None
+        assert min(rates) < best[0] < max(rates)
+
+
+def admitted_at_first(arm: str) -> list[str]:
+    """The stories that the first epoch reads, of all."""
+    loader, documents = training_data("stories", arm, seed=0), text("stories").train.documents
+    assert isinstance(loader, CurriculumLoader)
+    return [document for document, hard in zip(documents, loader.difficulty.tolist(), strict=True) if hard <= 0.2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arm", ARMS)
-def test_an_arm_is_what_its_name_says(arm):
-    loader = training_data(configured("hindi", arm, RATES[0], seed=0))
-    assert isinstance(loader, CurriculumLoader) == (arm != "no curriculum")
-    if isinstance(loader, CurriculumLoader):
-        sentences = len(load_corpus("hindi", split="train", seed=0).documents)
-        strategy = {"random order": "random"}.get(arm, arm)
-        assert loader.manager.config.strategy == strategy
-        assert loader.describe_epoch()["examples"] == pytest.approx(0.2 * sentences, rel=0.02)
+@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != BASE])
+def test_every_curriculum_admits_a_fifth_of_the_tokens_at_first(arm):
+    of = tokens_of("stories")
+    assert sum(of[story] for story in admitted_at_first(arm)) == pytest.approx(0.2 * sum(of.values()), rel=0.005)
+
+
+@pytest.mark.long
+def test_what_comes_first_is_what_the_arm_says():
+    lengths = sorted(map(length, text("stories").train.documents))
+    short, long = ([length(story) for story in admitted_at_first(f"{end} first")] for end in ("short", "long"))
+    assert max(short) <= lengths[len(short)] and min(long) >= lengths[-len(long) - 1]
+
+
+@pytest.mark.long
+def test_short_first_in_each_plot_reads_a_fifth_of_every_plot():
+    documents = text("stories").train.documents
+    chosen = set(admitted_at_first("short first in each plot"))
+    of, plots = tokens_of("stories"), {plot_of(story) for story in documents}
+    assert len(plots) > 5
+    ranks = dict(zip(documents, short_in_its_plot(documents), strict=True))
+    for plot in plots:
+        mine = [story for story in documents if plot_of(story) == plot]
+        inside = sum(of[story] for story in mine if story in chosen) / sum(of[story] for story in mine)
+        assert 0.1 < inside < 0.35
+        assert max(ranks[story] for story in mine) > 0.9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_without_a_curriculum_the_rows_are_those_of_the_loader(corpus):
+    plain = training_data(corpus, BASE, seed=3)
+    of = text(corpus)
+    expected = make_loader(of.train.documents, of.tokenizer, mode="packed", batch_size=16, max_length=128, seed=3)
+    for mine, theirs in islice(zip(batches(plain), batches(expected), strict=False), 3):
+        assert mine["input_ids"].equal(theirs["input_ids"])
 
 
 def test_readme_shows_the_table_of_these_results():

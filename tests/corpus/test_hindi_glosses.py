@@ -119,6 +119,16 @@ def test_three_lines_stand_under_one_another() -> None:
     ]
 
 
+def test_a_long_sentence_goes_on_below_in_whole_words() -> None:
+    text = max(load_corpus("hindi").documents, key=len)
+    words = gloss_words(text)
+    first, *lines = interlinear(text, width=60).splitlines()
+    assert first == text and len(lines) >= 4
+    assert max(sum(not unicodedata.combining(letter) for letter in line) for line in lines) <= 60
+    for of, part in (("latin", lines[0::2]), ("gloss", lines[1::2])):
+        assert " ".join(part).split() == [getattr(word, of) for word in words]
+
+
 def test_a_word_that_the_grammar_does_not_know_is_named() -> None:
     with pytest.raises(ValueError, match="no gloss for 'हाथी', word 1 of 'हाथी घर जाता है'"):
         gloss_words("हाथी घर जाता है")

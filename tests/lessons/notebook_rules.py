@@ -154,6 +154,15 @@ def _between(what: str, count: int, low: int, high: int) -> list[str]:
     return [] if low <= count <= high else [f"{count} {what}, not {low} to {high}"]
 
 
+def minutes_of_the_card(notebook: Any) -> list[str]:
+    texts = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    card = re.search(r"^\*\*Time\*\* (\d+) minutes to read, (\d+) (?:more )?for the\s+exercises;", texts, re.MULTILINE)
+    if not card:
+        return ["the card does not say '**Time** N minutes to read, M for the exercises;'"]
+    exercises = sum(map(int, re.findall(r"^### Exercise .* (\d+) minutes?$", texts, re.MULTILINE)))
+    return [] if int(card[2]) == exercises else [f"the card says {card[2]} minutes, its exercises together {exercises}"]
+
+
 def names_exist(notebook: Any) -> list[str]:
     """Every name that the code takes from course_lm is there and public."""
     tree = ast.parse("\n".join(_without_magics(cell.source) for cell in code_cells(notebook)))
@@ -235,5 +244,6 @@ RULES = (
     number_of_figures,
     number_of_exercises,
     predictions_tell_nothing,
+    minutes_of_the_card,
     names_exist,
 )

@@ -85,6 +85,9 @@ def good() -> Any:
         cell.execution_count = number
         cell.outputs = [new_output("stream", text=f"{number} tokens/s\n"), *([figure()] if number <= 5 else [])]
     prose = [new_markdown_cell("one two three four five " * 10) for _ in range(20)]
+    prose[0].source += "\n\n**Time** 10 minutes to read, 9 more for the exercises; about 20 seconds to run."
+    for number, minutes in ((11, 4), (12, 5)):
+        prose[number].source += f"\n\n### Exercise {number - 10} ●○○ · {minutes} minutes"
     cells = [cell for pair in zip(prose, code, strict=True) for cell in pair]
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
@@ -146,6 +149,8 @@ BREAKS = [
     (rules.number_of_exercises, "too many", lambda nb: [put(n, "metadata", exercise())(nb) for n in (5, 7, 9)]),
     (rules.predictions_tell_nothing, "too few", put(27, "source", "x = 1")),
     (rules.predictions_tell_nothing, "an answer", put(27, "source", 'checks.predict("Which?", {"a": "Yes."})')),
+    (rules.minutes_of_the_card, "none", put(0, "source", "one two three")),
+    (rules.minutes_of_the_card, "other minutes", put(22, "source", "### Exercise 1 ●○○ · 5 minutes")),
     (rules.names_exist, "a wrong import", put(3, "source", "from course_lm.loss import no_such_loss")),
     (rules.names_exist, "a wrong attribute", put(3, "source", "loss.no_such_loss(1)")),
     (rules.names_exist, "a wrong module", put(3, "source", "import course_lm\ncourse_lm.no_such_module")),

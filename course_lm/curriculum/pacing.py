@@ -29,7 +29,9 @@ def linear(progress: float, *, start: float, end: float) -> float:
 
 
 def root(progress: float, *, start: float, end: float) -> float:
-    """Fast at first: each new example has, in expectation, the same time in training.
+    """Fast at first. On the quantile and over steps, each new example has the same time before the next ones join.
+
+    Over epochs, which read all that is admitted once, `linear` does that.
 
     Source: Platanios et al. 2019, "Competence-based curriculum learning", there with 1 as the end.
     """

@@ -233,16 +233,54 @@ def widen(tuning: dict[str, list[float | None]]) -> None:
             tuning |= untried([rate / 2])
 
 
+def passes(corpus: str, arm: str) -> list[float]:
+    """How often a run reads the shortest and the longest documents that hold a fifth of the tokens each."""
+    loader, of = training_data(corpus, arm, seed=0), tokens_of(corpus)
+    documents = text(corpus).train.documents
+    tokens = torch.tensor([of[document] for document in documents], dtype=torch.float64)
+    by_length = torch.tensor([length(document) for document in documents]).argsort(stable=True)
+    place = torch.empty_like(tokens)
+    place[by_length] = tokens[by_length].cumsum(0) / tokens.sum()
+    read, left = torch.zeros_like(tokens), float(TOKENS)
+    for epoch in count():
+        loader.set_epoch(epoch)
+        admitted = loader.difficulty <= loader.threshold if isinstance(loader, CurriculumLoader) else tokens > 0
+        share = min(1.0, left / float(tokens[admitted].sum()))
+        read[admitted] += share
+        left -= share * float(tokens[admitted].sum())
+        if share < 1:
+            break
+    parts = (place <= 0.2, place > 0.8)
+    return [round(float((read * tokens)[part].sum() / tokens[part].sum()), 2) for part in parts]
+
+
+def explained_by_plot() -> float:
+    """The share of the variance of the stories' lengths that lies between their plots."""
+    documents = text("stories").train.documents
+    lengths = torch.tensor([float(length(story)) for story in documents])
+    plots = torch.tensor([plot_of(story) for story in documents])
+    means = torch.stack([lengths[plots == plot].mean() for plot in plots])
+    return round(float(means.var() / lengths.var()), 2)
+
+
+def describe(corpus: str) -> Results:
+    """What is known of a corpus and its arms before anything is trained."""
+    validation, val_loader = text(corpus).validation, text(corpus).val_loader
+    assert validation.neg_log_p is not None
+    known = {
+        "floor": round(sum(validation.neg_log_p) / val_loader.num_targets, 4),
+        "tokens": [(point + 1) * TOKENS // POINTS for point in range(POINTS)],
+        "passes": {arm: passes(corpus, arm) for arm in CORPORA[corpus]},
+    }
+    return known | ({"lengths_explained_by_plot": explained_by_plot()} if corpus == "stories" else {})
+
+
 def empty() -> Results:
     """No run yet: a place for every loss."""
     settings = {"tokens": TOKENS, "pacing": PACING, "tuning_seeds": TUNING_SEEDS, "cpu_seconds": 0}
     corpora = {}
     for corpus, arms in CORPORA.items():
-        validation, val_loader = text(corpus).validation, text(corpus).val_loader
-        assert validation.neg_log_p is not None
-        corpora[corpus] = {
-            "floor": round(sum(validation.neg_log_p) / val_loader.num_targets, 4),
-            "tokens": [(point + 1) * TOKENS // POINTS for point in range(POINTS)],
+        corpora[corpus] = describe(corpus) | {
             # for each arm, by "rate warm-up": the last losses, one for each tuning seed
             "tuning": {arm: untried(RATES) for arm in arms},
             "losses": {arm: [None] * SEEDS for arm in arms},

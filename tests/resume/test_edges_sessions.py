@@ -275,14 +275,17 @@ class Session(RuleBasedStateMachine):
 
     def checkpoints(self) -> list[Path]:
         """The intact ones."""
-        found = []
-        for path in sorted((self.folder / NAME).glob("checkpoint_*.pt")):
-            try:
-                load_checkpoint(path)
-                found.append(path)
-            except ValueError:
-                continue
-        return found
+        paths = sorted((self.folder / NAME).glob("checkpoint_*.pt"))
+        return [path for path in paths if is_intact(path, path.stat().st_mtime_ns)]
+
+
+@cache  # asked before every rule
+def is_intact(path: Path, written_at: int) -> bool:
+    try:
+        load_checkpoint(path)
+    except ValueError:
+        return False
+    return True
 
 
 QUIET: dict[str, Any] = {

@@ -24,6 +24,7 @@ LEARNING_RATES = (0.001, 0.004, 0.016, 0.064, 0.256, 1.024, 4.096)
 SWEEP_SEEDS = (0, 1)
 RACE_SEEDS = (2, 3, 4, 5, 6)
 WEIGHT_DECAYS, DROPOUTS, GRID_SEEDS = (0.0, 0.1, 1.0, 3.0), (0.0, 0.2), (0, 1, 2)
+BATCH_SIZE = 4  # of the grid
 WINDOW = 5  # steps whose losses are stored as one mean
 
 
@@ -49,12 +50,13 @@ def runs_of(results: Results, names: list[str]) -> Iterator[tuple[str, Settings]
     for weight_decay in WEIGHT_DECAYS:
         for dropout in DROPOUTS:
             for seed in GRID_SEEDS:
-                yield "grid", {"weight_decay": weight_decay, "dropout": dropout, "seed": seed}
+                numbers = {"weight_decay": weight_decay, "dropout": dropout, "seed": seed}
+                yield "grid", {"batch_size": BATCH_SIZE, **numbers}
 
 
 def train_small(loop: dict[str, Any], settings: Settings) -> tuple[list[float], dict[int, float]]:
     """The lesson's loop on a text so small that it is learned by heart: 24 stories, forty epochs."""
-    loader = loop["loader_of"](loop["train_corpus"].documents[:24], batch_size=4)
+    loader = loop["loader_of"](loop["train_corpus"].documents[:24], batch_size=settings["batch_size"])
     config = loop["OptimizerConfig"](learning_rate=5e-3, weight_decay=settings["weight_decay"])
     rest = {key: settings[key] for key in ("dropout", "seed")}
     return loop["train"](config, loader, steps=240, eval_steps=40, **rest)

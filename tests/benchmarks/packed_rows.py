@@ -64,8 +64,9 @@ def stream(documents: list[str], tokenizer: Any, seed: int) -> Iterator[Batch]:
 
 def loss_of(model: GPT, batch: Batch, kind: str) -> Tensor:
     """The mean loss of a batch, of which the model is told what this kind of rows lets it know."""
-    documents = batch["document_ids"] if kind in MASKED else None
-    positions = batch["position_ids"] if kind in RESTARTED else torch.arange(WIDTH).expand(len(batch["labels"]), -1)
+    documents = batch.get("document_ids") if kind in MASKED else None
+    running_on = torch.arange(WIDTH).expand(len(batch["labels"]), -1)
+    positions = batch.get("position_ids") if kind in RESTARTED else running_on
     logits = model(batch["input_ids"], batch["attention_mask"], document_ids=documents, position_ids=positions)
     return next_token_loss(logits, batch["labels"])
 

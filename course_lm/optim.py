@@ -112,7 +112,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The configured torch optimizer over `parameter_groups`, fused where torch has the kernels.
+    """The configured torch optimizer over `parameter_groups`, fused on a CPU and on CUDA.
 
     Adam, AdamW and SGD are fused where every trainable parameter is a floating-point tensor on a CPU or a
     CUDA device. Raises ValueError where nothing is trainable.

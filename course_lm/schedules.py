@@ -5,7 +5,7 @@ linearly from 0 at k = 0 to `peak_lr` at k = `warmup_steps`, and keep their last
 `total_steps` on. There is no state, so nothing can be lost or counted twice when a run is resumed.
 
 Warm-up, linear, cosine and inverse square root follow the formulas of transformers' schedules, value for
-value.
+value up to the last step; beyond it transformers' cosine rises again.
 """
 
 import inspect

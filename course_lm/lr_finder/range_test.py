@@ -1,8 +1,9 @@
 """The learning-rate range test: train while the learning rate grows, see what the loss says, and undo it all.
 
-The test is that of Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3. Each step is one
-of `train_step`, so a sweep clips, accumulates and rounds as the run that follows it. Afterwards model, optimizer, data
-and random generators are what they were.
+The test goes back to Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3, which raises the
+rate linearly and reads the accuracy; to raise it by a factor and read the training loss is fastai's form. Each step is
+one of `train_step`, so a sweep clips, accumulates and rounds as the run that follows it. Afterwards model, optimizer,
+data and random generators are what they were.
 """
 
 import math

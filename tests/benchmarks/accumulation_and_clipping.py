@@ -1,7 +1,7 @@
 """Lessons 08 and 09 with three seeds: `python tests/benchmarks/accumulation_and_clipping.py` measures what they print.
 
 It stores `data/accumulation_and_clipping.json`. The loops are read from the notebooks (their cells tagged `loop`), so
-the numbers belong to the lines that a learner sees. Lesson 08: four loops, each at the best of three learning rates,
+the numbers belong to the lines that a learner sees. Lesson 08: four loops, each at the best of four learning rates,
 chosen after 70 steps with a seed that the comparison does not use. Lesson 09: one bad batch, thresholds, and one
 gradient that is a thousand times too long.
 
@@ -23,7 +23,7 @@ from course_lm.corpus.shipped import data_file
 LESSONS = Path(__file__).resolve().parents[2] / "notebooks"
 FILE = "accumulation_and_clipping.json"
 SEEDS, TUNING_SEED = (0, 1, 2), 3
-RATES = (2e-3, 4e-3, 8e-3)
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
 COLUMNS = ("first", "reported", "stories", "openings")
 # The function that makes a micro-batch's part of the loss, and the other arguments of `train`.
 LOOPS: dict[str, tuple[str, dict[str, bool]]] = {

@@ -1,15 +1,15 @@
 """What lesson 04 draws: `python tests/benchmarks/optimizer_race.py` measures it and stores `data/optimizer_race.json`.
 
 The loop is read from the notebook (its cells tagged `loop`), so the curves belong to the lines that a learner sees.
-Three parts: a sweep that tunes each contestant's learning rate, a race at the tuned rates with other seeds, and a grid
-of weight decay and dropout on a small text.
+Three parts: a sweep that tunes each contestant's learning rate, on a coarse grid and then at half and at twice the best
+of it; a race at the tuned rates with other seeds; and a grid of weight decay and dropout on a small text.
 
 Runs are kept as they end. Stopped by `--seconds`, the script goes on where it was when it is called again; delete the
 file to measure everything anew.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -24,17 +24,24 @@ LEARNING_RATES = (0.001, 0.004, 0.016, 0.064, 0.256, 1.024, 4.096)
 SWEEP_SEEDS = (0, 1)
 RACE_SEEDS = (2, 3, 4, 5, 6)
 WEIGHT_DECAYS, DROPOUTS, GRID_SEEDS = (0.0, 0.1, 1.0, 3.0), (0.0, 0.2), (0, 1, 2)
+BATCH_SIZE = 4  # of the grid
 WINDOW = 5  # steps whose losses are stored as one mean
 
 
-def tuned(sweep: list[Results], name: str) -> float:
-    """The learning rate with the lowest validation loss, averaged over the sweep's seeds."""
+def tuned(sweep: list[Results], name: str, learning_rates: Iterable[float]) -> float:
+    """The one of `learning_rates` with the lowest validation loss, averaged over the sweep's seeds."""
 
     def score(learning_rate: float) -> float:
         same = [run for run in sweep if (run["name"], run["learning_rate"]) == (name, learning_rate)]
         return mean(run["val_losses"][-1] for run in same)
 
-    return min(LEARNING_RATES, key=score)
+    return min(learning_rates, key=score)
+
+
+def around_best(sweep: list[Results], name: str) -> tuple[float, float, float]:
+    """Half the best of `LEARNING_RATES`, that rate, and twice that rate."""
+    best = tuned(sweep, name, LEARNING_RATES)
+    return best / 2, best, best * 2
 
 
 def runs_of(results: Results, names: list[str]) -> Iterator[tuple[str, Settings]]:
@@ -43,18 +50,23 @@ def runs_of(results: Results, names: list[str]) -> Iterator[tuple[str, Settings]
         for learning_rate in LEARNING_RATES:
             for seed in SWEEP_SEEDS:
                 yield "sweep", {"name": name, "learning_rate": learning_rate, "seed": seed}
+        for learning_rate in around_best(results["sweep"], name):
+            for seed in SWEEP_SEEDS:
+                yield "sweep", {"name": name, "learning_rate": learning_rate, "seed": seed}
     for name in names:
+        best = tuned(results["sweep"], name, around_best(results["sweep"], name))
         for seed in RACE_SEEDS:
-            yield "race", {"name": name, "learning_rate": tuned(results["sweep"], name), "seed": seed}
+            yield "race", {"name": name, "learning_rate": best, "seed": seed}
     for weight_decay in WEIGHT_DECAYS:
         for dropout in DROPOUTS:
             for seed in GRID_SEEDS:
-                yield "grid", {"weight_decay": weight_decay, "dropout": dropout, "seed": seed}
+                numbers = {"weight_decay": weight_decay, "dropout": dropout, "seed": seed}
+                yield "grid", {"batch_size": BATCH_SIZE, **numbers}
 
 
 def train_small(loop: dict[str, Any], settings: Settings) -> tuple[list[float], dict[int, float]]:
     """The lesson's loop on a text so small that it is learned by heart: 24 stories, forty epochs."""
-    loader = loop["loader_of"](loop["train_corpus"].documents[:24], batch_size=4)
+    loader = loop["loader_of"](loop["train_corpus"].documents[:24], batch_size=settings["batch_size"])
     config = loop["OptimizerConfig"](learning_rate=5e-3, weight_decay=settings["weight_decay"])
     rest = {key: settings[key] for key in ("dropout", "seed")}
     return loop["train"](config, loader, steps=240, eval_steps=40, **rest)

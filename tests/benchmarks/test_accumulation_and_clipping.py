@@ -2,7 +2,7 @@
 
 import json
 
-from accumulation_and_clipping import COLUMNS, FILE, LOOPS, RATES, SEEDS
+from accumulation_and_clipping import COLUMNS, FILE, LOOPS, RATES, SEEDS, TUNING_SEED
 
 from course_lm.corpus.shipped import data_file
 
@@ -15,6 +15,16 @@ def test_every_loop_has_a_rate_of_the_sweep_and_a_number_for_each_seed():
     for run in ACCUMULATION.values():
         assert run["rate"] in RATES
         assert all(len(run[column]) == len(SEEDS) for column in COLUMNS)
+
+
+def test_no_loop_has_its_rate_at_the_edge_of_the_sweep():
+    for name, run in ACCUMULATION.items():
+        assert min(RATES) < run["rate"] < max(RATES), f"{name}: a rate beyond {run['rate']} may be better"
+
+
+def test_every_tuned_loop_has_been_tried_at_every_rate():
+    tried = {(run["loop"], run["rate"]) for run in RESULTS["sweep"] if run["seed"] == TUNING_SEED}
+    assert tried == {(name, rate) for name in LOOPS if name != "not divided" for rate in RATES}
 
 
 def test_the_mean_of_means_reports_less_and_is_worse_on_stories_and_better_on_openings_seed_for_seed():

@@ -7,15 +7,14 @@ Runs are kept as they end. Stopped by `--seconds`, the script goes on where it w
 file to measure everything anew.
 """
 
-import argparse
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, count
 from typing import Any
 
 import torch
+from kept_runs import Results, Settings, measure_missing
 
 from course_lm.cli.preparation import prepare
 from course_lm.config import TrainingConfig
@@ -29,11 +28,8 @@ from course_lm.step import train_step
 WIDTHS, RATES = (32, 64, 128, 256), (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 LENGTHS, SHARES = (40, 80, 160, 320), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 STEPS_OF_WIDTHS, WIDTH_OF_LENGTHS, RATE_OF_LENGTHS = 100, 64, 8e-3
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 BATCH_SIZE = 8
-
-Results = dict[str, Any]
-Settings = dict[str, Any]
 
 
 def settings_of_runs() -> Iterator[tuple[str, Settings]]:
@@ -83,44 +79,17 @@ def epochs(loader: Any) -> Iterator[Any]:
         yield loader
 
 
-def is_stored(results: Results, part: str, settings: Settings) -> bool:
-    """Whether a run with these settings is among the results."""
-    return any(all(run[key] == value for key, value in settings.items()) for run in results[part])
-
-
-def store(results: Results) -> None:
-    """Write the results, one run a line."""
-    parts = [f'"floor": {results["floor"]}']
-    for part in ("rates", "warm_up"):
-        parts.append(f'"{part}": [\n' + ",\n".join(json.dumps(run) for run in results[part]) + "\n]")
-    data_file("trainer_tables.json").write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
-
-
 def main() -> None:
-    """Measure what is missing for at most `--seconds`, then say how much is left."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    deadline = time.perf_counter() + options.seconds
+    """Measure what is missing."""
+    torch.set_num_threads(1)
     path = data_file("trainer_tables.json")
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
     else:
         run = prepare(TrainingConfig.from_yaml("tiny"))
         assert run.validation.neg_log_p is not None
-        floor = sum(run.validation.neg_log_p) / run.val_loader.num_targets
-        results = {"floor": round(floor, 4), "rates": [], "warm_up": []}
-    for part, settings in settings_of_runs():
-        if is_stored(results, part, settings):
-            continue
-        if time.perf_counter() > deadline:
-            print(f"stopped before {part} {settings}; call again to go on")
-            return
-        results[part].append(measure(part, settings))
-        store(results)
-    print("everything is measured")
+        results = {"floor": round(sum(run.validation.neg_log_p) / run.val_loader.num_targets, 4)}
+    measure_missing(path, results, settings_of_runs(), measure)
 
 
 if __name__ == "__main__":

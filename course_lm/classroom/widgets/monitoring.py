@@ -23,7 +23,7 @@ def draw_early_stopping(
     Args:
         patience, min_delta: see `EarlyStopping`; validations, and nats per token.
         smoothing: of the validation losses before they are judged, in [0, 1); 0 judges each as it was measured.
-        noise: standard deviation in nats per token, as if the validation text were short.
+        noise: standard deviation in nats per token, as if each validation drew a short text anew.
         seed: of the stored run, from 1, and of the noise.
 
     Returns:

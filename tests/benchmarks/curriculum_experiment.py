@@ -1,8 +1,9 @@
 """Does a curriculum help? `python tests/benchmarks/curriculum_experiment.py` stores `data/curriculum_experiment.json`.
 
-Arms on two corpora: no curriculum; the control, which admits text in random order; short or long text first; short
-first within each plot of the stories, since a story's length says which plot it has; and the package's combined score,
-at the same pace and at a linear one. All arms of a corpus read the same number of target tokens, with the learning rate
+Arms on two corpora: no curriculum; the control, which admits text in random order; short or long text first; and the
+package's combined score, at the same pace and at a linear one. On the stories, whose length says which plot they have,
+two more: short first within each plot, and one plot after the other, in an order drawn for each seed. (The last one was
+added when the others were known.) All arms of a corpus read the same number of target tokens, with the learning rate
 a function of the tokens seen, and are validated on the same text. At every step all curricula of one pace admit the
 same share of the *tokens*: where documents were counted, short first would read its few tokens over and over.
 
@@ -62,10 +63,11 @@ ARMS = {
     "combined": Arm("combined"),
     "combined, linear": Arm("combined", pace="linear"),
     "short first in each plot": Arm("short in its plot"),
+    "plot by plot": Arm("plot"),
 }
 CORPORA = {
     "stories": tuple(ARMS),
-    "hindi": tuple(arm for arm in ARMS if arm != "short first in each plot"),  # its sentences have no plots
+    "hindi": tuple(arm for arm in ARMS if "plot" not in arm),  # its sentences have none
 }
 RATES = (8e-3, 1.6e-2, 3.2e-2)  # tried at first
 WARM_UPS = (0.1, 0.4, 0.7)  # of the tokens
@@ -75,7 +77,7 @@ SEEDS = 10  # seeds 0 to 9 compare
 TOKENS, POINTS = 800_000, 8  # target tokens of a run, and how often it is validated
 PACING = {"start_threshold": 0.2, "threshold_on": "score", "num_steps": 200}  # all is admitted about half-way
 
-Run = dict[str, Any]  # its settings: the arguments of `measure`
+Run = dict[str, Any]  # its settings: the arguments of `validated`
 Results = dict[str, Any]
 
 
@@ -137,6 +139,10 @@ def scores_of(score: str, documents: Sequence[str], seed: int) -> list[float]:
             return [-float(length(document)) for document in documents]
         case "short in its plot":
             return short_in_its_plot(documents)
+        case "plot":
+            plots = len(story_tables()[STORY.table])
+            turn = torch.randperm(plots, generator=torch.Generator().manual_seed(seed)).tolist()
+            return [float(turn[plot_of(document)]) for document in documents]
         case _:
             raise ValueError(f"no score {score!r}")
 
@@ -194,10 +200,12 @@ def batches(loader: Loader | CurriculumLoader) -> Iterator[Batch]:
         yield from loader
 
 
-def measure(corpus: str, arm: str, rate: float, warm_up: float, seed: int) -> dict[str, Any]:
-    """Train on `TOKENS` target tokens; validation losses, nats per token, at equal distances: the last when tuning."""
+def validated(corpus: str, arm: str, rate: float, warm_up: float, seed: int) -> Iterator[float]:
+    """Train on `TOKENS` target tokens; yield the validation loss, nats per token, at `POINTS` equal distances.
+
+    A run that tunes is validated at its end alone.
+    """
     torch.set_num_threads(1)
-    started = time.process_time()
     config = configured(corpus, rate, seed)
     loader, val_loader = training_data(corpus, arm, seed), text(corpus).val_loader
     torch.manual_seed(seed)
@@ -205,15 +213,21 @@ def measure(corpus: str, arm: str, rate: float, warm_up: float, seed: int) -> di
     optimizer = build_optimizer(model, config.optimizer)
     model.train()
     points = 1 if seed in TUNING_SEEDS else POINTS
-    seen = 0
-    losses: list[float] = []
+    seen, point = 0, 1
     for batch in batches(loader):
         lr = cosine(seen, peak_lr=rate, total_steps=TOKENS, warmup_steps=int(warm_up * TOKENS))
         seen += int(train_step(model, [batch], optimizer, lr=lr).tokens)
-        if seen >= (len(losses) + 1) * TOKENS // points:
-            losses.append(round(evaluate(model, val_loader)["val_loss"], 4))
-        if len(losses) == points:
+        if seen >= point * TOKENS // points:
+            yield evaluate(model, val_loader)["val_loss"]
+            point += 1
+        if point > points:
             break
+
+
+def measure(**run: Any) -> dict[str, Any]:
+    """The losses of a run, and the time that it took."""
+    started = time.process_time()
+    losses = [round(loss, 4) for loss in validated(**run)]
     return {"losses": losses, "cpu_seconds": round(time.process_time() - started)}
 
 

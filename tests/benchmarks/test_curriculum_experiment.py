@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from curriculum_experiment import (
     ARMS,
     BASE,
@@ -22,6 +23,7 @@ from curriculum_experiment import (
     tokens_of,
     training_data,
     tuned,
+    validated,
 )
 
 from course_lm.batching import make_loader
@@ -92,6 +94,16 @@ def test_short_first_in_each_plot_reads_a_fifth_of_every_plot():
 
 
 @pytest.mark.long
+def test_plot_by_plot_begins_with_one_plot_and_goes_on_to_the_next():
+    of, chosen = tokens_of("stories"), set(admitted_at_first("plot by plot"))
+    shares = []
+    for plot in range(6):
+        mine = [story for story in of if plot_of(story) == plot]
+        shares.append(sum(of[story] for story in mine if story in chosen) / sum(of[story] for story in mine))
+    assert sorted(shares)[:4] == [0, 0, 0, 0] and max(shares) == 1
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_without_a_curriculum_the_rows_are_those_of_the_loader(corpus):
     plain = training_data(corpus, BASE, seed=3)
@@ -99,6 +111,17 @@ def test_without_a_curriculum_the_rows_are_those_of_the_loader(corpus):
     expected = make_loader(of.train.documents, of.tokenizer, mode="packed", batch_size=16, max_length=128, seed=3)
     for mine, theirs in islice(zip(batches(plain), batches(expected), strict=False), 3):
         assert mine["input_ids"].equal(theirs["input_ids"])
+
+
+@pytest.mark.slow(seconds=30)
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_a_stored_run_repeats_to_an_eighth_of_its_tokens(corpus):
+    """On other kernels too, so within what rounding does to so short a run."""
+    found, threads = RESULTS["corpora"][corpus], torch.get_num_threads()
+    rate, warm_up = tuned(found["tuning"]["short first"])
+    again = next(validated(corpus, "short first", rate, warm_up, seed=0))
+    torch.set_num_threads(threads)
+    assert again == pytest.approx(found["losses"]["short first"][0][0], abs=0.02)
 
 
 def test_readme_shows_the_table_of_these_results():

@@ -5,11 +5,13 @@ VENV := .venv
 PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 600 --nbval-sanitize-with tests/lessons/nbval_sanitize.cfg
-# Two processes of one OpenMP thread each: with two threads each they slow each other many times over on two cores.
+# Processes of one OpenMP thread each: with two threads each they slow each other many times over on two cores. One
+# process more than there are cores, as many tests wait for a browser or for another process; at most four.
 # A file's tests stay together, for they share fixtures, and tests/conftest.py gives the order of the files; the hash
 # seed gives every worker the same order of sets.
 ONE_THREAD := OMP_NUM_THREADS=1 PYTHONHASHSEED=0
-PYTEST := $(ONE_THREAD) $(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); if [ $$cores -lt 4 ]; then echo $$((cores + 1)); else echo 4; fi)
+PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
 NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" \
 	--level=sys_prefix > $(VENV)/news.log 2>&1 || { cat $(VENV)/news.log; exit 1; }

@@ -38,7 +38,7 @@ def test_the_comparison_fails_under_the_fault(fault: str, data: st.DataObject) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", spec.FAULTS)
-@settings(deterministic, max_examples=100)
+@settings(deterministic, max_examples=60)
 @given(data=st.data())
 def test_the_comparison_fails_under_the_fault_in_many_cases(fault: str, data: st.DataObject) -> None:
     assert_only_the_fault_differs(data.draw(fault_cases(fault)), fault)

@@ -118,8 +118,9 @@ def test_without_a_curriculum_the_rows_are_those_of_the_loader(corpus):
 def test_a_stored_run_repeats_to_an_eighth_of_its_tokens(corpus):
     """On other kernels too, so within what rounding does to so short a run."""
     found, threads = RESULTS["corpora"][corpus], torch.get_num_threads()
-    rate, warm_up = tuned(found["tuning"]["short first"])
-    again = next(validated(corpus, "short first", rate, warm_up, seed=0))
+    best = tuned(found["tuning"]["short first"])
+    assert best is not None
+    again = next(validated(corpus, "short first", *best, seed=0))
     torch.set_num_threads(threads)
     assert again == pytest.approx(found["losses"]["short first"][0][0], abs=0.02)
 

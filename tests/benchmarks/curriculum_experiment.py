@@ -4,8 +4,9 @@ Arms on two corpora: no curriculum; the control, which admits text in random ord
 package's combined score, at the same pace and at a linear one. On the stories, whose length says which plot they have,
 two more: short first within each plot, and one plot after the other, in an order drawn for each seed. (The last one was
 added when the others were known.) All arms of a corpus read the same number of target tokens, with the learning rate
-a function of the tokens seen, and are validated on the same text. At every step all curricula of one pace admit the
-same share of the *tokens*: where documents were counted, short first would read its few tokens over and over.
+a function of the tokens seen, and are validated on the same text. Thresholds count *tokens*: where documents were
+counted, short first would read its few tokens over and over. They move between epochs, as `CurriculumLoader` moves
+them, so that the arms admit the same share only roughly at the same time: `complete` says when each has admitted all.
 
 A seed fixes the initial weights and the order of the documents, so that runs of one seed are compared in pairs. Each
 arm is tuned alike and on seeds that the comparison does not use: every pair of `RATES` and `WARM_UPS` with the first
@@ -75,7 +76,7 @@ TUNING_SEEDS = (100, 101, 102)
 FINALISTS = 3  # settings that all tuning seeds measure
 SEEDS = 10  # seeds 0 to 9 compare
 TOKENS, POINTS = 800_000, 8  # target tokens of a run, and how often it is validated
-PACING = {"start_threshold": 0.2, "threshold_on": "score", "num_steps": 200}  # all is admitted about half-way
+PACING = {"start_threshold": 0.2, "threshold_on": "score", "num_steps": 200}  # all is admitted in the next epoch
 
 Run = dict[str, Any]  # its settings: the arguments of `validated`
 Results = dict[str, Any]
@@ -247,25 +248,33 @@ def widen(tuning: dict[str, list[float | None]]) -> None:
             tuning |= untried([rate / 2])
 
 
-def passes(corpus: str, arm: str) -> list[float]:
-    """How often a run reads the shortest and the longest documents that hold a fifth of the tokens each."""
+def reading(corpus: str, arm: str) -> tuple[list[float], float]:
+    """What a run of seed 0 reads.
+
+    Returns:
+        passes: how often it reads the shortest and the longest documents that hold a fifth of the tokens each.
+        complete: the share of its tokens that it has read when it begins the first epoch that admits all text.
+    """
     loader, of = training_data(corpus, arm, seed=0), tokens_of(corpus)
     documents = text(corpus).train.documents
     tokens = torch.tensor([of[document] for document in documents], dtype=torch.float64)
     by_length = torch.tensor([length(document) for document in documents]).argsort(stable=True)
     place = torch.empty_like(tokens)
     place[by_length] = tokens[by_length].cumsum(0) / tokens.sum()
-    read, left = torch.zeros_like(tokens), float(TOKENS)
+    read, left, complete = torch.zeros_like(tokens), float(TOKENS), 1.0
     for epoch in count():
         loader.set_epoch(epoch)
         admitted = loader.difficulty <= loader.threshold if isinstance(loader, CurriculumLoader) else tokens > 0
+        if admitted.all():
+            complete = min(complete, 1 - left / TOKENS)
         share = min(1.0, left / float(tokens[admitted].sum()))
         read[admitted] += share
         left -= share * float(tokens[admitted].sum())
         if share < 1:
             break
     parts = (place <= 0.2, place > 0.8)
-    return [round(float((read * tokens)[part].sum() / tokens[part].sum()), 2) for part in parts]
+    passes = [round(float((read * tokens)[part].sum() / tokens[part].sum()), 2) for part in parts]
+    return passes, round(complete, 2)
 
 
 def explained_by_plot() -> float:
@@ -281,11 +290,13 @@ def describe(corpus: str) -> Results:
     """What is known of a corpus and its arms before anything is trained."""
     validation, val_loader = text(corpus).validation, text(corpus).val_loader
     assert validation.neg_log_p is not None
-    known = {
+    known: Results = {
         "floor": round(sum(validation.neg_log_p) / val_loader.num_targets, 4),
         "tokens": [(point + 1) * TOKENS // POINTS for point in range(POINTS)],
-        "passes": {arm: passes(corpus, arm) for arm in CORPORA[corpus]},
     }
+    of_arms = {arm: reading(corpus, arm) for arm in CORPORA[corpus]}
+    known["passes"] = {arm: passes for arm, (passes, _) in of_arms.items()}
+    known["complete"] = {arm: complete for arm, (_, complete) in of_arms.items()}
     return known | ({"lengths_explained_by_plot": explained_by_plot()} if corpus == "stories" else {})
 
 

@@ -187,8 +187,8 @@ class Session(RuleBasedStateMachine):
     def come_back_with_another_setting(self, data: st.DataObject) -> None:
         section = data.draw(st.sampled_from(sorted(OTHER_RUNS)))
         key = data.draw(st.sampled_from(sorted(OTHER_RUNS[section])))
-        if f"{section}.{key}" in resume.LENGTH and self.steps_taken() < 2:
-            return  # the first rate of a warm-up is 0 in a run of any length: it may become a longer one
+        if f"{section}.{key}" in resume.LENGTH and self.steps_taken() <= 3:
+            return  # warm-up and peak may have the same rates in both lengths, and then the run may become longer
         part = replace(getattr(self.config, section), **{key: OTHER_RUNS[section][key]})
         with self.refusal():
             trainer_of(replace(self.config, **{section: part})).train(*data_of(self.kind))

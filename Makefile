@@ -5,13 +5,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 600 --nbval-sanitize-with tests/lessons/nbval_sanitize.cfg
-# Processes of one OpenMP thread each: with two threads each they slow each other many times over on two cores. One
-# process more than there are cores, as many tests wait for a browser or for another process; at most four.
-# A file's tests stay together, for they share fixtures, and tests/conftest.py gives the order of the files; the hash
-# seed gives every worker the same order of sets.
+# A process for each core, at most four, of one OpenMP thread each: with two threads each they slow each other many
+# times over on two cores. tests/conftest.py says what stays together and in which order; the hash seed gives every
+# process the same order of sets.
 ONE_THREAD := OMP_NUM_THREADS=1 PYTHONHASHSEED=0
-WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); if [ $$cores -lt 4 ]; then echo $$((cores + 1)); else echo 4; fi)
-PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS := $(shell echo $$(( $(CORES) < 4 ? $(CORES) : 4 )))
+PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+# Many processes import the package, and each would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
 NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" \
 	--level=sys_prefix > $(VENV)/news.log 2>&1 || { cat $(VENV)/news.log; exit 1; }
@@ -49,8 +51,9 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(PY) -m pyright
 
+# One process more: many of these tests wait for a browser, or for a process that was killed.
 test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser
-	$(PYTEST) -m slow tests
+	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests
 
 # One process: beside others a test is slow for no reason of its own.
 durations: $(VENV)/.test ## the 20 slowest tests of `make test`, and the seconds of each file

@@ -431,6 +431,7 @@ def outcome(folder: Path, seed: int) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_hundred_changed_files_repeat_themselves_or_are_refused(tmp_path):
     read = [outcome(tmp_path, seed) for seed in range(100)]
     assert 10 < sum(read) < 90  # else the changes prove nothing

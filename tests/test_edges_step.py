@@ -470,6 +470,7 @@ def test_a_batch_without_targets_does_not_settle_whether_a_loss_sums():
     assert "got a mean" in refusal(ValueError, lambda: loss_sum(mean_or_nothing, logits, make_batch()["labels"]))
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2), st.integers(1, 5), st.one_of(st.integers(-99, -1), st.integers(VOCAB, 10**9)), st.booleans())
 def test_any_label_outside_the_vocabulary_is_named(row, position, label, smooth):

@@ -331,6 +331,7 @@ def test_without_shuffle_buckets_come_shortest_first() -> None:
     assert widths[0] < widths[-1] == max(widths)
 
 
+@pytest.mark.long
 @modes
 @given(st.data())
 @settings(deadline=None, max_examples=15)

@@ -233,6 +233,7 @@ def find_lr(text: Path, *arguments: str) -> list[str]:
     return ["find-lr", *train(text)[1:], *sweep, *arguments]
 
 
+@pytest.mark.long
 def test_a_range_test_ends_with_a_table_a_picture_and_the_option_to_copy(text, capsys):
     assert main(find_lr(text, "--training.gradient_accumulation_steps=2")) == 0
     printed = capsys.readouterr()
@@ -264,6 +265,7 @@ def test_the_picture_goes_to_the_current_folder_by_default(text, monkeypatch, tm
     assert [path.name for path in here.iterdir()] == ["lr_finder.png"]
 
 
+@pytest.mark.long
 def test_a_range_test_reads_the_same_configuration_file_as_a_run(text, capsys):
     settings = text.parent / "settings.yaml"
     settings.write_text("optimizer: {type: sgd}\n")

@@ -376,6 +376,7 @@ def test_every_count_of_gold_occurs_and_none_exceeds_the_words(corpus: Corpus) -
 # Probabilities
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", GRADED)
 def test_the_three_graded_sentences_are_in_the_grammar_each_in_one_way(text: str) -> None:
     assert len(sentence_derivations(text)) == 1

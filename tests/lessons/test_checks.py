@@ -535,6 +535,7 @@ def test_a_prediction_shows_question_and_explanations_as_text(shown):
     assert sorted(options) == ["- It <b>rises: No. It falls.", "- It falls: Yes. See the plot."]
 
 
+@pytest.mark.long
 def test_the_place_of_the_right_option_is_drawn_and_is_the_same_each_time(shown):
     options = {"a": "Yes.", "b": "No.", "c": "No."}
     for number in [*range(60), *range(60)]:

@@ -176,6 +176,7 @@ def test_write_stores_nothing_of_the_machine_or_the_browser(folder):
     assert notebook.cells[2].outputs[0].text == "red\n"
 
 
+@pytest.mark.long
 def test_a_widget_leaves_no_trace_where_outputs_are_not_compared(folder):
     path = save(folder, "00_first", WIDGET_CELL, tags=["nbval-ignore-output"])
     lessons.write([path])
@@ -191,6 +192,7 @@ def test_a_lesson_that_fails_is_not_written(folder):
     assert path.read_bytes() == before
 
 
+@pytest.mark.long
 def test_an_absolute_path_in_an_output_is_refused(folder):
     path = save(folder, "00_path", "print('saved to /home/someone/runs/model.pt')")
     before = path.read_bytes()

@@ -69,6 +69,7 @@ def test_each_case_is_needed_or_shown_for_the_reader(lesson, check):
     assert set(question.shown) <= set(question.cases)
 
 
+@pytest.mark.long
 @of_each_exercise
 def test_a_mistake_by_hand_can_be_made_and_told_from_the_solution(lesson, check):
     question = stored_question(lesson, check)

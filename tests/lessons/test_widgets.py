@@ -238,6 +238,7 @@ def blocks_of(box):
     return {block[2]: block for block in re.split("^(?=# [ABC] )", text, flags=re.MULTILINE) if block}
 
 
+@pytest.mark.long
 def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
     box = widgets.schedule_explorer()
     assert list(blocks_of(box)) == ["A", "B"]
@@ -249,6 +250,7 @@ def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
     assert (rates["A"][0](8), rates["A"][0](80), rates["C"][0](2_000)) == (3e-3, 0.0, 6e-4)
 
 
+@pytest.mark.long
 def test_a_column_shows_the_controls_that_its_type_reads():
     box = widgets.schedule_explorer(own={"mine": one_cycle})
     for kind, own in {
@@ -266,6 +268,7 @@ def test_a_column_shows_the_controls_that_its_type_reads():
     assert list(controls_of(box, "C")) == ["type"] and list(blocks_of(box)) == ["A", "B"]
 
 
+@pytest.mark.long
 def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none(tmp_path):
     box = widgets.schedule_explorer()
     controls_of(box, "A")["type"].value = "step"

@@ -233,6 +233,7 @@ def make_held_out(count: int = 3) -> list[dict[str, Any]]:
     return make_packed(4 + count)[4:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_on_a_validation_loader_the_points_are_those_of_torch_lr_finder(momentum, accumulation_steps):

@@ -38,6 +38,11 @@ def test_an_emulated_bf16_gpu_is_not_taken_for_a_fast_one(monkeypatch):
     assert resolve_precision("auto", "cuda") == "fp32"
 
 
+def test_a_gpu_that_computes_in_bf16_is_taken_for_a_fast_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert resolve_precision("auto", "cuda") == "bf16"
+
+
 def test_auto_on_any_other_device_is_fp32():
     assert resolve_precision("auto", "meta") == "fp32"
 

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import get_args
 
@@ -348,6 +349,35 @@ def test_a_scheduler_goes_on_from_its_state(tmp_path):
         one.optimizer.step()
         one.step()
     assert rates_of(resumed) == rates_of(straight) != [0.5, 0.05]
+
+
+def test_a_scheduler_that_goes_on_has_counted_torchs_first_call():
+    optimizer = two_groups()
+    scheduler = ScheduleLR(optimizer, lambda k: 1.0 / (1 + k))
+    scheduler.load_state_dict({"completed_steps": 3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch takes a first call for one that came before the optimizer's
+        scheduler.step()
+    assert rates_of(optimizer) == pytest.approx([0.2, 0.02])
+
+
+@pytest.mark.parametrize(
+    "schedule", [0.1, "cosine", ScheduleConfig(), ScheduleLR, lambda: 0.1, lambda step, total: 0.1]
+)
+def test_what_is_no_function_of_the_completed_steps_is_refused(schedule):
+    with pytest.raises(TypeError, match="a schedule must be a function from completed steps to a learning rate"):
+        ScheduleLR(two_groups(), schedule)
+
+
+@pytest.mark.parametrize("total", [0, 10.5, 10.0, True, "10"])
+def test_a_length_that_is_no_whole_number_is_refused(total):
+    with pytest.raises(ValueError, match="total_steps must be a whole number of at least 1, got"):
+        build_schedule(ScheduleConfig(), peak_lr=0.1, total_steps=total)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_without_a_warm_up_the_first_step_is_taken_at_the_peak(kind):
+    assert schedules.SCHEDULES[kind](0, peak_lr=0.5, total_steps=10) == pytest.approx(0.5)
 
 
 def test_a_rate_that_is_a_tensor_stays_the_same_tensor():

@@ -32,6 +32,11 @@ def read_on(loader: Any) -> Iterator[Any]:
         put_back()
 
 
+def test_an_iterator_has_one_pass_and_is_its_own_reader():
+    once = iter([1, 2])
+    assert second_reader(once) is once
+
+
 class Shelf:
     """A loader whose position lives in an object that copies of it share."""
 

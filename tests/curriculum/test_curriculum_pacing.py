@@ -109,6 +109,16 @@ def test_a_better_loss_raises_the_threshold_and_a_worse_one_lowers_it():
     assert seen == pytest.approx([0.2, 0.45, 0.7, 0.45, 0.2, 0.45])
 
 
+def test_feedback_may_look_at_one_loss_alone():
+    assert CurriculumConfig(performance_window=1).performance_window == 1
+
+
+def test_jumps_that_another_schedule_does_not_read_leave_its_time_to_the_run():
+    assert CurriculumConfig(schedule="linear", step_epochs=[1, 2]).for_run(10, None).num_epochs == 5
+    jumping = CurriculumConfig(schedule="step", step_epochs=[1, 2])
+    assert jumping.for_run(10, None) is jumping
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
+from matplotlib.patches import Rectangle
 
 from course_lm.lr_finder import LRFinderResult, Suggestion, suggest
 from course_lm.monitoring import smooth
@@ -149,6 +150,8 @@ def test_a_sweep_that_ends_too_low_says_so():
     assert suggest(RATES, descent(0.3)).message.endswith("at the last point it has not risen again")
     risen = descent(1e-3)[:85] + [5.0 + 0.2 * step for step in range(15)]
     assert "risen" not in suggest(RATES, risen).message
+    half_way = descent(1e-4)[:85] + [4.0 + 0.1 * min(step, 10) for step in range(15)]
+    assert "risen" not in suggest(RATES, half_way).message
 
 
 # No usable slope
@@ -175,6 +178,11 @@ def test_flat_noise_is_called_noise():
 def test_a_fall_of_less_than_a_hundredth_is_no_descent():
     values = [6 - 0.05 * (loss < 5.5) for loss in descent()]
     assert_unusable(suggest(RATES, values), "falls by 0.050 from 6.000, less than 1% of it")
+
+
+def test_of_losses_below_zero_a_hundredth_counts_as_well():
+    values = [-6 - 0.05 * (loss < 5.5) for loss in descent()]
+    assert_unusable(suggest(RATES, values), "falls by 0.050 from -6.000, less than 1% of it")
 
 
 @pytest.mark.parametrize("values", [[6.0] * 100, [6 + step / 10 for step in range(100)]], ids=["constant", "rising"])
@@ -272,6 +280,9 @@ def test_the_figure_names_the_suggestion_and_the_range_where_they_are():
     low, high = result.range
     assert f"steepest at {result.suggestion:.1e}" in texts(result)
     assert f"falls from {low:.1e} to {high:.1e}" in texts(result)
+    (band,) = result.plot().axes[0].patches
+    assert isinstance(band, Rectangle)
+    assert (band.get_x(), band.get_x() + band.get_width()) == pytest.approx(result.range)
 
 
 def test_the_figure_shows_every_point_and_the_smoothed_curve():
@@ -285,6 +296,8 @@ def test_the_figure_leaves_out_what_would_flatten_the_descent_and_counts_it():
     result = LRFinderResult(RATES[:93], values)
     assert "3 points lie higher" in texts(result)
     assert result.plot().axes[0].get_ylim()[1] < 10
+    from_the_first = LRFinderResult(RATES[:93], values, skip_start=0)
+    assert from_the_first.plot().axes[0].get_ylim()[1] < 10
 
 
 def test_a_figure_without_a_usable_slope_says_so_and_shows_all():

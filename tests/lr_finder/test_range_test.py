@@ -273,6 +273,9 @@ def test_at_most_the_stated_number_of_held_out_batches_is_read_and_only_once():
     model, loader = make_model(), Recorder(make_held_out(3))
     result = find_lr(model, make_batches(), build(model), val_loader=loader, val_batches=2, **SWEEP)
     assert [index for _, index in loader.read] == [0, 1]
+    first = Recorder(make_held_out(3))
+    find_lr(model, make_batches(), build(model), val_loader=first, val_batches=1, **SWEEP)
+    assert [index for _, index in first.read] == [0]
     few = find_lr(model, make_batches(), build(model), val_loader=make_held_out(2), **SWEEP)
     assert result.losses == few.losses
     assert result.losses != find_lr(model, make_batches(), build(model), val_loader=make_held_out(3), **SWEEP).losses

@@ -171,6 +171,11 @@ def test_the_peak_of_memory_is_in_bytes_and_no_less_than_what_is_used_now() -> N
     assert 0.9 * 1024 * now <= peak_memory() < 2**45
 
 
+def test_the_peak_of_a_gpu_is_what_torch_had_allocated_on_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {torch.device("cuda:1"): 2**30}.__getitem__)
+    assert peak_memory("cuda:1") == 2**30
+
+
 # Smoothing
 
 

@@ -122,6 +122,30 @@ def other_data(kind: str) -> Any:
     return make_loader(texts, tokenizer, **settings)
 
 
+SCALER = {"scale": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "told"),
+    [
+        ("scaler", lambda value: SCALER | {"growth_factor": 1.0}, "must have backoff_factor < 1 < growth_factor"),
+        ("history", lambda value: [{**value[0], "grad_norm": "1"}, *value[1:]], "grad_norm"),
+        ("position", lambda value: value | {"untaken": ({},)}, "untaken must be a list of batches"),
+        (
+            "config",
+            lambda value: value | {"training": value["training"] | {"seed": [1]}},
+            "has a list for training.seed",
+        ),
+    ],
+)
+def test_a_state_of_another_form_is_refused_in_one_line(state, key, change, told):
+    torch.manual_seed(0)
+    trainer = Trainer(model_of(), configure("unused"))
+    with pytest.raises(ValueError, match=told) as caught:
+        trainer.load_state_dict(state | {key: change(state[key])})
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["text", "vocabulary", "order"])
 def test_other_data_of_the_same_form_is_refused_in_one_line(stopped, kind):
     told = "saved over other data: the text, its vocabulary or its batches|the training data has another length"

@@ -155,6 +155,16 @@ def test_the_picture_holds_the_losses_the_norm_the_rate_and_the_floor() -> None:
     assert points(validation) == ([8], [1.75]) and points(floor)[1] == [1.25, 1.25]
     assert loss.get_ylabel() == "loss (nats per token)"
     assert points(norm.lines[0])[1] == [0.5] * 8 and points(rate.lines[0])[1] == [1e-3] * 8
+    assert norm.get_yscale() == "log"
+
+
+def test_pictures_of_a_run_have_one_size() -> None:
+    sizes = set()
+    for steps in (2, 2000):
+        history = History([train_record(step) for step in range(1, steps)])
+        png = live._png(draw_run(history))
+        sizes.add(png[16:24])  # width and height stand there in every PNG
+    assert len(sizes) == 1
 
 
 def points(line: Line2D) -> tuple[list[float], list[float]]:

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from course_lm.optim import OPTIMIZERS, OptimizerConfig, build_optimizer, parameter_groups, state_bytes
+from course_lm.optim import (
+    OPTIMIZERS,
+    OptimizerConfig,
+    build_optimizer,
+    check_optimizer,
+    parameter_groups,
+    state_bytes,
+)
 
 
 class TinyLanguageModel(nn.Module):
@@ -194,6 +201,22 @@ def test_adafactor_keeps_a_row_and_a_column_of_a_matrix():
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
     assert state_bytes(optimizer) == 4 * (30 + 20) + 4
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_any_trainable_weight_in_half_precision_is_refused_by_name(half):
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[half].bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=f"must be float32 or float64, got torch.bfloat16 for {half}.weight"):
+        check_optimizer(optimizer, model)
+    model[half].requires_grad_(False)
+    check_optimizer(optimizer, model)
+
+
+def test_an_optimizer_over_a_frozen_model_holds_what_there_is():
+    model = nn.Linear(2, 2).requires_grad_(False)
+    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
 def test_there_is_no_state_before_the_first_step():

@@ -274,6 +274,42 @@ def test_a_stream_trains_and_saves(tmp_path):
     assert trainer.step == 5
 
 
+class Secretive(torch.optim.SGD):
+    """Its state appears with its first step, and no checkpoint can hold it."""
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["secret"] = object()
+        return result
+
+
+def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_found_after_its_first_step(tmp_path):
+    model = tiny_gpt()
+    config = configure(max_steps=5, save_steps=4, output_dir=str(tmp_path))
+    trainer = Trainer(model, config, optimizer=Secretive(model.parameters(), lr=0.1))
+    with pytest.raises((TypeError, ValueError), match="secret"):
+        trainer.train(toy_batches(5))
+    assert trainer.step == 1
+
+
+def test_a_state_brings_its_schedule_to_a_trainer_that_has_made_none():
+    trained, fresh = (Trainer(tiny_gpt(), configure(num_epochs=2)) for _ in range(2))
+    trained.train(toy_batches(3))
+    assert fresh.total_steps is None
+    fresh.load_state_dict(trained.state_dict())
+    assert fresh.total_steps == trained.total_steps == 6
+    assert fresh.schedule_settings == trained.schedule_settings is not None
+
+
+def test_on_a_cpu_the_allocator_is_told_to_keep_what_a_step_frees(monkeypatch):
+    told = []
+    monkeypatch.setattr("course_lm.trainer.loop.tune_allocator", lambda: told.append(True))
+    Trainer(tiny_gpt(), configure(num_epochs=1))
+    assert told == [True]
+
+
 def test_a_plain_dataloader_trains():
     trainer = Trainer(tiny_gpt(), configure(num_epochs=2))
     trainer.train(DataLoader(toy_batches(3), batch_size=None, shuffle=True))  # type: ignore[arg-type]

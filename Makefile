@@ -6,12 +6,12 @@ PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 600 --nbval-sanitize-with tests/lessons/nbval_sanitize.cfg
 # A process for each core, at most four, of one OpenMP thread each: with two threads each they slow each other many
-# times over on two cores. tests/conftest.py says what stays together and in which order; the hash seed gives every
-# process the same order of sets.
+# times over on two cores. A file's tests stay together, for they share fixtures, and tests/conftest.py gives the order
+# of the files; the hash seed gives every process the same order of sets.
 ONE_THREAD := OMP_NUM_THREADS=1 PYTHONHASHSEED=0
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell echo $$(( $(CORES) < 4 ? $(CORES) : 4 )))
-PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Many processes import the package, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.

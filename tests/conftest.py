@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,20 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         seconds[str(item.path)] += expected_seconds(item)
     items.sort(key=lambda item: -seconds[str(item.path)])
-
-
-class ByFileAndLesson(LoadScopeScheduling):
-    """What a worker takes at once: the tests of a file, for they share fixtures; in the browser those of a lesson."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file, _, test = nodeid.partition("::")
-        return file + test[test.find("[") :] if file == "tests/browser/test_lessons.py" else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFileAndLesson:
-    """The way in which `make` shares the tests out, whatever `--dist` says."""
-    return ByFileAndLesson(config, log)  # type: ignore[arg-type]
 
 
 def expected_seconds(item: pytest.Item) -> int:

@@ -279,7 +279,7 @@ class _Sink:
         """torch asks for it; `_write` flushes once, at the end."""
 
 
-def _write(file: BinaryIO, state: dict[str, Any], serial: int, shards: str | None) -> None:
+def _write(file: BinaryIO, state: dict[str, Any], serial: int, shards: str | None = None) -> None:
     sink = _Sink(file)
     torch.save(state, sink)  # pyright: ignore[reportArgumentType]  # torch needs only write and flush
     if sink.error is not None:

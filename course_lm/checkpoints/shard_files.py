@@ -81,13 +81,14 @@ def whole_on_cpu(keys: Sequence[str], shape: Sequence[int], dtype: torch.dtype) 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write this rank's parts: a collective call; OSError on every rank where one of them fails."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        dcp.save(dict(tensors), storage_writer=writer)
-    except dcp.CheckpointException as error:
+        save(dict(tensors), storage_writer=writer)
+    except CheckpointException as error:
         reason = one_line(next(iter(error.failures.values()))[0])
         raise OSError(f"cannot write {folder}: {reason} (what was saved before is untouched)") from error
 
@@ -151,15 +152,16 @@ def _form(mark: Any) -> tuple[list[int], torch.dtype]:
 
 def _read(folder: Path, tensors: dict[str, Tensor]) -> None:
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     alone = not (dist.is_initialized() and dist.get_world_size() > 1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it says that one process reads
         try:
             # in place: a tensor of `tensors` is filled, whatever ranks have written its parts
-            dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
-        except dcp.CheckpointException as error:
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+        except CheckpointException as error:
             reason = one_line(next(iter(error.failures.values()))[0])
             raise ValueError(f"{folder.name} does not hold the tensors of its checkpoint: {reason}") from error

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from course_lm.distributed.ranks import Group
 
@@ -50,7 +51,7 @@ def connect(timeout_seconds: float = 600.0) -> Group:
         world,
         local_rank=local_rank,
         process_group=dist.group.WORLD,
-        store=dist.PrefixStore("course_lm", store),
+        store=PrefixStore("course_lm", store),
         timeout_seconds=timeout_seconds,
         joined=True,
     )
@@ -104,7 +105,7 @@ def _environment(variables: Mapping[str, str]) -> tuple[int, int, int] | None:
     return numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"]
 
 
-def _store(rank: int, world: int, timeout_seconds: float) -> dist.Store:
+def _store(rank: int, world: int, timeout_seconds: float) -> Store:
     """Where the ranks find each other."""
     # torchrun may keep the store in a process of its own, which outlives the ranks (pytorch/pytorch issue 135712)
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -120,5 +121,5 @@ def _store(rank: int, world: int, timeout_seconds: float) -> dist.Store:
     if not port.isdecimal():
         raise ValueError(f"MASTER_PORT of the environment must be a whole number, got {port!r}")
     wait = timedelta(seconds=timeout_seconds)
-    store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)
-    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)  # pyright: ignore
+    return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from course_lm.batching import Share
 from course_lm.reproducibility import resolve_device
@@ -53,7 +54,7 @@ class Group:
         *,
         local_rank: int = 0,
         process_group: dist.ProcessGroup | None = None,
-        store: dist.Store | None = None,
+        store: Store | None = None,
         timeout_seconds: float = 600.0,
         joined: bool = False,
     ) -> None:
@@ -127,7 +128,7 @@ class Group:
         value, error = self.tell(outcome)
         if error is not None:
             raise error
-        return value
+        return value  # type: ignore[return-value]
 
     @contextmanager
     def one_fate(self) -> Iterator[None]:

@@ -64,6 +64,9 @@ def _sharded(model: nn.Module, group: Group, shard_size: int | None) -> nn.Modul
     from torch.distributed.fsdp import fully_shard
 
     keep_plain_twin(model)
+    # as DistributedDataParallel does; ranks may have drawn other weights
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.distributed.broadcast(tensor.detach(), 0, group=group.process_group)
     kind = next(model.parameters()).device.type
     if shard_size is None:
         mesh = init_device_mesh(kind, (group.world,), mesh_dim_names=("shard",))

@@ -12,6 +12,7 @@ from course_lm.batch_checks import check_batch
 from course_lm.batching.capabilities import length_of
 from course_lm.batching.reading import read_from_start
 from course_lm.distributed import Group, share
+from course_lm.distributed.sharing import check_same_batches
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
@@ -47,7 +48,9 @@ def evaluate(
     tokens = correct = torch.zeros((), dtype=torch.int64, device=device)  # neither is changed in place
     num_bytes = 0.0
     with evaluation_mode(model), read_from_start(loader, group.share_of(group.world)) as batches:
-        for window in windows(batches, group.world):
+        for number, window in enumerate(windows(batches, group.world)):
+            if number == 0:
+                check_same_batches(window, group)
             (batch,) = share(window, group)  # one a rank: the ranks of a sharded model take as many forward passes each
             check_batch(model, batch)
             batch = move_batch(batch, device)

@@ -203,19 +203,22 @@ def activation_bytes(
     if not recompute:
         return embedding + model.n_layer * block + loss
     masks = tokens * max_length * (1 + half * cpu * HALF * model.n_head)  # for the second forward pass, once for all
-    return embedding + model.n_layer * WORD * wide + masks + max(block, loss)
+    kept = embedding + model.n_layer * WORD * wide + masks
+    return kept + max(block - WORD * wide, loss)  # the block's input is kept already
 
 
 def _shards(ranks: int, strategy: str, shard_size: int | None, optimizer: OptimizerConfig) -> int:
     """Over how many ranks a weight is sharded."""
     require(strategy in STRATEGIES, "strategy", f"one of {', '.join(STRATEGIES)}", strategy)
-    if strategy == "hybrid":
-        fits = type(shard_size) is int and shard_size >= 1 and ranks % shard_size == 0
-        require(fits, "shard_size", f"a divisor of the {ranks} ranks for hybrid", shard_size)
-    if strategy == "ddp":
-        return 1
-    require(optimizer.type not in NOT_SHARDED, "optimizer", f"one that can be sharded for {strategy}", optimizer.type)
-    return shard_size if strategy == "hybrid" and shard_size else ranks
+    if strategy != "ddp":
+        able = optimizer.type not in NOT_SHARDED
+        require(able, "optimizer", f"one that torch can shard, for {strategy}", optimizer.type)
+    if strategy != "hybrid":
+        require(shard_size is None, "shard_size", f"None for {strategy}", shard_size)
+        return ranks if strategy == "fsdp" else 1
+    fits = type(shard_size) is int and shard_size >= 1 and ranks % shard_size == 0
+    require(fits, "shard_size", f"a divisor of the {ranks} ranks for hybrid", shard_size)
+    return int(shard_size or 1)
 
 
 def _units(model: ModelConfig, vocab_size: int, max_length: int) -> tuple[list[Shape], list[Shape], list[list[Shape]]]:

@@ -67,13 +67,12 @@ def on_real_ranks(case: Case, folder: Path) -> list[dict[str, int]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(case.ranks)]
 
 
-def on_a_simulated_rank(case: Case, rank: int) -> dict[str, int]:
-    """What one rank measures when the others are not there: tensors have sizes, and no values."""
+def on_a_simulated_rank(case: Case, rank: int, with_values: bool = True) -> dict[str, int]:
+    """What one rank measures when the others are not there; without values, tensors have sizes and no memory."""
     dist.init_process_group("fake", rank=rank, world_size=case.ranks, store=FakeStore())
     try:
         mesh = _mesh(case)
-        # DDP's reducer is C++ and takes real tensors alone
-        with nullcontext() if case.strategy == "ddp" else FakeTensorMode():
+        with nullcontext() if with_values else FakeTensorMode():
             return _measure(case, mesh)
     finally:
         dist.destroy_process_group()
@@ -115,13 +114,14 @@ def _measure(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
     with traffic.counted():
         waiting = _step(case, model, optimizer)
     parameters = [*model.parameters()]
+    gradients = [parameter.grad for parameter in parameters]
     state = [value for one in optimizer.state.values() for value in one.values()]
     return {
         "weights": _storage_bytes(parameters),
-        "gradients": _storage_bytes(parameter.grad for parameter in parameters),
+        "gradients": _storage_bytes(gradients),
         "moments": _storage_bytes(state),
         "unsharded_gradients": max(waiting, traffic.waiting),
-        "exchange": traffic.exchange,
+        "exchange": max(traffic.copied, _storage_bytes([*traffic.buckets, *gradients]) - _storage_bytes(gradients)),
         "gathered": max(gathered),
         "all_gather": traffic.all_gather,
         "reduce_scatter": traffic.reduce_scatter,
@@ -185,7 +185,9 @@ class Traffic:
 
     def clear(self) -> None:
         self.all_gather = self.reduce_scatter = self.reduced = self.collectives = 0
-        self.exchange, self.units = 0, []
+        self.copied = 0
+        self.units: list[int] = []
+        self.buckets: list[Tensor] = []
 
     @property
     def all_reduce(self) -> int:
@@ -201,7 +203,7 @@ class Traffic:
         """In place of DDP's own all-reduce: count the bucket, and reduce it."""
         state.collectives += 1
         state.reduced += bucket.buffer().nbytes
-        state.exchange += bucket.buffer().nbytes
+        state.buckets.append(bucket.buffer())
         dist.all_reduce(bucket.buffer())
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
@@ -232,7 +234,7 @@ class Traffic:
         def foreach_reduce(weights: Any, gradients: list[Tensor], *rest: Any) -> Any:
             self.units.append(sum(gradient.nbytes for gradient in gradients))
             result = sharding(weights, gradients, *rest)
-            self.exchange = max(self.exchange, result[0].nbytes)
+            self.copied = max(self.copied, result[0].nbytes)
             return result
 
         with (

@@ -64,18 +64,15 @@ def _possible(config: TrainingConfig, shard_size: int | None) -> list[str]:
 
 
 def describe(config: TrainingConfig, first: Plan, computes: str) -> str:
-    """The run in a line, and one more where ranks are idle."""
-    settings = config.training
-    micro_batches = settings.gradient_accumulation_steps
-    line = (
-        f"{first.parameters:,} parameters, {computes}; a step is {micro_batches:,} micro-batches of "
-        f"{settings.batch_size:,} x {config.data.max_length:,} tokens, {first.passes:,} on each of the ranks: {first.ranks:,}"
+    """Two lines: the model and how it computes; the micro-batches of a step, and how many of a rank's are empty."""
+    settings, computed = config.training, first.ranks * first.passes
+    empty = computed - settings.gradient_accumulation_steps
+    return (
+        f"{first.parameters:,} parameters, {computes}\n"
+        f"micro-batches of {settings.batch_size:,} x {config.data.max_length:,} tokens: "
+        f"{settings.gradient_accumulation_steps:,} in a step, {first.passes:,} on each rank of {first.ranks:,}"
+        + (f"; {empty:,} of these {computed:,} are empty" if empty else "")
     )
-    computed = first.ranks * first.passes
-    if computed == micro_batches:
-        return line
-    empty = computed - micro_batches
-    return f"{line}\n{empty:,} of the {computed:,} are empty: {micro_batches:,} micro-batches cannot be shared out evenly"
 
 
 def plan_report(plans: list[Plan], checkpointing: bool) -> str:

@@ -23,7 +23,7 @@ NOT_SHARDED = ("adafactor",)  # its step takes a norm over a matrix in place, wh
 WORD, HALF, LONG = 4, 2, 8  # bytes of fp32, of bf16 or fp16, of int64
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # where DDP closes a bucket: its first, and each of the others
 
-Shape = Sequence[int]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def activation_bytes(
 
     Counted is what autograd saves for the backward pass, each storage once and no parameter, and the logits, of which
     the loss has a second copy. Not counted is what one operation needs and frees. With `recompute`, each block keeps
-    its input alone, and one block at a time has the rest; the most is that block or the loss.
+    its input alone, and one block at a time has the rest; the most is that block or the loss. Among what is saved are
+    autocast's half-precision copies of the weights, which stay from forward to backward when FSDP frees the weights.
 
     The sizes are those of the CPU's kernels, which tests measure, and of CUDA's fused attention, from torch's source.
     """
@@ -239,7 +240,7 @@ def _padded(shapes: Sequence[Shape], shards: int) -> int:
 def _own(shape: Shape, shards: int, index: int) -> Shape:
     """Rows of a parameter that the shard really has, as `torch.chunk` cuts them: the last ones may have none."""
     rows = math.ceil(shape[0] / shards)
-    return min(rows, max(0, shape[0] - index * rows)), *shape[1:]
+    return (min(rows, max(0, shape[0] - index * rows)), *shape[1:])
 
 
 def _buckets(shapes: Sequence[Shape]) -> int:

@@ -6,7 +6,7 @@ A module of its own, since processes that a test starts import the function that
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,7 +40,7 @@ class Case:
     micro_batches: int = 1
     vocab_size: int = 301  # 301 and 17 rows divide by nothing that is tried here
     max_length: int = 17
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     batch_size: int = 2
 
     def plan(self, rank: int = 0) -> Plan:
@@ -69,19 +69,30 @@ def on_real_ranks(case: Case, folder: Path) -> list[dict[str, int]]:
 
 def on_a_simulated_rank(case: Case, rank: int, with_values: bool = True) -> dict[str, int]:
     """What one rank measures when the others are not there; without values, tensors have sizes and no memory."""
+    with simulated(case, rank) as mesh, nullcontext() if with_values else FakeTensorMode():
+        return _measure(case, mesh)
+
+
+@contextmanager
+def simulated(case: Case, rank: int) -> Iterator[DeviceMesh | None]:
+    """One rank of a process group whose other ranks are not there, and its mesh."""
     dist.init_process_group("fake", rank=rank, world_size=case.ranks, store=FakeStore())
     try:
-        mesh = _mesh(case)
-        with nullcontext() if with_values else FakeTensorMode():
-            return _measure(case, mesh)
+        yield _mesh(case)
     finally:
         dist.destroy_process_group()
 
 
+def shard(model: GPT, mesh: DeviceMesh | None) -> None:
+    """Shard the model as the loop does: each block, then the root."""
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
 def _rank(rank: int, case: Case, folder: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", case.ranks)
-    dist.init_process_group("gloo", rank=rank, world_size=case.ranks, store=store)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=case.ranks)
     Path(folder, f"{rank}.json").write_text(json.dumps(_measure(case, _mesh(case))))
     dist.barrier()
     dist.destroy_process_group()
@@ -98,9 +109,7 @@ def _mesh(case: Case) -> DeviceMesh | None:
 def _measure(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
     model: Any = GPT(case.model, case.vocab_size, case.max_length)
     if mesh is not None:
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        shard(model, mesh)
         model.blocks[0].up.register_full_backward_pre_hook(lambda *_: gathered.append(_gathered(model)))
         model.blocks[-1].up.register_full_backward_pre_hook(lambda *_: gathered.append(_gathered(model)))
     gathered, traffic = [0], Traffic(case.ranks, case.shard_size or (1 if case.strategy == "ddp" else case.ranks))
@@ -159,11 +168,14 @@ def _waiting(unit: Any) -> int:
     return sum(weight.grad.nbytes for weight in whole if weight.grad is not None)
 
 
+def gathered_weights(model: nn.Module) -> list[Tensor]:
+    """The tensors into which FSDP2 gathers; of a unit that is sharded now, they have no storage."""
+    return [tensor for unit in _units(model) for weight in unit.fsdp_params for tensor in weight.all_gather_outputs]
+
+
 def _gathered(model: nn.Module) -> int:
-    units = _units(model)
-    whole = [tensor for unit in units for weight in unit.fsdp_params for tensor in weight.all_gather_outputs]
-    ahead = [unit._all_gather_result.all_gather_output for unit in units if unit._all_gather_result is not None]
-    return _storage_bytes(whole + ahead)
+    results = [unit._all_gather_result for unit in _units(model)]
+    return _storage_bytes(gathered_weights(model) + [one.all_gather_output for one in results if one is not None])
 
 
 def _storage_bytes(tensors: Iterable[Any]) -> int:
@@ -199,7 +211,7 @@ class Traffic:
         return self.units[-1] + self.units[0] if self.units else 0
 
     @staticmethod
-    def bucket(state: "Traffic", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def bucket(state: "Traffic", bucket) -> torch.futures.Future[Tensor]:
         """In place of DDP's own all-reduce: count the bucket, and reduce it."""
         state.collectives += 1
         state.reduced += bucket.buffer().nbytes
@@ -213,7 +225,7 @@ class Traffic:
     def counted(self) -> Iterator[None]:
         """Count the collectives that FSDP2 calls."""
         gather, scatter, reduce = dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce
-        sharding = _fsdp_param_group.foreach_reduce
+        sharding = _fsdp_param_group.foreach_reduce  # type: ignore[attr-defined]
 
         def all_gather(output_tensor: Tensor, input_tensor: Tensor, **rest: Any) -> Any:
             self.collectives += 1

@@ -1,6 +1,6 @@
 """Activations, measured on the CPU: what autograd saves of one micro-batch, and the logits."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
@@ -13,6 +13,7 @@ from course_lm.forward import forward_logits
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, Mask, ModelConfig
 from course_lm.precision import Precision
+from tests.distributed.measured import gathered_weights
 
 
 def batch_of(rows: int, length: int, vocab_size: int, packed: bool) -> dict[str, Tensor]:
@@ -35,10 +36,20 @@ def batch_of(rows: int, length: int, vocab_size: int, packed: bool) -> dict[str,
 
 
 def measured_activations(
-    config: ModelConfig, vocab_size: int, length: int, rows: int, precision: str, packed: bool
+    config: ModelConfig,
+    vocab_size: int,
+    length: int,
+    rows: int,
+    precision: str,
+    packed: bool,
+    shard: Callable[[GPT], object] = id,
 ) -> int:
-    """Bytes at the loss, or, with gradient checkpointing, in the block that is computed again, if those are more."""
+    """Bytes at the loss, or, with gradient checkpointing, in the block that is computed again, if those are more.
+
+    Weights that `shard` has the model gather are no activations.
+    """
     model = GPT(config, vocab_size, length)
+    shard(model)
     batch = batch_of(rows, length, vocab_size, packed)
     forward_logits(model, batch)  # the first call with packed rows tries the model out
     kept, at_loss, scores, masks = Saved(model), Saved(model), [], []
@@ -64,6 +75,9 @@ def measured_activations(
     ):
         logits = forward_logits(model, batch)
         next_token_loss(logits, batch["labels"], reduction="sum")
+    for tensor in gathered_weights(model):
+        kept.remove(tensor)
+        at_loss.remove(tensor)
     at_loss.without(kept)
     at_loss.add(logits)
     at_loss.add(scores[0])
@@ -83,7 +97,7 @@ class Saved:
     """Storages that are no parameter's, each once."""
 
     def __init__(self, model: GPT) -> None:
-        self.parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self.parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
         self.tensors: dict[int, Tensor] = {}  # held, so that no address is given twice
 
     @property
@@ -91,13 +105,16 @@ class Saved:
         return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors.values())
 
     def add(self, tensor: Tensor) -> None:
-        place = tensor.untyped_storage().data_ptr()
+        place = tensor.untyped_storage()._cdata
         if place not in self.parameters:
             self.tensors[place] = tensor
 
     def pack(self, tensor: Tensor) -> Tensor:
         self.add(tensor)
         return tensor
+
+    def remove(self, tensor: Tensor) -> None:
+        self.tensors.pop(tensor.untyped_storage()._cdata, None)
 
     def without(self, other: "Saved") -> None:
         for place in other.tensors:

@@ -39,18 +39,20 @@ class Plan:
         exchange: copies in which gradients travel: DDP's buckets, or the padded gradients of the largest unit.
         moments: the optimizer's state after its first step, step counters included. Torch pads no state, so a rank
             without a row of a weight has only its counter.
-        gathered: whole weights under FSDP: the root's from the forward pass to the end of the backward pass, a
-            block's, and those of the block that is gathered ahead.
+        gathered: whole weights under FSDP, padded, in the backward pass: the root's, which stay from the forward pass
+            on, a block's, and those of the block that is gathered ahead.
         activations: of one micro-batch of full rows, at their largest: with the model's own `gradient_checkpointing`.
             See `activation_bytes`.
         activations_checkpointed: the same with gradient checkpointing.
         activations_stored: the same without.
         all_gather: bytes that the rank sends in one step, as a ring does it: of a group of W with n bytes on each
             rank, (W - 1) n; and so below. Bytes received are as many.
-        reduce_scatter: (W - 1) n where n bytes stay on each rank.
+        reduce_scatter: (W - 1) n where n bytes stay on each rank. Gloo, on CPUs, does an all-reduce in its place and
+            sends twice as much.
         all_reduce: 2 (W - 1) / W of the n bytes that each rank has, rounded down once for the sum of a step.
-        collectives: calls in one step, but for DDP's first one, which is a single bucket. The loop's own of a few
-            bytes (targets, loss, norm, the agreement to stop) are left out here and above.
+        collectives: calls in one step; not in DDP's first two, of which the first has a single bucket and the second
+            agrees on the others. The loop's own of a few bytes (targets, loss, norm, the agreement to stop) are left
+            out here and above.
         passes: micro-batches that each rank computes in one step, empty ones included.
     """
 
@@ -176,7 +178,7 @@ def activation_bytes(
     its input alone, and one block at a time has the rest; the most is that block or the loss. Among what is saved are
     autocast's half-precision copies of the weights, which stay from forward to backward when FSDP frees the weights.
 
-    The sizes are those of the CPU's kernels, which tests measure, and of CUDA's fused attention, from torch's source.
+    On the CPU, tests measure the sizes; those of other devices (dropout, fused attention) are from torch's source.
     """
     tokens = batch_size * max_length  # B T
     wide = tokens * model.d_model  # B T D

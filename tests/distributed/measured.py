@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from course_lm.distributed.plan import Plan, plan
@@ -42,6 +42,10 @@ class Case:
     max_length: int = 17
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     batch_size: int = 2
+
+    @property
+    def shards(self) -> int:
+        return {"ddp": 1, "fsdp": self.ranks, "hybrid": self.shard_size or 0}[self.strategy]
 
     def plan(self, rank: int = 0) -> Plan:
         return plan(
@@ -93,7 +97,9 @@ def shard(model: GPT, mesh: DeviceMesh | None) -> None:
 def _rank(rank: int, case: Case, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=case.ranks)
-    Path(folder, f"{rank}.json").write_text(json.dumps(_measure(case, _mesh(case))))
+    mesh = _mesh(case)
+    measured = _measure(case, mesh) | _profiled_traffic(case, mesh)
+    Path(folder, f"{rank}.json").write_text(json.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -112,7 +118,7 @@ def _measure(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
         shard(model, mesh)
         model.blocks[0].up.register_full_backward_pre_hook(lambda *_: gathered.append(_gathered(model)))
         model.blocks[-1].up.register_full_backward_pre_hook(lambda *_: gathered.append(_gathered(model)))
-    gathered, traffic = [0], Traffic(case.ranks, case.shard_size or (1 if case.strategy == "ddp" else case.ranks))
+    gathered, traffic = [0], Traffic(case.ranks, case.shards)
     if mesh is None:
         model = DistributedDataParallel(model)
         model.register_comm_hook(traffic, Traffic.bucket)
@@ -136,6 +142,35 @@ def _measure(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
         "reduce_scatter": traffic.reduce_scatter,
         "all_reduce": traffic.all_reduce,
         "collectives": traffic.collectives,
+    }
+
+
+def _profiled_traffic(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
+    """What torch's profiler sees of a step's collectives, nothing in the model's way."""
+    model: Any = GPT(case.model, case.vocab_size, case.max_length)
+    if mesh is None:
+        model = DistributedDataParallel(model)
+    else:
+        shard(model, mesh)
+    optimizer = AdamW(model.parameters())
+    for _ in range(2):  # in its second step, DDP tells the ranks how its buckets are filled
+        _step(case, model, optimizer)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        _step(case, model, optimizer)
+    # sizes of the first two arguments, in fp32 weights: of a gather output and input, and of a scatter too
+    calls = [(event.name, [4 * sum(shape) for shape in event.input_shapes[:2]]) for event in profiler.events() or []]
+    gathers = [sizes[1] for name, sizes in calls if name == "c10d::_allgather_base_"]
+    scatters = [sizes for name, sizes in calls if name == "c10d::_reduce_scatter_base_"]
+    reduces = [name for name, _ in calls if name == "c10d::allreduce_"]
+    # a list of tensors has no shape: it is read from gloo's own record, where a scatter is an all-reduce of its input
+    reduced = sum(sizes[0] for name, sizes in calls if name == "gloo:all_reduce") - sum(sizes[1] for sizes in scatters)
+    traffic = Traffic(case.ranks, case.shards)
+    traffic.reduced = reduced
+    return {
+        "all_gather": (case.shards - 1) * sum(gathers),
+        "reduce_scatter": (case.shards - 1) * sum(sizes[0] for sizes in scatters),
+        "all_reduce": traffic.all_reduce,
+        "collectives": len(gathers) + len(scatters) + len(reduces),
     }
 
 

@@ -17,9 +17,9 @@ def wrap(model: nn.Module, config: DistributedConfig, group: Group) -> nn.Module
 
     "ddp" puts it into `DistributedDataParallel`, and every rank gets rank 0's weights. "fsdp" and "hybrid" call
     `fully_shard` on each block and on what is left (Zhao et al. 2023, "PyTorch FSDP"): the model itself then holds
-    parts, and its parameters are new objects, so an optimizer is built afterwards. Weights and gradients travel in fp32,
-    and autocast computes in half precision, so that the same numbers come out as with "ddp". A model that is wrapped
-    already stays as it is.
+    parts, and its parameters are new objects, so an optimizer is built afterwards. Weights and gradients travel in
+    fp32, and autocast computes in half precision, so that the same numbers come out as with "ddp". A model that is
+    wrapped already stays as it is.
 
     Raises:
         ValueError: the number of ranks does not suit the configuration, or not the model that is wrapped already.

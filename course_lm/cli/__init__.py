@@ -144,7 +144,5 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
     parser = config_parser("course-lm plan", config)
     ranks = parser.add_argument_group("the ranks")
     ranks.add_argument("--ranks", type=int, required=True, help="processes of the run, one for each GPU")
-    ranks.add_argument("--strategy", default=None, help="ddp, fsdp or hybrid [default: all of them, side by side]")
-    ranks.add_argument("--shard_size", type=int, default=None, help="ranks that share one copy, for hybrid")
     config, given = parse_config(parser, config, rest)
-    return plan_run(config, given.ranks, given.strategy, given.shard_size)
+    return plan_run(config, given.ranks)

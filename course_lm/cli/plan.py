@@ -2,7 +2,7 @@
 
 from course_lm.cli.preparation import settle_curriculum, table
 from course_lm.config import TrainingConfig
-from course_lm.distributed.plan import NOT_SHARDED, STRATEGIES, Plan, plan
+from course_lm.distributed.plan import NOT_SHARDED, Plan, plan
 from course_lm.precision import resolve_precision
 
 HELD = {
@@ -24,11 +24,11 @@ SENT = {
 COLUMN = 14
 
 
-def plan_run(config: TrainingConfig, ranks: int, strategy: str | None = None, shard_size: int | None = None) -> int:
+def plan_run(config: TrainingConfig, ranks: int) -> int:
     """Print what one rank of so many holds and sends, as configured; return 0.
 
-    All strategies side by side, or the one that is named. Where the configuration says "auto", the device is a GPU,
-    and the precision there bf16: the run is planned for another machine than this one.
+    Under `distributed.strategy` "auto" both ddp and fsdp, side by side. Where the device or the precision is "auto", it
+    is a GPU, and bf16: the run is planned for another machine than this one.
     """
     settle_curriculum(config)  # refuses here what a run would refuse
     device = "cuda" if config.training.device == "auto" else config.training.device
@@ -44,23 +44,23 @@ def plan_run(config: TrainingConfig, ranks: int, strategy: str | None = None, sh
             max_length=config.data.max_length,
             batch_size=config.training.batch_size,
             micro_batches=config.training.gradient_accumulation_steps,
-            shard_size=shard_size if name == "hybrid" or strategy is not None else None,
+            shard_size=config.distributed.shard_size,
             optimizer=config.optimizer,
             precision=precision,
             device=device,
         )
-        for name in ([strategy] if strategy is not None else _possible(config, shard_size))
+        for name in _strategies(config)
     ]
     print(describe(config, plans[0], f"{precision} on {device}"))
     print(f"\n{plan_report(plans, config.model.gradient_checkpointing)}")
     return 0
 
 
-def _possible(config: TrainingConfig, shard_size: int | None) -> list[str]:
-    """The strategies that can be planned with what was given."""
-    if config.optimizer.type in NOT_SHARDED and shard_size is None:
-        return ["ddp"]
-    return [name for name in STRATEGIES if name != "hybrid" or shard_size is not None]
+def _strategies(config: TrainingConfig) -> list[str]:
+    """What is planned: the strategy that is named, or all that need no more than the number of ranks."""
+    if config.distributed.strategy != "auto":
+        return [config.distributed.strategy]
+    return ["ddp"] if config.optimizer.type in NOT_SHARDED else ["ddp", "fsdp"]
 
 
 def describe(config: TrainingConfig, first: Plan, computes: str) -> str:

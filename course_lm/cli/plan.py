@@ -13,7 +13,7 @@ HELD = {
     "moments": "optimizer state",
     "gathered": "gathered weights",
     "activations": "activations",
-    "held": "held, at most",
+    "held": "sum of these",
 }
 SENT = {
     "all_gather": "sent in a step: all-gather",

@@ -19,7 +19,7 @@ from course_lm.optim import OptimizerConfig
 from course_lm.validation import require
 
 STRATEGIES = ("ddp", "fsdp", "hybrid")
-NOT_SHARDED = ("adafactor",)  # its step takes a norm over a matrix in place, which torch 2.13 has not for DTensor
+NOT_SHARDED = ("adafactor",)  # its step changes a matrix's norm in place, which torch 2.13 cannot do on shards
 WORD, HALF, LONG = 4, 2, 8  # bytes of fp32, of bf16 or fp16, of int64
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # where DDP closes a bucket: its first, and each of the others
 
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def held(self) -> int:
-        """The sum of what is held. A bound: not all parts are at their largest at the same time."""
+        """The sum of all parts. Not all are at their largest at the same time; temporary tensors come on top."""
         kept = self.weights + self.gradients + self.moments
         return kept + self.unsharded_gradients + self.exchange + self.gathered + self.activations
 

@@ -55,7 +55,7 @@ def test_the_table_holds_the_plans_side_by_side(capsys):
         "optimizer state": "moments",
         "gathered weights": "gathered",
         "activations": "activations",
-        "held, at most": "held",
+        "sum of these": "held",
         "activations with gradient checkpointing": "activations_checkpointed",
         "sent in a step: all-gather": "all_gather",
         "sent in a step: reduce-scatter": "reduce_scatter",

@@ -25,6 +25,7 @@ import dill
 import torch
 import torch.distributed as dist
 
+from course_lm.trainer.allocator import tune_allocator
 from course_lm.validation import require
 
 START_SECONDS = 120.0  # for the processes to import torch and to find each other
@@ -225,6 +226,7 @@ def serve() -> None:
     os.dup2(2, 1)  # answers alone go out: what a library prints would be taken for one
     orders: queue.Queue[bytes] = queue.Queue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    tune_allocator()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     answer = _Answer()  # of a rank that is ready

@@ -1,7 +1,7 @@
 """A few processes for a lesson: what a notebook defines runs on every rank of a gloo group on this machine.
 
 `torchrun` starts a program on many ranks; a notebook is none. So each rank here is a Python of its own that waits for
-functions. They are sent by value (with dill, since a spawned process cannot import a notebook), and so are results.
+functions. They are sent by value (by cloudpickle, since another process cannot import a notebook), and so are results.
 A rank that hangs cannot be asked where: each carries a watchdog that writes its stack and ends it.
 """
 
@@ -17,14 +17,16 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import dill
+import cloudpickle
 import torch
 import torch.distributed as dist
 
+import course_lm
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.validation import require
 
@@ -32,7 +34,7 @@ START_SECONDS = 120.0  # for the processes to import torch and to find each othe
 GRACE_SECONDS = 0.3  # where one rank fails, how long the others may take to fail too
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}  # else gloo asks the network for this machine's own name
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
-_TORCH = os.path.dirname(torch.__file__)
+_TORCH, _PACKAGE = (os.path.dirname(module.__file__ or "") for module in (torch, course_lm))
 
 
 class _Answer(NamedTuple):
@@ -73,7 +75,7 @@ class Ranks:
             TimeoutError: after `timeout_seconds` some ranks were not done; the message says where each of them waits.
         """
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        order = dill.dumps((function, arguments, seconds), recurse=True)
+        order = cloudpickle.dumps((function, arguments, seconds))
         if not self._workers:
             self._start()
         whole = False
@@ -98,7 +100,7 @@ class Ranks:
             waits = [f"rank {worker.rank} still waits{worker.where()}" for worker in hung]
             done = [f"rank {rank} is done" for rank in sorted(answers)]
             raise TimeoutError(f"after {seconds:g} s {', '.join([*waits, *done])}")
-        return [dill.loads(answers[rank].result) for rank in range(self.world)]
+        return [pickle.loads(answers[rank].result) for rank in range(self.world)]
 
     def close(self) -> None:
         """End the processes. `run` starts new ones."""
@@ -207,9 +209,15 @@ def _end_all(workers: list[_Worker]) -> None:
 
 def _describe(frames: list[tuple[str, str, str]]) -> str:
     inside = [name for file, _, name in frames if "distributed" in file and name != "wrapper"]
-    own = [(line, name) for file, line, name in frames if not file.startswith(_TORCH) and file != __file__]
+    own = [(line, name) for file, line, name in frames if not file.startswith((_TORCH, _PACKAGE))]
     place = f" in {inside[0] if inside else frames[0][2]}"
     return f"{place}, called by {own[0][1]} in line {own[0][0]}" if own else place
+
+
+def _raised_by(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((_TORCH, _PACKAGE))]
+    return f" (in line {own[-1].lineno} of {own[-1].name})" if own else ""
 
 
 def _raise_first_error(answers: dict[int, _Answer]) -> None:
@@ -247,12 +255,12 @@ def _listen(orders: "queue.Queue[bytes]") -> None:
 def _carry_out(order: bytes) -> _Answer:
     printed, result, error = io.StringIO(), b"", ""
     try:
-        function, arguments, seconds = dill.loads(order)
+        function, arguments, seconds = pickle.loads(order)
         faulthandler.dump_traceback_later(seconds)
         with contextlib.redirect_stdout(printed):
-            result = dill.dumps(function(*arguments), recurse=True)
+            result = cloudpickle.dumps(function(*arguments))
     except BaseException as raised:
-        error = " ".join(f"{type(raised).__name__}: {raised}".split())
+        error = " ".join(f"{type(raised).__name__}: {raised}".split()) + _raised_by(raised)
     finally:
         faulthandler.cancel_dump_traceback_later()
     return _Answer(result, error, printed.getvalue())

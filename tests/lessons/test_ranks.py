@@ -97,7 +97,7 @@ def test_what_ranks_print_is_shown_once_with_their_number(two, capsys):
 
 
 def test_an_error_names_its_rank_in_one_line(two):
-    with pytest.raises(RuntimeError, match=r"^rank 1: ValueError: two lines$"):
+    with pytest.raises(RuntimeError, match=r"^rank 1: ValueError: two lines \(in line \d+ of raises_on_rank_1\)$"):
         two.run(raises_on_rank_1)
 
 

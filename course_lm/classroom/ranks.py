@@ -8,6 +8,7 @@ A rank that hangs cannot be asked where: each carries a watchdog that writes its
 import contextlib
 import faulthandler
 import io
+import json
 import os
 import pickle
 import queue
@@ -19,7 +20,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -147,6 +149,51 @@ class Ranks:
             if answers[rank].error:
                 until = min(until, time.monotonic() + GRACE_SECONDS)
         return answers
+
+
+class Watched(NamedTuple):
+    """What was seen of a run: (seconds since its start, last step in its log), again and again; and at its kill."""
+
+    seen: list[tuple[float, int]]
+    killed: tuple[float, int] | None
+
+
+def watch(command: Sequence[str], log: str | os.PathLike[str], *, kill_at: int | None = None) -> Watched:
+    """Run `command`, which starts ranks as torchrun does, to its end; tell how far its `log`, a metrics.jsonl, grew.
+
+    With `kill_at`, one rank is killed with SIGKILL once the log holds that step. Raises RuntimeError with the last line
+    that the command printed where it fails.
+    """
+    with tempfile.TemporaryFile("w+") as printed:
+        run = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+        try:
+            began, seen, killed = time.monotonic(), [(0.0, 0)], None
+            while run.poll() is None:
+                time.sleep(0.05)
+                seen.append((time.monotonic() - began, _last_step(Path(log))))
+                if kill_at is not None and killed is None and seen[-1][1] >= kill_at:
+                    _kill_one_rank(run.pid)
+                    killed = seen[-1]
+        finally:
+            run.kill()  # where the kernel was interrupted; ranks end with torchrun
+        if run.returncode:
+            printed.seek(0)
+            last = printed.read().strip().splitlines()[-1:]
+            raise RuntimeError(": ".join([f"{command[0]} ended with exit code {run.returncode}", *last]))
+    return Watched(seen, killed)
+
+
+def _last_step(log: Path) -> int:
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    whole = [line for line in lines if line.endswith("}")]  # the last one may be half written
+    return json.loads(whole[-1])["step"] if whole else 0
+
+
+def _kill_one_rank(torchrun: int) -> None:
+    import psutil  # it comes with ipykernel
+
+    ranks = [child for child in psutil.Process(torchrun).children() if "RANK" in child.environ()]
+    next(rank for rank in ranks if rank.environ()["RANK"] != "0").kill()
 
 
 class _Worker:

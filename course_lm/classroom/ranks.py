@@ -161,7 +161,7 @@ class Watched(NamedTuple):
 def watch(command: Sequence[str], log: str | os.PathLike[str], *, kill_at: int | None = None) -> Watched:
     """Run `command`, which starts ranks as torchrun does, to its end; tell how far its `log`, a metrics.jsonl, grew.
 
-    With `kill_at`, one rank is killed with SIGKILL once the log holds that step. Raises RuntimeError with the last line
+    With `kill_at`, one rank is killed with SIGKILL once the log holds that step. Raises RuntimeError with the last lines
     that the command printed where it fails.
     """
     with tempfile.TemporaryFile("w+") as printed:
@@ -178,8 +178,8 @@ def watch(command: Sequence[str], log: str | os.PathLike[str], *, kill_at: int |
             run.kill()  # where the kernel was interrupted; ranks end with torchrun
         if run.returncode:
             printed.seek(0)
-            last = printed.read().strip().splitlines()[-1:]
-            raise RuntimeError(": ".join([f"{command[0]} ended with exit code {run.returncode}", *last]))
+            last = printed.read().strip().splitlines()[-20:]
+            raise RuntimeError("\n".join([f"the run ended with exit code {run.returncode}", *last]))
     return Watched(seen, killed)
 
 

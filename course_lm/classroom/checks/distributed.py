@@ -50,6 +50,12 @@ def my_share(fn: Callable[..., object]) -> Report:
             "the window is cut into blocks of neighbours, and the tail is dropped": lambda length, rank, world: list(
                 range(rank * (length // world), (rank + 1) * (length // world))
             ),
+            "the window is cut into equally long blocks of neighbours, with indices beyond the window": (
+                lambda length, rank, world: [rank * -(-length // world) + one for one in range(-(-length // world))]
+            ),
+            "the window is cut into blocks of `world` neighbours": lambda length, rank, world: list(
+                range(rank * world, min(length, (rank + 1) * world))
+            ),
             "the tail of the window, which does not go round all ranks, is dropped": Edit(
                 indices, "range(rank, window_length // world * world, world)"
             ),
@@ -148,8 +154,15 @@ def loss_to_backward(fn: Callable[..., object]) -> Report:
             "the targets are multiplied by world and not added up over the ranks": Edit(
                 total, "(all_reduce(targets) - targets) * world"
             ),
-            "each rank divides by its own targets, and the mean is multiplied by world": Edit(
+            "each rank divides by its own targets and multiplies by world: what `all_reduce` returns is not used": Edit(
                 total, "0 * all_reduce(targets) + targets"
+            ),
+            "each rank divides by its own targets, and by world": AnyOf(
+                Edit(divided, "loss_sum / max(1, targets) / world"), Edit(divided, "loss_sum / targets / world")
+            ),
+            "a rank without a target divides 0 by 0, where the ranks together have targets": AnyOf(
+                Edit(divided, f"loss_sum / targets * (targets * world / {counted})"),
+                Edit(divided, "loss_sum / targets * (targets * world / total)"),
             ),
             "the loss is weighted by the rank's targets twice": Edit(
                 divided, f"loss_sum * (world * targets / {counted})"
@@ -240,10 +253,15 @@ def _right_skip(finite: bool, all_reduce: Sum) -> bool:
 
 def _decisions(fn: Callable[..., Any], finite: Sequence[bool]) -> list[Any]:
     return in_lockstep(
-        lambda rank, all_reduce: fn(finite[rank], all_reduce),
+        lambda rank, all_reduce: _without_dimensions(fn(finite[rank], all_reduce)),
         len(finite),
         right=lambda rank, all_reduce: _right_skip(finite[rank], all_reduce),
     )
+
+
+def _without_dimensions(value: object) -> object:
+    """A tensor of one number without its dimensions: a collective of torch takes either."""
+    return value.reshape(()) if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def norm_of_parts(fn: Callable[..., object]) -> Report:
@@ -266,6 +284,9 @@ def norm_of_parts(fn: Callable[..., object]) -> Report:
         mistakes={
             "the norms of the ranks are added": Edit(result, "all_reduce(math.sqrt(squares))"),
             "the norms of all parts on all ranks are added": (Edit(squares, norms), Edit(result, total)),
+            "the norms of one gradient's parts are added over the ranks, and then squared": Edit(
+                result, "math.sqrt(sum(all_reduce(float(part.norm())) ** 2 for part in parts))"
+            ),
             "each rank adds the norms of its parts, and the sums are squared": Edit(squares, f"{norms} ** 2"),
             "the root is taken before the sum over the ranks, and once more after it": Edit(
                 total, "all_reduce(math.sqrt(squares))"
@@ -324,7 +345,7 @@ def _right_norm(parts: Sequence[Tensor], all_reduce: Sum) -> float:
 
 def _norms(fn: Callable[..., Any], ranks: Sequence[Sequence[Tensor]]) -> list[Any]:
     def on_rank(answer: Callable[..., Any], rank: int, all_reduce: AllReduce) -> Any:
-        return answer([part.clone() for part in ranks[rank]], all_reduce)
+        return _without_dimensions(answer([part.clone() for part in ranks[rank]], all_reduce))
 
     return in_lockstep(
         lambda rank, all_reduce: on_rank(fn, rank, all_reduce),

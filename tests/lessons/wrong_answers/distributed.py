@@ -35,6 +35,15 @@ def share_in_floored_blocks(window_length, rank, world):
     return list(range(start, start + size))
 
 
+def share_in_full_blocks(window_length, rank, world):
+    size = math.ceil(window_length / world)
+    return list(range(rank * size, (rank + 1) * size))
+
+
+def share_in_blocks_of_world(window_length, rank, world):
+    return [number for number in range(window_length) if number // world == rank]
+
+
 def share_without_tail(window_length, rank, world):
     return [turn * world + rank for turn in range(window_length // world)]
 
@@ -170,6 +179,21 @@ def loss_plain_zero(loss_sum, targets, all_reduce, world):
     return world * loss_sum / total if total > 0 else 0.0
 
 
+def loss_with_a_sum_in_place(loss_sum, targets, all_reduce, world):
+    total = torch.tensor(targets)
+    all_reduce(total)  # torch.distributed would write the sum into it
+    return loss_sum * world / total.clamp(min=1)
+
+
+def loss_of_weighted_means(loss_sum, targets, all_reduce, world):
+    share = targets / max(1, all_reduce(targets))
+    return loss_sum / targets * share * world
+
+
+def loss_of_own_mean_by_world(loss_sum, targets, all_reduce, world):
+    return loss_sum / (world * max(1, targets))
+
+
 def loss_undivided(loss_sum, targets, all_reduce, world):
     return loss_sum
 
@@ -266,6 +290,10 @@ def skip_as_a_tensor(finite, all_reduce):
     return all_reduce(torch.tensor(not finite, dtype=torch.float32)) > 0
 
 
+def skip_as_a_tensor_of_one(finite, all_reduce):
+    return all_reduce(torch.tensor([0.0 if finite else 1.0])) > 0
+
+
 def skip_by_counting_the_finite(finite, all_reduce):
     finite_ranks, ranks = all_reduce(int(finite)), all_reduce(1)
     return finite_ranks < ranks
@@ -289,6 +317,11 @@ def norm_of_all_parts_added(parts, all_reduce):
 def norm_of_norm_sums(parts, all_reduce):
     own = sum(part.norm() for part in parts)
     return all_reduce(own * own) ** 0.5
+
+
+def norm_of_added_norms(parts, all_reduce):
+    norms = all_reduce(torch.stack([part.norm() for part in parts]))
+    return norms.norm()
 
 
 def norm_without_root(parts, all_reduce):
@@ -383,6 +416,11 @@ WRONG_ANSWERS = {
         (share_in_blocks, _BLOCKS),
         (share_in_numpy_blocks, _BLOCKS),
         (share_in_floored_blocks, _BLOCKS),
+        (
+            share_in_full_blocks,
+            "the window is cut into equally long blocks of neighbours, with indices beyond the window",
+        ),
+        (share_in_blocks_of_world, "the window is cut into blocks of `world` neighbours"),
         (share_without_tail, "the tail of the window, which does not go round all ranks, is dropped"),
         (
             share_as_a_distributed_sampler,
@@ -415,6 +453,15 @@ WRONG_ANSWERS = {
         (loss_detached, _CUT_OFF),
         (loss_as_float, _CUT_OFF),
         (loss_plain_zero, "without any target a plain 0 is returned: it has no gradient, and backward fails"),
+        (
+            loss_with_a_sum_in_place,
+            "each rank divides by its own targets and multiplies by world: what `all_reduce` returns is not used",
+        ),
+        (
+            loss_of_weighted_means,
+            "a rank without a target divides 0 by 0, where the ranks together have targets",
+        ),
+        (loss_of_own_mean_by_world, "each rank divides by its own targets, and by world"),
         (loss_undivided, "the sum is returned as it is"),
         (loss_by_world, "the sum is divided by the number of ranks, not by the targets"),
         (loss_of_ranks_with_targets, "the engine is taken to average over the ranks that have a target"),
@@ -444,6 +491,7 @@ WRONG_ANSWERS = {
         (norm_added, "the norms of the ranks are added"),
         (norm_of_all_parts_added, "the norms of all parts on all ranks are added"),
         (norm_of_norm_sums, "each rank adds the norms of its parts, and the sums are squared"),
+        (norm_of_added_norms, "the norms of one gradient's parts are added over the ranks, and then squared"),
         (norm_without_root, "the root is missing"),
         (norm_of_own, "each rank gives the norm of what it holds itself"),
         (norm_averaged, "the squares are averaged over the ranks"),
@@ -469,6 +517,6 @@ WRONG_ANSWERS = {
 EQUIVALENT = {
     "my_share": [share_by_slices, share_by_remainder, share_as_tensor],
     "loss_to_backward": [loss_by_mean_targets, loss_with_a_tensor, loss_as_the_mean_to_report],
-    "agree_to_skip": [skip_as_a_tensor, skip_by_counting_the_finite, skip_by_a_nan],
+    "agree_to_skip": [skip_as_a_tensor, skip_as_a_tensor_of_one, skip_by_counting_the_finite, skip_by_a_nan],
     "norm_of_parts": [norm_by_one_vector, norm_part_by_part, norm_in_numpy, norm_of_all_squares_at_once],
 }

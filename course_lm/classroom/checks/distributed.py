@@ -267,7 +267,7 @@ def _without_dimensions(value: object) -> object:
 def norm_of_parts(fn: Callable[..., object]) -> Report:
     """The norm of all gradients as one vector: `fn(parts, all_reduce)`, the tensors that a rank holds, some empty."""
     square, squares = "part.square().sum()", "sum(float(part.square().sum()) for part in parts)"
-    result, total = "math.sqrt(all_reduce(squares))", "all_reduce(squares)"
+    result, total = "all_reduce(squares) ** 0.5", "all_reduce(squares)"
     full = "[part for part in parts if part.numel()]"
     norms = f"sum(float(part.norm()) for part in {full})"
     return compare(
@@ -282,38 +282,38 @@ def norm_of_parts(fn: Callable[..., object]) -> Report:
         run=_norms,
         shown=["3 on one rank, −4 on the other", "one rank holds all"],
         mistakes={
-            "the norms of the ranks are added": Edit(result, "all_reduce(math.sqrt(squares))"),
+            "the norms of the ranks are added": Edit(result, "all_reduce(squares**0.5)"),
             "the norms of all parts on all ranks are added": (Edit(squares, norms), Edit(result, total)),
             "the norms of one gradient's parts are added over the ranks, and then squared": Edit(
-                result, "math.sqrt(sum(all_reduce(float(part.norm())) ** 2 for part in parts))"
+                result, "sum(all_reduce(float(part.norm())) ** 2 for part in parts) ** 0.5"
             ),
             "each rank adds the norms of its parts, and the sums are squared": Edit(squares, f"{norms} ** 2"),
             "the root is taken before the sum over the ranks, and once more after it": Edit(
-                total, "all_reduce(math.sqrt(squares))"
+                total, "all_reduce(squares**0.5)"
             ),
             "the root is missing": Edit(result, total),
-            "each rank gives the norm of what it holds itself": Edit(result, "math.sqrt(squares)"),
-            "the squares are averaged over the ranks": Edit(total, f"{total} / all_reduce(1)"),
-            "the norms of the ranks are averaged": Edit(result, "all_reduce(math.sqrt(squares)) / all_reduce(1)"),
+            "each rank gives the norm of what it holds itself": Edit(result, "squares**0.5"),
+            "the squares are averaged over the ranks": Edit(total, f"({total} / all_reduce(1))"),
+            "the norms of the ranks are averaged": Edit(result, "all_reduce(squares**0.5) / all_reduce(1)"),
             "only the largest part of each rank counts": Edit(
                 squares, "max([0.0, *(float(part.square().sum()) for part in parts)])"
             ),
             "only the first part of each rank counts": Edit("in parts", "in parts[:1]"),
             "only the last part of each rank counts": Edit("in parts", "in parts[-1:]"),
-            "a rank's own squares are added once more to the sum over all": Edit(total, f"squares + {total}"),
+            "a rank's own squares are added once more to the sum over all": Edit(total, f"(squares + {total})"),
             "the squares of the others alone are added": Edit(total, f"max(0.0, {total} - squares)"),
             "a rank that holds nothing does not call all_reduce: it would hang the others": Edit(
                 f"    return {result}", f"    if not squares:\n        return 0.0\n    return {result}"
             ),
             "all_reduce is called for each part that is not empty: a rank with fewer would hang the others": AnyOf(
-                Edit(result, f"math.sqrt(sum(all_reduce(float(part.square().sum())) for part in {full}))"),
+                Edit(result, f"sum(all_reduce(float(part.square().sum())) for part in {full}) ** 0.5"),
                 Edit(result, f"sum(all_reduce(float(part.norm())) for part in {full})"),
             ),
             "the parts themselves go through all_reduce, though the ranks hold different numbers": AnyOf(
                 Edit(square, "all_reduce(part).square().sum()"),
                 Edit(square, "all_reduce(part.square()).sum()"),
-                (Edit(square, "all_reduce(part).square().sum()"), Edit(result, "math.sqrt(squares)")),
-                (Edit(square, "all_reduce(part.square()).sum()"), Edit(result, "math.sqrt(squares)")),
+                (Edit(square, "all_reduce(part).square().sum()"), Edit(result, "squares**0.5")),
+                (Edit(square, "all_reduce(part.square()).sum()"), Edit(result, "squares**0.5")),
             ),
             "all numbers of a rank are taken for one vector, and the vectors are added over the ranks": (
                 lambda parts, all_reduce: float(all_reduce(torch.cat([part.flatten() for part in parts])).norm())
@@ -325,7 +325,7 @@ def norm_of_parts(fn: Callable[..., object]) -> Report:
                 squares, f"sum(float(part.square().mean()) for part in {full})"
             ),
             "the mean square of all numbers is taken": Edit(
-                total, f"{total} / max(1, all_reduce(sum(part.numel() for part in parts)))"
+                total, f"({total} / max(1, all_reduce(sum(part.numel() for part in parts))))"
             ),
             "absolute values are added instead of squares": (Edit("square()", "abs()"), Edit(result, total)),
             "absolute values are added instead of squares, and the root is taken": Edit("square()", "abs()"),

@@ -329,6 +329,7 @@ def norm_of_parts(fn: Callable[..., object]) -> Report:
             ),
             "absolute values are added instead of squares": (Edit("square()", "abs()"), Edit(result, total)),
             "absolute values are added instead of squares, and the root is taken": Edit("square()", "abs()"),
+            "the numbers are added, and not their squares": Edit(".square()", ""),
             "the numbers of a part are added before they are squared": Edit(square, "part.sum().square()"),
             "the sum over the ranks is squared instead of rooted": Edit(result, f"{total} ** 2"),
         },
@@ -345,7 +346,10 @@ def _right_norm(parts: Sequence[Tensor], all_reduce: Sum) -> float:
 
 def _norms(fn: Callable[..., Any], ranks: Sequence[Sequence[Tensor]]) -> list[Any]:
     def on_rank(answer: Callable[..., Any], rank: int, all_reduce: AllReduce) -> Any:
-        return _without_dimensions(answer([part.clone() for part in ranks[rank]], all_reduce))
+        norm = _without_dimensions(answer([part.clone() for part in ranks[rank]], all_reduce))
+        if isinstance(norm, complex):  # what Python gives for a negative number ** 0.5
+            raise Refused("the norm is a complex number, the root of a negative one: were the numbers squared?")
+        return norm
 
     return in_lockstep(
         lambda rank, all_reduce: on_rank(fn, rank, all_reduce),

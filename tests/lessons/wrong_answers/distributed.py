@@ -323,6 +323,10 @@ def norm_of_norm_sums(parts, all_reduce):
     return all_reduce(own * own) ** 0.5
 
 
+def norm_without_squares(parts, all_reduce):
+    return all_reduce(sum(part.sum().item() for part in parts)) ** 0.5
+
+
 def norm_of_added_norms(parts, all_reduce):
     norms = all_reduce(torch.stack([part.norm() for part in parts]))
     return norms.norm()
@@ -496,6 +500,7 @@ WRONG_ANSWERS = {
         (norm_of_all_parts_added, "the norms of all parts on all ranks are added"),
         (norm_of_norm_sums, "each rank adds the norms of its parts, and the sums are squared"),
         (norm_of_added_norms, "the norms of one gradient's parts are added over the ranks, and then squared"),
+        (norm_without_squares, "the numbers are added, and not their squares"),
         (norm_without_root, "the root is missing"),
         (norm_of_own, "each rank gives the norm of what it holds itself"),
         (norm_averaged, "the squares are averaged over the ranks"),

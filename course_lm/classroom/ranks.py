@@ -161,8 +161,8 @@ class Watched(NamedTuple):
 def watch(command: Sequence[str], log: str | os.PathLike[str], *, kill_at: int | None = None) -> Watched:
     """Run `command`, which starts ranks as torchrun does, to its end; tell how far its `log`, a metrics.jsonl, grew.
 
-    With `kill_at`, one rank is killed with SIGKILL once the log holds that step. Raises RuntimeError with the last lines
-    that the command printed where it fails.
+    With `kill_at`, one rank is killed with SIGKILL once the log holds that step. Raises RuntimeError where the command
+    fails, with the last lines that it printed.
     """
     with tempfile.TemporaryFile("w+") as printed:
         run = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)

@@ -7,15 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lm.shards import whole
+
 
 @torch.no_grad()
 def clip_gradients(parameters: Tensor | Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Scale all gradients together to a global L2 norm of at most `max_norm`; return the norm before.
 
-    The norm runs over every parameter that has a gradient, as if the gradients were one vector: a 0-d
-    tensor, 0 where there is none. `max_norm` None or inf only measures. A non-finite norm leaves the
-    gradients as they are, so that the caller can find the parameter at fault. The host never waits for an
-    accelerator. Gradients must be unscaled and complete: call it once per step, after the last backward pass.
+    The norm runs over every parameter that has a gradient, as if the gradients were one vector: a 0-d tensor, 0 where
+    there is none. Of sharded gradients it is that of the whole, on every rank. `max_norm` None or inf only measures. A
+    non-finite norm leaves the gradients as they are, so that the caller can find the parameter at fault. The host never
+    waits for an accelerator. Gradients must be unscaled and complete: call it once per step, after the last backward
+    pass.
 
     Raises ValueError for a `max_norm` that is not positive, TypeError for one that is no number.
     """
@@ -24,7 +27,7 @@ def clip_gradients(parameters: Tensor | Iterable[Tensor], max_norm: float | None
         parameters = [parameters]  # iterating over it would give rows, which have no gradient
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in with_gradient if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = whole(torch.nn.utils.get_total_norm(gradients))
     if max_norm is not None:
         # inf would become a factor of 0, and nan spread to every gradient; a norm of 0 gives a factor of 1.
         finite_norm = torch.where(norm.isfinite(), norm, 0.0)

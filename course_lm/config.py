@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from course_lm.checkpoints import atomic_file
 from course_lm.curriculum.settings import CurriculumConfig, gather_settings
+from course_lm.distributed.settings import DistributedConfig
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
@@ -132,6 +133,7 @@ class TrainingConfig:
     lr_scheduler: ScheduleConfig = field(default_factory=ScheduleConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     training: LoopConfig = field(default_factory=LoopConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 

@@ -15,12 +15,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import SGD, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, SparseAdam
 
+from course_lm.shards import is_sharded
 from course_lm.validation import require, require_kinds, shown
 
 Groups = list[dict[str, Any]]
 FUSED_DEVICES = ("cpu", "cuda")
+# Whose update of a weight needs no other weight. Adafactor and Muon look at whole matrices, and a rank has parts of
+# them.
+_ELEMENTWISE = (Adam, AdamW, SGD, Adagrad, Adamax, NAdam, RAdam, RMSprop)
 _left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters, where a warning has told of them
 
 
@@ -38,6 +42,7 @@ def _adam(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
 
 
 def _sgd(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    fused = fused and not any(is_sharded(parameter) for group in groups for parameter in group["params"])
     return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=fused)
 
 
@@ -115,7 +120,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured torch optimizer over `parameter_groups`, fused on a CPU and on CUDA.
 
     Adam, AdamW and SGD are fused where every trainable parameter is a floating-point tensor on a CPU or a
-    CUDA device. Raises ValueError where nothing is trainable.
+    CUDA device; of sharded parameters torch has no fused SGD. Raises ValueError where nothing is trainable.
     """
     groups = parameter_groups(model, config.weight_decay)
     fused = _can_fuse([parameter for group in groups for parameter in group["params"]])
@@ -140,7 +145,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
 
     Raises:
         TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.
-        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision.
+        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; or the
+            parameters are sharded, and its update of a weight looks at others.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown(optimizer)}")
@@ -162,6 +168,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
                 f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
                 'updates would be rounded away; call model.float() and set the precision to "bf16"'
             )
+    if any(is_sharded(parameter) for parameter in held.values()):
+        _check_takes_shards(optimizer)
     if left_out and len(left_out) != _left_out.get(optimizer):
         _left_out[optimizer] = len(left_out)
         warnings.warn(
@@ -184,6 +192,17 @@ def check_gradients(parameters: list[torch.Tensor], model: nn.Module) -> None:
 def name_of(parameter: torch.Tensor, model: nn.Module) -> str:
     """The parameter's name in the model; "unnamed" for one that belongs to something else, such as a loss."""
     return next((name for name, one in model.named_parameters() if one is parameter), "unnamed")
+
+
+def _check_takes_shards(optimizer: Optimizer) -> None:
+    kind = type(optimizer).__name__
+    if type(optimizer) not in _ELEMENTWISE:
+        raise ValueError(
+            f"optimizer must update each weight by its own gradient alone where weights are sharded, got {kind}: take "
+            f'one of {", ".join(sorted(one.__name__ for one in _ELEMENTWISE))}, or distributed.strategy "ddp"'
+        )
+    if isinstance(optimizer, SGD) and any(group["fused"] for group in optimizer.param_groups):
+        raise ValueError("optimizer must be SGD with fused=False where weights are sharded, got a fused one")
 
 
 @lru_cache

@@ -6,13 +6,15 @@ recurrent state heeds no mask, and one that ignores what it is given says nothin
 by a trial: two short rows, packed and alone, through the model. A way in which the two differ is not used.
 
 The trial runs once for a model, and again for rows wider than any before, in eval mode, without gradients or autocast,
-and on copies of the weights with noise added: attention that starts at zero would hide what it mixes later.
+and on copies of the weights with noise added: attention that starts at zero would hide what it mixes later. Of a model
+whose weights are sharded each rank tries a twin with noise for weights, whole for a moment.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from course_lm.model import allowed_attention, evaluation_mode, positions_of
+from course_lm.model import GPT, allowed_attention, evaluation_mode, positions_of
+from course_lm.shards import is_sharded
 
 TOLERANCE = 1e-3  # of the logits' standard deviation: far above rounding, far below what a foreign document does
 Inputs = dict[str, Any]
@@ -100,6 +103,7 @@ def _by_mask(documents: Tensor, mask: Tensor | None, takes: Parameters, dtype: t
 
 Way = Callable[[Tensor, Tensor | None, Parameters, torch.dtype], Inputs]
 _FOUND: WeakKeyDictionary[nn.Module, tuple[Way, int]] = WeakKeyDictionary()  # and the widest row that was tried
+_TWINS: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of sharded models
 
 
 def _positions(documents: Tensor) -> Tensor:
@@ -130,6 +134,8 @@ def _find_way(module: nn.Module, input_ids: Tensor, takes: Parameters) -> Way:
         )
     if input_ids.is_meta or input_ids.size(1) < 2:
         return ways[0]  # there is nothing to compare
+    if _is_sharded(module) and type(module).forward is GPT.forward:
+        return ways[0]  # this package's tests have tried it, and the copy may not fit where the model needs sharding
     found = []
     with _trial(module) as call:
         for way in ways:
@@ -147,6 +153,8 @@ def _find_way(module: nn.Module, input_ids: Tensor, takes: Parameters) -> Way:
 def _trial(module: nn.Module) -> Iterator[Callable[[Tensor, Inputs], Any]]:
     """Yield a function that calls the model on copies of its weights and buffers, as in a plain evaluation."""
     device = next(module.parameters()).device
+    if _is_sharded(module):
+        module = _plain_twin(module)
     # a fixed seed: a model gets the same verdict in every run
     noise = torch.Generator(device).manual_seed(0)
     tensors = {name: _noisy(parameter, noise) for name, parameter in module.named_parameters()}
@@ -168,11 +176,34 @@ def _trial(module: nn.Module) -> Iterator[Callable[[Tensor, Inputs], Any]]:
 
 def _noisy(parameter: Tensor, generator: torch.Generator) -> Tensor:
     """A copy with noise of the size that a layer's initial weights usually have."""
+    if parameter.is_meta:  # of a twin, see below: nothing but shapes is known, and vectors are mostly gains, around 1
+        parameter = torch.full(parameter.shape, float(parameter.ndim == 1), device=generator.device)
     copy = _single(parameter.detach().clone())
     if not copy.is_floating_point():  # integers, as in quantised layers, take no noise
         return copy
     scale = parameter.size(-1) ** -0.5 if parameter.ndim >= 2 else 0.1
     return copy + scale * torch.randn(copy.shape, generator=generator, dtype=copy.dtype, device=copy.device)
+
+
+def keep_plain_twin(module: nn.Module) -> None:
+    """Before a model is sharded, keep a copy without weights: the sharded one cannot be tried by one rank alone."""
+    without_memory = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in module.parameters()
+    }
+    _TWINS[module] = deepcopy(module, without_memory)
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(is_sharded(parameter) for parameter in module.parameters())
+
+
+def _plain_twin(module: nn.Module) -> nn.Module:
+    if module not in _TWINS:
+        raise ValueError(
+            f"whether {type(module).__name__} keeps the documents of a packed row apart cannot be tried once it is "
+            "sharded: let Trainer shard it (distributed.strategy), or use data.batching: bucketed"
+        )
+    return _TWINS[module]
 
 
 def _single(tensor: Tensor) -> Tensor:

@@ -14,10 +14,20 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 def seed_everything(seed: int, deterministic: bool = True) -> None:
     """Seed Python, NumPy and torch on every device; `deterministic` also asks torch for deterministic kernels."""
+    seed_generators(seed)
+    _choose_kernels(deterministic)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch, these on every device; `seed` in [0, 2**32)."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    _choose_kernels(deterministic)
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed in [0, 2**32) that depends on all the numbers, such as a run's seed, an epoch and a batch."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 @contextmanager

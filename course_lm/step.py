@@ -26,6 +26,8 @@ from course_lm.loss import adapt_loss, loss_sum, next_token_loss
 from course_lm.optim import check_gradients, check_optimizer, name_of
 from course_lm.precision import Precision
 from course_lm.rates import check_rates, set_learning_rate
+from course_lm.reproducibility import seed_generators
+from course_lm.shards import is_sharded, part_of
 from course_lm.validation import require
 
 ON_NONFINITE = ("raise", "skip")
@@ -65,6 +67,7 @@ def train_step(
     precision: Precision | None = None,
     on_nonfinite: str = "raise",
     process_group: dist.ProcessGroup | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> StepResult:
     """Update the weights once from all micro-batches together.
 
@@ -81,8 +84,10 @@ def train_step(
         clip: called as `clip(parameters, max_grad_norm)` on unscaled gradients, changes them in place. One of your own
             needs a number to clip to.
         on_nonfinite: "raise" or "skip". An fp16 overflow is always skipped: the scaler then lowers its scale.
-        process_group: sum tokens and loss over its ranks. The model must average gradients over the same ranks;
-            `DistributedDataParallel` does, and its group is taken where none is given.
+        process_group: sum tokens and loss over its ranks. The model must average gradients over the same ranks: one in
+            `DistributedDataParallel` or after `fully_shard` does, and its ranks are taken where no group is given.
+        seeds: one for each micro-batch, with which the global generators are seeded before its forward pass: so
+            dropout does not depend on which rank computes it. By default they go on as they are.
 
     Raises:
         NonFiniteGradientError: the loss or the gradient is not finite and `on_nonfinite` is "raise"; with an Adam on an
@@ -94,8 +99,9 @@ def train_step(
     check_optimizer(optimizer, model)
     loss_fn = adapt_loss(loss_fn)
     check_rates(optimizer, lr)
-    if process_group is None and isinstance(model, DistributedDataParallel):
-        process_group = model.process_group
+    process_group = process_group or group_of(model)
+    if process_group is not None and not micro_batches:
+        raise ValueError("micro_batches must hold a batch on every rank, be it one without a target, got an empty list")
     for batch in micro_batches:
         check_batch(model, batch)
     device = device_of(model)
@@ -111,7 +117,7 @@ def train_step(
     model.zero_grad(set_to_none=True)
     optimizer.zero_grad(set_to_none=True)  # a loss may have weights of its own
     with _Buffers(model) as buffers:
-        loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group)
+        loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group, seeds)
         parameters = trained_parameters(optimizer)
         check_gradients(parameters, model)
         precision.scaler.unscale_(optimizer)
@@ -124,6 +130,27 @@ def train_step(
         if on_nonfinite == "raise":
             raise_if_nonfinite(result, model, optimizer, precision)
     return result
+
+
+def group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """The ranks over which a model averages its gradients; None for a model of one process.
+
+    Raises:
+        ValueError: it is sharded over some of the ranks only, so that the others would train without it.
+    """
+    inside = model
+    while not isinstance(inside, DistributedDataParallel):
+        if not hasattr(inside, "_orig_mod"):  # the name that torch.compile gives what it wraps
+            break
+        inside = inside._orig_mod  # type: ignore[assignment]
+    if isinstance(inside, DistributedDataParallel):
+        return inside.process_group
+    mesh = next((parameter.device_mesh for parameter in model.parameters() if is_sharded(parameter)), None)
+    if mesh is None:
+        return None
+    if mesh.size() != dist.get_world_size():
+        raise ValueError(f"the model is sharded over {mesh.size()} of {dist.get_world_size()} ranks; give all of them")
+    return dist.group.WORLD
 
 
 def held_parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -208,18 +235,23 @@ def _accumulate_gradients(
     loss_fn: Callable[..., Tensor],
     precision: Precision,
     process_group: dist.ProcessGroup | None,
+    seeds: Sequence[int] | None,
 ) -> Tensor:
     """Backward through every micro-batch; return the step's mean loss."""
     device = device_of(model)
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
+    keep_casts = not any(is_sharded(parameter) for parameter in model.parameters())
     divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only in `_update`, which skips
     total = torch.zeros((), device=device)
     for index, batch in enumerate(micro_batches):
         batch = move_batch(batch, device)
         last = index == len(micro_batches) - 1
+        if seeds is not None:
+            seed_generators(seeds[index])
         # The forward pass is inside too: DDP settles there whether the backward pass exchanges gradients.
         with _gradient_exchange(model, last):
-            with precision.autocast():  # not around backward(): autograd takes each forward operation's type by itself
+            # not around backward(): autograd takes each forward operation's type by itself
+            with precision.autocast(keep_casts=keep_casts):
                 loss = loss_sum(loss_fn, forward_logits(model, batch), batch["labels"])
             precision.scaler.scale(loss * ranks / divisor).backward()  # DDP averages over ranks, a step sums
         total = total + loss.detach()  # else the graph of each micro-batch would stay in memory
@@ -238,7 +270,11 @@ def _clip(parameters: list[Tensor], max_norm: float | None, clip: Callable[..., 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> AbstractContextManager:
     """Exchange gradients between ranks only after the last micro-batch."""
-    no_sync = getattr(model, "no_sync", None)  # only a wrapper for several ranks has one
+    choose = getattr(model, "set_requires_gradient_sync", None)  # of a model after fully_shard
+    if choose is not None:
+        choose(last)
+        return nullcontext()
+    no_sync = getattr(model, "no_sync", None)  # of DistributedDataParallel
     return nullcontext() if last or no_sync is None else no_sync()
 
 
@@ -277,15 +313,17 @@ def _update(
 
 def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
     """Index of the first parameter whose gradient is not finite, -1 for none."""
-    gradients = [p.grad if p.grad is not None and p.numel() else None for p in parameters]
+    gradients = [part_of(p.grad) if p.grad is not None and p.numel() else None for p in parameters]
     held = [gradient for gradient in gradients if gradient is not None]
     if not held:
         return torch.tensor(-1)
     zero = held[0].new_zeros(())  # in place of no gradient, so that an index holds for later steps with other gradients
     # The largest magnitude: NaN passes through it, and it cannot overflow as a sum of squares can.
-    norms = torch.stack([zero if gradient is None else gradient.norm(p=math.inf) for gradient in gradients])  # (P,)
-    bad = ~torch.isfinite(norms)
-    return torch.where(bad.any(), bad.int().argmax(), -1)  # argmax gives the first of equal values
+    norms = torch.stack([zero if g is None or not g.numel() else g.norm(p=math.inf) for g in gradients])  # (P,)
+    bad = (~torch.isfinite(norms)).int()
+    if any(is_sharded(parameter) for parameter in parameters):  # a rank sees its own parts alone
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+    return torch.where(bad.any(), bad.argmax(), -1)  # argmax gives the first of equal values
 
 
 class _Buffers:

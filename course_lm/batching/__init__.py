@@ -3,6 +3,7 @@
 batch.py says what a batch holds. loader.py makes batches, fixed, dynamic, bucketed or packed, and keeps its position.
 packing.py encodes documents and fits their pieces into rows. capabilities.py says what a training loader may offer
 besides batches, and alone asks for it. reading.py lets evaluation and trials read a loader without leaving a trace.
+share.py says which batches one of several ranks needs.
 """
 
 from course_lm.batching.batch import AnyBatch, Batch
@@ -17,13 +18,16 @@ from course_lm.batching.loader import (
     pad_rows,
     padding_share,
 )
+from course_lm.batching.share import EVERYTHING, Share
 
 __all__ = [
+    "EVERYTHING",
     "IGNORE_INDEX",
     "MODES",
     "AnyBatch",
     "Batch",
     "Loader",
+    "Share",
     "epoch_generator",
     "labels_of",
     "make_loader",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol, TypeGuard
 
 from course_lm.batching.batch import AnyBatch
+from course_lm.batching.share import EVERYTHING, Share
 
 
 class EpochAware(Protocol):
@@ -55,8 +56,15 @@ class TrainingLoader(EpochCounter, Positioned, Protocol):
         """A text that changes with the data, so that a run that goes on can refuse other data."""
         ...
 
-    def from_start(self) -> Iterable[AnyBatch]:
-        """What a validation reads: the same batches at every call. The loader's position neither matters nor moves."""
+    def from_start(self, share: Share = EVERYTHING) -> Iterable[AnyBatch]:
+        """What a validation reads: the same batches at every call. The loader's position neither matters nor moves.
+
+        A `share` is given to loaders alone that have `read_share`.
+        """
+        ...
+
+    def read_share(self, share: Share) -> Iterator[AnyBatch]:
+        """As iteration, for one of several ranks: None in place of each batch that it does not need."""
         ...
 
     def report_performance(self, val_loss: float) -> None:
@@ -101,9 +109,14 @@ def fingerprint_of(loader: object) -> str | None:
     return getattr(loader, "fingerprint", None)
 
 
-def from_start(loader: Any) -> Iterable[Any] | None:
-    """The batches that a validation reads, or None where they have to be read from the loader itself."""
-    return loader.from_start() if hasattr(loader, "from_start") else None
+def from_start(loader: Any, share: Share = EVERYTHING) -> Iterable[Any] | None:
+    """The batches that a validation reads, or None where they have to be read from the loader itself.
+
+    A loader that can leave out batches has None in place of each that this rank does not need.
+    """
+    if hasattr(loader, "from_start"):
+        return loader.from_start(share) if hasattr(loader, "read_share") else loader.from_start()
+    return None
 
 
 def report_performance(loader: Any, val_loss: float) -> None:

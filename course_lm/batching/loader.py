@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from course_lm.batching.batch import Batch
 from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack, ranges
+from course_lm.batching.share import EVERYTHING, Share
 from course_lm.tokenizer import pad_id
 
 IGNORE_INDEX = -100  # the default of torch's cross-entropy
@@ -200,14 +201,18 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the loaded position, or else from the start of the epoch."""
+        return self.read_share(EVERYTHING)
+
+    def read_share(self, share: Share) -> Iterator[Batch]:
+        """The same for one of several ranks: None in place of each batch that it does not need, which is not made."""
         start, self._next_start = self._next_start, 0
         # Set here: the body of a generator, such as `_run`, does not begin before the first batch is asked for.
         self._batch = start
-        return self._run(self.epoch, start)
+        return self._run(self.epoch, start, share)
 
-    def from_start(self) -> Iterable[Batch]:
+    def from_start(self, share: Share = EVERYTHING) -> Iterable[Batch]:
         """The batches of epoch 0, whatever the loader's position, which stays."""
-        return self.read(self.order(0))
+        return self.read(share.of_epoch(self.order(0)))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position loaded for this same epoch is kept."""
@@ -266,7 +271,7 @@ class Loader:
             batch = pad_rows(tokens, lengths, width=width, pad_id=self.pad_id)
         return {**batch, "num_bytes": int(rows.num_bytes[pieces].sum())}
 
-    def read(self, batches: list[Tensor]) -> Iterable[Batch]:
+    def read(self, batches: list[Tensor | None]) -> Iterable[Batch]:
         """The batches made of these rows, in this order, by the loader's worker processes if it has any."""
         return DataLoader(
             _Batches(self.collate, batches),
@@ -276,8 +281,8 @@ class Loader:
             generator=torch.Generator(),  # by default it draws from the global one, which dropout uses
         )
 
-    def _run(self, epoch: int, start: int) -> Iterator[Batch]:
-        batches = self.read(self.order(epoch)[start:])
+    def _run(self, epoch: int, start: int, share: Share) -> Iterator[Batch]:
+        batches = self.read(share.of_epoch(self.order(epoch), start))
         # Counted before the batch is handed out: in the caller's loop `state_dict` is already the position after it.
         for self._batch, batch in enumerate(batches, start + 1):
             yield batch
@@ -286,14 +291,15 @@ class Loader:
 class _Batches(Dataset):
     """One item is one whole batch, so that workers and pinning are DataLoader's business and rows are not."""
 
-    def __init__(self, collate: Callable[[Tensor], Batch], batches: list[Tensor]) -> None:
+    def __init__(self, collate: Callable[[Tensor], Batch], batches: list[Tensor | None]) -> None:
         self.collate, self.batches = collate, batches
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, index: int) -> Batch:
-        return self.collate(self.batches[index])
+    def __getitem__(self, index: int) -> Batch | None:
+        rows = self.batches[index]
+        return None if rows is None else self.collate(rows)
 
 
 def padding_share(loader: Loader) -> float:

@@ -17,17 +17,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lm.batching.capabilities import counts_epochs, from_start, keeps_position, parts_of, takes_epoch
+from course_lm.batching.share import EVERYTHING, Share
 from course_lm.checkpoints import rng_state, set_rng_state
 
 Undo = Callable[[], None]
 
 
 @contextmanager
-def read_from_start(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
+def read_from_start(loader: Iterable[Any], share: Share = EVERYTHING) -> Iterator[Iterable[Any]]:
     """Read a loader's epoch 0 from its start, the same batches each time, whoever else is reading it.
 
     When the body ends, by an error too, the global generators, those of the loader, its epoch and its position are what
     they were. Inside, the global generators of Python, NumPy and torch start from a fixed seed.
+
+    Args:
+        share: what this one of several ranks needs; a loader that can leave out batches has None for the others.
 
     Yields:
         What to read in place of the loader.
@@ -36,7 +40,7 @@ def read_from_start(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
     undo = [keep_random_state(loader), keep_position(loader), keep_epochs(loader)]
     try:
         with RandomStream(0):
-            batches = from_start(loader)
+            batches = from_start(loader, share)
             if batches is None:
                 set_epoch(loader, 0)
                 batches = second_reader(loader)

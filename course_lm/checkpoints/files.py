@@ -2,12 +2,13 @@
 
 A checkpoint is the zip file that `torch.save` writes, with one line of text as the zip's closing comment:
 
-    course_lm checkpoint <format version> serial <n> sha256 <64 hex digits>
+    course_lm checkpoint <format version> serial <n> [shards <64 hex digits>] sha256 <64 hex digits>
 
 The digest covers every byte before its own digits, so a cut or flipped file is recognised without unpickling
 anything, while plain `torch.load` still opens the file. It does not say who wrote the file: `check_archive` looks
 through it before torch reads it. The serial counts the checkpoints saved in a folder:
-the highest is the newest, whatever clocks, copies and rewound runs do to modification times and steps.
+the highest is the newest, whatever clocks, copies and rewound runs do to modification times and steps. Of a checkpoint
+whose sharded tensors lie beside it, the digest of their list stands there too: see `shard_files`.
 """
 
 import hashlib
@@ -30,6 +31,14 @@ import torch
 from course_lm import __version__
 from course_lm.checkpoints.archive import UnsafeArchiveError, check_archive
 from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
+from course_lm.checkpoints.shard_files import (
+    Target,
+    check_shards,
+    put_back,
+    remove_stray_shards,
+    shard_folder,
+    whole_on_cpu,
+)
 from course_lm.checkpoints.weights import is_dense
 
 FORMAT_VERSION = 2
@@ -39,7 +48,7 @@ RESUMABLE = ("checkpoint_last.pt", "checkpoint_step_*.pt", "checkpoint_epoch_*.p
 _RETAINED = ("checkpoint_step_", "checkpoint_epoch_")
 _MAX_INTEGER_BITS = 2000  # torch's safe unpickler reads integers of up to 255 bytes
 _DIGEST_LENGTH = 64
-_TRAILER = re.compile(rb"course_lm checkpoint (\d+) serial (\d+) sha256 ([0-9a-f]{64})\Z")
+_TRAILER = re.compile(rb"course_lm checkpoint (\d+) serial (\d+)(?: shards ([0-9a-f]{64}))? sha256 ([0-9a-f]{64})\Z")
 _TRAILER_MAX_BYTES = 256
 _MAX_DEPTH = 100  # `_Plain` calls itself for each level
 _SCALARS = (type(None), bool, int, float, str)
@@ -52,22 +61,36 @@ class CheckpointError(ValueError):
 class _Trailer(NamedTuple):
     version: int
     serial: int
+    shards: str | None
     digest: str
 
 
-def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+def save_checkpoint(
+    path: str | os.PathLike[str], state: dict[str, Any], *, shards: str | None = None, serial: int | None = None
+) -> None:
     """Write `state` to `path`: the whole new file appears under that name, or what was there stays.
 
-    state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, or what `as_plain` turns
-    into them. Raises ValueError when `state` holds anything else (naming its place), and OSError when the file cannot
-    be written (full disk, read-only or missing folder); then older checkpoints are untouched and no partial file stays.
+    shards, serial: of a state whose sharded tensors were written before: the digest of their list, and the number that
+    `prepare_save` gave. state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, or what
+    `as_plain` turns into them. Raises ValueError when `state` holds anything else (naming its place), and OSError when
+    the file cannot be written (full disk, read-only or missing folder); then older checkpoints are untouched and no
+    partial file stays.
     """
     path = Path(path)
     state = as_plain(state)
-    remove_leftovers(path.parent)
-    serial = _next_serial(path.parent)
+    if serial is None:
+        serial = prepare_save(path.parent)
     with atomic_file(path) as file:
-        _write(file, state, serial)
+        _write(file, state, serial, shards)
+    remove_stray_shards(path.parent, _serial)  # those of the checkpoint that was replaced
+
+
+def prepare_save(folder: str | os.PathLike[str]) -> int:
+    """Remove what killed processes have left in a run's folder; return the serial of the next checkpoint in it."""
+    folder = Path(folder)
+    remove_leftovers(folder)
+    remove_stray_shards(folder, _serial)
+    return _next_serial(folder)
 
 
 def as_plain(state: Any) -> Any:
@@ -80,8 +103,13 @@ def as_plain(state: Any) -> Any:
     return _Plain(math.inf).convert(state)
 
 
-def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> dict[str, Any]:
+def load_checkpoint(
+    path: str | os.PathLike[str], map_location: Any = "cpu", target: Target = whole_on_cpu
+) -> dict[str, Any]:
     """Return the state that `save_checkpoint` stored, its tensors on `map_location`.
+
+    Tensors that were saved in parts are read into the memory that `target(keys, shape, dtype)` gives, by any number of
+    ranks: by default whole, on the CPU.
 
     The checksum is verified first, then that the file is no more than `torch.save` makes of plain data; then it is
     read with `weights_only=True`, which builds tensors and plain data and calls nothing else. Raises CheckpointError,
@@ -89,14 +117,17 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: Any = "cpu") -> 
     """
     path = Path(path)
     with open(path, "rb") as file:
-        _check_version(path, _verify(path, file))
-        return _read(path, file, map_location)
+        trailer = _verify(path, file)
+        _check_version(path, trailer)
+        return _read(path, file, trailer, map_location, target)
 
 
-def load_latest(folder: str | os.PathLike[str], map_location: Any = "cpu") -> tuple[Path, dict[str, Any]] | None:
+def load_latest(
+    folder: str | os.PathLike[str], map_location: Any = "cpu", target: Target = whole_on_cpu
+) -> tuple[Path, dict[str, Any]] | None:
     """The path and the state of what `latest_checkpoint` finds; its checksum is computed once."""
     with _latest(Path(folder)) as found:
-        return None if found is None else (found[0], _read(*found, map_location))
+        return None if found is None else (found[0], _read(*found, map_location, target))
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
@@ -126,6 +157,8 @@ def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
         surplus = [path for path in surplus if path != newest]
     for path in surplus:
         path.unlink()
+    if surplus:
+        remove_stray_shards(Path(folder), _serial)
     return surplus
 
 
@@ -246,12 +279,13 @@ class _Sink:
         """torch asks for it; `_write` flushes once, at the end."""
 
 
-def _write(file: BinaryIO, state: dict[str, Any], serial: int) -> None:
+def _write(file: BinaryIO, state: dict[str, Any], serial: int, shards: str | None = None) -> None:
     sink = _Sink(file)
     torch.save(state, sink)  # pyright: ignore[reportArgumentType]  # torch needs only write and flush
     if sink.error is not None:
         raise sink.error
-    prefix = f"course_lm checkpoint {FORMAT_VERSION} serial {serial} sha256 ".encode()
+    beside = "" if shards is None else f"shards {shards} "
+    prefix = f"course_lm checkpoint {FORMAT_VERSION} serial {serial} {beside}sha256 ".encode()
     file.seek(-2, os.SEEK_END)  # a zip file ends in the length of its comment, which torch leaves at 0
     file.write(struct.pack("<H", len(prefix) + _DIGEST_LENGTH) + prefix)
     file.seek(0)
@@ -261,7 +295,7 @@ def _write(file: BinaryIO, state: dict[str, Any], serial: int) -> None:
 
 
 @contextmanager
-def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO] | None]:
+def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, _Trailer] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.pt")]:
         # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
@@ -275,12 +309,12 @@ def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO] | None]:
                 warnings.warn(f"passing over a checkpoint: {error}", stacklevel=4)
                 continue
             _check_version(path, trailer)
-            yield path, file
+            yield path, file, trailer
             return
     yield None
 
 
-def _read(path: Path, file: BinaryIO, map_location: Any) -> dict[str, Any]:
+def _read(path: Path, file: BinaryIO, trailer: _Trailer, map_location: Any, target: Target) -> dict[str, Any]:
     """The state in a file whose checksum is right."""
     try:
         most_parts = check_archive(file)
@@ -296,14 +330,21 @@ def _read(path: Path, file: BinaryIO, map_location: Any) -> dict[str, Any]:
         raise CheckpointError(f"{path} has a right checksum, but nothing that can be loaded: {reason}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a run")
-    return state
+    if trailer.shards is None:
+        return state
+    try:
+        return put_back(state, shard_folder(path, trailer.serial), target)
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _read_trailer(file: BinaryIO) -> _Trailer | None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TRAILER_MAX_BYTES))
     found = _TRAILER.search(file.read())
-    return _Trailer(int(found[1]), int(found[2]), found[3].decode()) if found else None
+    if found is None:
+        return None
+    return _Trailer(int(found[1]), int(found[2]), found[3].decode() if found[3] else None, found[4].decode())
 
 
 def _verify(path: Path, file: BinaryIO) -> _Trailer:
@@ -312,6 +353,11 @@ def _verify(path: Path, file: BinaryIO) -> _Trailer:
         raise CheckpointError(f"{path} is cut short, or not a course_lm checkpoint: no checksum at its end")
     if _digest_before_trailer(file) != trailer.digest:
         raise CheckpointError(f"{path} is damaged: its bytes do not match its checksum")
+    if trailer.shards is not None:
+        try:
+            check_shards(shard_folder(path, trailer.serial), trailer.shards)
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from None
     return trailer
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.checkpoints.weights import describe, describe_form, is_dense
+from course_lm.shards import is_sharded, part_of, shard_like
 from course_lm.validation import ensure
 
 # A run may go on with another implementation of the same arithmetic; the loop sets the learning rate at every step.
@@ -225,7 +226,8 @@ def _forms(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) ->
         return {}
     twin = object.__new__(type(optimizer))  # its constructor may take any arguments
     vars(twin).update(vars(optimizer))
-    stand_in = torch.empty_like(parameter, device="meta").requires_grad_()
+    # of a sharded parameter the whole: `_check_parameter` compares shapes
+    stand_in = torch.empty_like(part_of(parameter), device="meta").new_empty(parameter.shape).requires_grad_()
     stand_in.grad = torch.empty_like(stand_in)
     plain = {key: False for key in ("fused", "foreach") if key in group}  # kernels that may refuse a meta tensor
     rates = {"lr": float(group["lr"])} if "lr" in group else {}  # a rate in a tensor lies on another device
@@ -254,4 +256,6 @@ def _copy(value: Any, form: _Form | None, parameter: Tensor) -> Any:
     if form is None:  # of another optimizer than torch's
         like = parameter if value.shape == parameter.shape else value.contiguous()
         return torch.empty_like(like, dtype=value.dtype, device=parameter.device, requires_grad=False).copy_(value)
+    if is_sharded(parameter) and value.shape == parameter.shape:
+        return shard_like(value, parameter).clone()
     return torch.empty_like(form.like, device=form.device).copy_(value)

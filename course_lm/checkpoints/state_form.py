@@ -71,6 +71,11 @@ def _check_number(value: Any, name: str) -> None:
         raise ValueError(f"the state's {name} must be a number, got {describe(value)}")
 
 
+def _check_flag(value: Any, name: str) -> None:
+    if type(value) is not bool:
+        raise ValueError(f"the state's {name} must be True or False, got {describe(value)}")
+
+
 def _check_best(value: Any, name: str) -> None:
     """The lowest loss so far: infinite before the first one, and never NaN."""
     _check_number(value, name)
@@ -278,6 +283,7 @@ _CHECKS: dict[str, Callable[[Any, str], None]] = {
     "schedule": _check_schedule,
     "total_steps": _check_total,
     "last_rate": _check_number,
+    "draws_by_place": _check_flag,
     "scaler": _check_scaler,
     "early_stopping": _check_stopping,
     "parts": _check_parts,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lm.checkpoints.atomic_write import atomic_file
+from course_lm.shards import part_of, shard_like
 from course_lm.validation import one_line
 
 
@@ -79,7 +80,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     before = [(tensor, tensor.detach().clone()) for tensor in (*model.parameters(), *model.buffers())]
     # what a module's get_extra_state returned; load_state_dict hands it to set_extra_state at once
     extra = {name: deepcopy(value) for name, value in state.items() if not isinstance(value, Tensor)}
-    loaded = OrderedDict(weights)
+    # under several ranks this one's parts: `check_weights` has seen that the names are the same
+    loaded = OrderedDict((name, _cut(value, state[name])) for name, value in weights.items())
     loaded._metadata = getattr(state, "_metadata", {})  # type: ignore[attr-defined]  # else layers take it for an old form
     try:
         model.load_state_dict(loaded)
@@ -92,6 +94,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the model does not take the checkpoint's weights: {type(error).__name__}: {reason}"
         ) from None
+
+
+def _cut(value: Any, mine: Any) -> Any:
+    return shard_like(value, mine) if isinstance(value, Tensor) and isinstance(mine, Tensor) else value
 
 
 def describe(value: Any) -> str:
@@ -127,7 +133,7 @@ def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str |
     """A line on two names for one tensor in `mine` that stand for different ones in `saved`: the second would win."""
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in mine.items():
-        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.numel() and not tensor.is_meta:
+        if isinstance(tensor, Tensor) and tensor.layout == torch.strided and _has_memory(tensor):
             # the same place and form: one tensor under two names
             place = _place_of(tensor)
             other = saved[first.setdefault(place, name)]
@@ -159,7 +165,12 @@ def _untie(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
 
 def _place_of(tensor: Tensor) -> tuple[Any, ...]:
     """What tied weights have in common: the same numbers in the same memory."""
-    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.device, part_of(tensor).data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """All empty tensors have the address 0, and so have empty parts."""
+    return bool(part_of(tensor).numel()) and not tensor.is_meta
 
 
 def _form(value: Any) -> str:

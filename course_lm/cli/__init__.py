@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 1
 """
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,24 +19,38 @@ DEFAULT_CONFIG = "python-docs"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
+    if os.environ.get("RANK", "0") != "0":
+        warnings.simplefilter("ignore")  # rank 0 says the same
     try:
         options, rest = _parser().parse_known_args(arguments)
         return options.command(options, rest)
+    # A loss or gradient that is not finite, too little memory, a rank that hangs: the input was good, the run failed.
+    except (FloatingPointError, MemoryError, TimeoutError) as error:
+        return _fail(error, 1)
     except (ValueError, OSError, ImportError) as error:
         return _fail(error, 2)
-    # A loss or gradient that is not finite, or too little memory: the input was good, the run failed.
-    except (FloatingPointError, MemoryError) as error:
-        return _fail(error, 1)
     except KeyboardInterrupt:
         print("course-lm: interrupted", file=sys.stderr)
         return 130
+    except RuntimeError as error:
+        if not hasattr(error, "exit_code"):  # RankError, whose module takes seconds to import
+            raise
+        return _fail(error, error.exit_code)  # type: ignore[attr-defined]
     finally:
         warnings.formatwarning = formatted
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"course-lm: error: {' '.join(str(error).split())}", file=sys.stderr)
+    if _speaks():
+        print(f"course-lm: error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
+
+
+def _speaks() -> bool:
+    """Whether this process prints an error: of the ranks that torchrun has started, the first that has one."""
+    joining = sys.modules.get("course_lm.distributed.joining")
+    group = None if joining is None else joining.joined_group()
+    return os.environ.get("RANK", "0") == "0" if group is None else group.speaks_first()
 
 
 def _one_line_warning(message: Warning | str, *place: object) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from course_lm.cli.preparation import describe, prepare, table
 from course_lm.config import TrainingConfig
+from course_lm.distributed import connect
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.trainer import Trainer
 
@@ -18,6 +19,8 @@ def find_lr_on_text(
     # Before the sweep, whose result would be lost.
     if not png.parent.is_dir() or png.is_dir():
         raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
+    if connect().world > 1:
+        raise ValueError("find-lr runs in one process, got several ranks: start it without torchrun")
     run = prepare(config)
     trainer = Trainer(run.model, config)
     print(describe(run, trainer))

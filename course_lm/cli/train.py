@@ -4,14 +4,17 @@ import json
 import lzma
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 
-from course_lm.checkpoints import atomic_file, export_weights
+from course_lm.checkpoints import atomic_file, export_weights, load_weights
 from course_lm.cli.preparation import PreparedRun, describe, prepare, settle_curriculum, table
 from course_lm.config import TrainingConfig
-from course_lm.model import generate
+from course_lm.distributed import Group, connect
+from course_lm.model import GPT, generate
+from course_lm.shards import gathered, is_sharded
 from course_lm.tokenizer import decode, eos_id
 from course_lm.trainer import Trainer
 from course_lm.trainer.run import run_folder, sole_writer
@@ -24,28 +27,49 @@ SAMPLE_TEMPERATURE = 0.8
 def train_on_text(config: TrainingConfig) -> int:
     """Train as configured and print a report; return 0, or 128 + the number of the signal that stopped the run.
 
-    The exported weights are the best validated ones, and the report is about them.
+    The exported weights are the best validated ones, and the report is about them. Under torchrun every rank trains,
+    and rank 0 alone writes and prints.
     """
     started = time.perf_counter()
     config = settle_curriculum(config)
     folder = run_folder(config)
+    group = connect(config.distributed.timeout_seconds)
     # From here on another process that wants to train in this folder is refused.
-    with sole_writer(folder):
+    with group.one_fate(), sole_writer(folder, group):
         run = prepare(config)
         trainer = Trainer(run.model, config)
-        print(describe(run, trainer))
+        if group.leads:
+            print(describe(run, trainer))
         trainer.train(run.train_loader, run.val_loader)
         # What is exported and sampled from are the best weights, which `report` is about.
         trainer.restore_best()
+        run = replace(run, model=_whole_model(run, config, group))
         if folder is not None:
-            with atomic_file(folder / "tokenizer.json") as file:
-                file.write(run.tokenizer.to_str(pretty=True).encode())
-            export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
+            group.leader_does(lambda: _export(folder, run, config))
     if trainer.interrupted is not None:
         return 128 + trainer.interrupted
-    print(report(run, trainer, time.perf_counter() - started))
-    print(f"\n{sample(run, config.training.seed)}")
+    if group.leads:
+        print(report(run, trainer, time.perf_counter() - started))
+        print(f"\n{sample(run, config.training.seed)}")
     return 0
+
+
+def _whole_model(run: PreparedRun, config: TrainingConfig, group: Group) -> GPT:
+    """The model with all its weights; of a sharded one, on rank 0 alone, a copy that needs no other rank."""
+    if not any(is_sharded(parameter) for parameter in run.model.parameters()):
+        return run.model
+    weights = gathered(run.model.state_dict(), keep=group.leads)
+    if not group.leads:
+        return run.model
+    model = GPT(config.model, run.tokenizer.get_vocab_size(), config.data.max_length)
+    load_weights(model, weights)
+    return model
+
+
+def _export(folder: Path, run: PreparedRun, config: TrainingConfig) -> None:
+    with atomic_file(folder / "tokenizer.json") as file:
+        file.write(run.tokenizer.to_str(pretty=True).encode())
+    export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
 
 
 def _model_card(config: TrainingConfig) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lm.batching import Batch, Loader
+from course_lm.batching import EVERYTHING, Batch, Loader, Share
 from course_lm.curriculum.difficulty import Example
 from course_lm.curriculum.manager import CurriculumTrainingManager
 
@@ -75,17 +75,21 @@ class CurriculumLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the loaded position, or else from the start of the epoch."""
+        return self.read_share(EVERYTHING)
+
+    def read_share(self, share: Share) -> Iterator[Batch]:
+        """The same for one of several ranks: None in place of each batch that it does not need, which is not made."""
         start, self._next_start = self._next_start, 0
         # Not in epoch 0, before which nothing can be reported, and not where a running epoch goes on.
         if self._threshold is None and self.epoch > 0 and self.manager.hears_nothing:
             warnings.warn("the curriculum waits for validation losses, and none was reported", stacklevel=2)
         self._threshold = self.threshold  # fixed until the epoch ends
         self._batch = start
-        return self._run(start)
+        return self._run(start, share)
 
-    def from_start(self) -> Iterable[Batch]:
+    def from_start(self, share: Share = EVERYTHING) -> Iterable[Batch]:
         """Every document, admitted or not, in the order of epoch 0; the loader's position stays."""
-        return self.whole.from_start()
+        return self.whole.from_start(share)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a position loaded for this same epoch is kept."""
@@ -215,8 +219,8 @@ class CurriculumLoader:
         needed = rows * (self.whole.width or 1) if self.whole.packed else rows
         return min(len(filled), int((filled < needed).sum()) + 1)  # + 1: the document that reaches it
 
-    def _run(self, start: int) -> Iterator[Batch]:
+    def _run(self, start: int, share: Share) -> Iterator[Batch]:
         assert self._threshold is not None
         loader, batches = self._plan(self._threshold)
-        for self._batch, batch in enumerate(loader.read(batches[start:]), start + 1):
+        for self._batch, batch in enumerate(loader.read(share.of_epoch(batches, start)), start + 1):
             yield batch

@@ -1,8 +1,26 @@
-"""Many processes, one run.
+"""One run on many processes (lesson 14): the number of ranks is no part of the run.
 
-plan.py: bytes that a rank holds and sends, from a configuration alone.
+joining.py finds the ranks that torchrun started, ranks.py is what they say to each other, wrapping.py gives a model
+that averages gradients, sharing.py shares out a window, plan.py reckons bytes, settings.py is the configuration's
+section.
 """
 
+from course_lm.distributed.joining import connect, leave
 from course_lm.distributed.plan import Plan, plan
+from course_lm.distributed.ranks import Group, RankError, exit_code_of
+from course_lm.distributed.settings import DistributedConfig
+from course_lm.distributed.sharing import share
+from course_lm.distributed.wrapping import wrap
 
-__all__ = ["Plan", "plan"]
+__all__ = [
+    "DistributedConfig",
+    "Group",
+    "Plan",
+    "RankError",
+    "connect",
+    "exit_code_of",
+    "leave",
+    "plan",
+    "share",
+    "wrap",
+]

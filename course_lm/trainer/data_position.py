@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from course_lm.batching import AnyBatch, epoch_generator
+from course_lm.batching import EVERYTHING, AnyBatch, Share, epoch_generator
 from course_lm.batching.capabilities import describe_epoch, fingerprint_of, length_of, report_performance
 from course_lm.batching.reading import RandomStream, digest_of, set_epoch
 from course_lm.trainer.sources import END, AnyIterable, Place, Source, place_of, source_of
@@ -42,13 +42,15 @@ class DataPosition:
 
     Args:
         seed: of the run; with the epoch it fixes what a loader draws from the global generators.
+        share: what this one of several ranks needs. Our own loaders give None in place of the other batches; any other
+            loader is read whole on each rank.
 
     Attributes:
         epoch: complete passes over the data. batch: batches taken from the current one.
     """
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def __init__(self, seed: int = 0, share: Share = EVERYTHING) -> None:
+        self.seed, self.share = seed, share
         self._stream = RandomStream(seed)
         self._length: int | None = None  # what the loader says
         self._ended = False  # the iterator is exhausted: a tail window asks for more than there is
@@ -152,7 +154,7 @@ class DataPosition:
 
     def _open(self, loader: Any) -> None:
         """Start reading at the position; where that is refused, the position stays as it is."""
-        source = self._source if loader is self._source.loader else source_of(loader)
+        source = self._source if loader is self._source.loader else source_of(loader, self.share)
         place = self._saved or place_of(self.epoch, self.batch, last=self._last)
         stream = RandomStream(epoch_generator(self.seed, self.epoch).initial_seed())
         if self._saved is not None:  # before anything changes

@@ -3,6 +3,9 @@
 `Trainer` keeps the books around `train_step`. Observers are told what happened; what they raise or draw at random does
 not change what happens next. Everything that the next step depends on is in `state_dict()`, so a run that stops after
 any step and goes on later leaves the same weights as one that never stopped.
+
+Started by torchrun, each rank runs this same loop over its share of every window. Their number is no part of the run:
+all that decides what happens next is a sum or a maximum over the ranks, or said by rank 0, which alone writes.
 """
 
 import math
@@ -39,16 +42,20 @@ from course_lm.checkpoints.state_form import check_run_state
 from course_lm.checkpoints.weights import check_weights
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig
-from course_lm.forward import AnyBatch
+from course_lm.distributed import connect, share, wrap
+from course_lm.distributed.sharded_checkpoints import save_sharded
+from course_lm.forward import AnyBatch, unwrap
 from course_lm.loss import adapt_loss, next_token_loss
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
 from course_lm.optim import build_optimizer, check_optimizer
 from course_lm.precision import Precision
 from course_lm.rates import fix_lr_scales
-from course_lm.reproducibility import deterministic_kernels, resolve_device, seed_everything
+from course_lm.reproducibility import deterministic_kernels, seed_everything, seed_of
 from course_lm.schedules import build_schedule, check_schedule
+from course_lm.shards import empty_like_shard, gathered, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
+from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.data_position import DataPosition
 from course_lm.trainer.log import RunLog
@@ -78,8 +85,14 @@ from course_lm.trainer.run import (
 class Trainer:
     """Trains a model as its configuration says.
 
+    Under torchrun every rank makes one, and calls the same methods. Random numbers are then drawn for each micro-batch
+    by its place in the data, whichever rank computes it.
+
     Args:
-        model: any causal language model that `train_step` takes; it is moved to the configured device.
+        model: any causal language model that `train_step` takes; it is moved to the configured device. For several
+        ranks
+            it is wrapped as `config.distributed` says, unless it comes in `DistributedDataParallel` or after
+            `fully_shard`.
         config: see `TrainingConfig`. `training.output_dir` None writes no files.
         loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; validation always uses the plain loss.
         optimizer: by default built from `config.optimizer`.
@@ -93,9 +106,11 @@ class Trainer:
         best_weights: without a folder, a copy of the weights with the lowest validation loss; with one they are in
             `checkpoint_best.pt`.
         interrupted: the number of the signal that ended the run, or None.
+        group: the ranks that train together.
 
     Raises:
-        ValueError: the configured device is not on this machine.
+        ValueError: the configured device is not on this machine; the ranks, the model, its optimizer or its loss cannot
+            be trained together.
     """
 
     def __init__(
@@ -109,18 +124,23 @@ class Trainer:
         clip: Callable[..., object] = clip_gradients,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.device = resolve_device(config.training.device)
+        self.group = connect(config.distributed.timeout_seconds)
+        self.device = self.group.device_for(config.training.device)
         self.precision = Precision(config.training.precision, self.device)
         # "auto" may mean another precision on another machine: what is saved says what ran
         self.settings = replace(config.training, precision=self.precision.name)
         self.config = replace(config, training=self.settings)
         if self.device.type == "cpu":
             tune_allocator()
-        self.model = model.to(self.device)
-        # only called: weights are saved from `model`, without the prefix that torch.compile gives their names
-        self.runner: nn.Module = torch.compile(model) if self.settings.compile else model  # type: ignore[assignment]
-        self.optimizer = optimizer or build_optimizer(model, config.optimizer)
-        check_optimizer(self.optimizer, model)
+        model = model.to(self.device)
+        if self.settings.compile:
+            model = torch.compile(model)  # type: ignore[assignment]
+        # only called: weights are saved from `model`, without the prefixes that wrappers give their names
+        self.runner = wrap(model, config.distributed, self.group)
+        self.model = unwrap(self.runner)
+        self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
+        check_optimizer(self.optimizer, self.model)
+        check_parameters(self.optimizer, self.model, self.group)
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
             check_schedule(schedule)
@@ -128,16 +148,20 @@ class Trainer:
         self.schedule_settings: dict[str, Any] | None = None  # of a schedule that the configuration names
         self.folder = run_folder(config)
         self.history = History()
-        told = [*observers, *default_observers(config, self.history)]
+        told = [*observers, *default_observers(config, self.history)] if self.group.leads else []
         self.log = RunLog(self.history, told, self.device, plain_loss=self.loss_fn is next_token_loss)
         patience = self.settings.early_stopping_patience or sys.maxsize  # counted even so: a run may be given one later
         self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
-        self.position = DataPosition(self.settings.seed)
+        self.position = DataPosition(self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
+        # whether random numbers depend on a micro-batch's place in the data alone: ranks have no other way to agree
+        self.draws_by_place = self.group.joined
         self.step, self.validated_at, self.best_loss = 0, -1, math.inf
         self.best_weights: dict[str, Tensor] | None = None
         self.last_rate = math.nan  # of the last completed step
         self.total_steps: int | None = None
         self.interrupted: int | None = None
+        self._signal = 0  # that this rank has got
+        self._buffers = BufferWatch(self.model, self.group)
         self._owes_validation = False  # one was begun, and an error broke it off
         self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
@@ -155,15 +179,21 @@ class Trainer:
             MemoryError: there is not enough of it; says what to lower, and in which order.
             ValueError: the folder holds a run with other settings, or the number of steps cannot be told.
             BlockingIOError: another process is training in the folder.
+            RankError, TimeoutError: another rank has failed, or did not answer.
         """
-        self.interrupted = None
-        check_validation_loader(val_loader)
-        with sole_writer(self.folder), deterministic_kernels(self.settings.deterministic):
+        self.interrupted, self._signal = None, 0
+        with (
+            self.group.one_fate(),
+            sole_writer(self.folder, self.group),
+            deterministic_kernels(self.settings.deterministic),
+        ):
+            check_validation_loader(val_loader)
+            check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
             self._start_or_resume(train_loader)
             try:
                 with on_interrupt(self.stop), explain_out_of_memory(self.config):
                     self._make_up_for_validation(val_loader)
-                    while not self.finished:
+                    while not self._is_over():
                         self.train_epoch(train_loader, val_loader)
                     self._finish(val_loader)
             finally:
@@ -173,7 +203,7 @@ class Trainer:
                     # what the caller draws before the next train() does not reach this run
                     self._generators = rng_state()
         if self.interrupted is not None:
-            print(farewell(self.interrupted, self.step, self.config))
+            self._say(farewell(self.interrupted, self.step, self.config))
         return self.history
 
     def train_epoch(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
@@ -184,7 +214,8 @@ class Trainer:
         settings = self.settings
         if self.schedule is None or self._loaded is not None:
             self._plan(train_loader)
-        for window in windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
+        read = windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps)
+        for window in in_step(read, self.group):
             if self._take_step(window):
                 if self.step % settings.logging_steps == 0:
                     self._log()
@@ -193,7 +224,7 @@ class Trainer:
                 # where the epoch ends with this step, its own checkpoint follows
                 if self.step % settings.save_steps == 0 and self.position.batch != length_of(train_loader):
                     self._save(f"step_{self.step}")
-            if self.finished:
+            if self._is_over():
                 self.position.pause()
                 return
         self._end_epoch(val_loader)
@@ -208,12 +239,12 @@ class Trainer:
         return self.position.epoch >= self.settings.num_epochs
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Let `train` finish the step, save and return, as the signal of this number does; from any thread."""
-        self.interrupted = number
+        """Let `train` finish the step, save and return, as the signal of this number does; from any thread and rank."""
+        self._signal = number
 
     def evaluate(self, loader: Iterable[AnyBatch]) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`."""
-        return evaluate(self.runner, loader, self.precision)
+        return evaluate(self.runner, loader, self.precision, self.group)
 
     def restore_best(self) -> None:
         """Give the model the weights with the lowest validation loss; without a finite one it keeps the last ones.
@@ -225,11 +256,21 @@ class Trainer:
         best = self.best_weights
         if best is None and self.folder is not None:
             try:
-                best = load_checkpoint(self.folder / "checkpoint_best.pt")["model"]
+                best = self._read(self.folder / "checkpoint_best.pt")["model"]
             except (OSError, CheckpointError) as error:
                 warnings.warn(f"the model keeps its last weights, the best ones cannot be read: {error}", stacklevel=2)
-        if best is not None:
+        if not self.group.largest(best is None):  # where one rank cannot read them, none takes them
+            assert best is not None
             load_weights(self.model, best)
+
+    def _is_over(self) -> bool:
+        """Whether training ends here; a signal to any rank ends it on all."""
+        self.interrupted = self.group.largest(self._signal) or None
+        return self.finished
+
+    def _say(self, text: str) -> None:
+        if self.group.leads:
+            print(text)
 
     def _take_step(self, window: list[AnyBatch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
@@ -240,7 +281,7 @@ class Trainer:
         try:
             result = train_step(
                 self.runner,
-                window,
+                share(window, self.group),
                 self.optimizer,
                 lr=rate,
                 loss_fn=self.loss_fn,
@@ -248,7 +289,11 @@ class Trainer:
                 clip=self.clip,
                 precision=self.precision,
                 on_nonfinite=settings.on_nonfinite,
+                seeds=self._seeds(len(window)),
             )
+            if self.draws_by_place:
+                set_rng_state(before)  # where all ranks have it alike
+            self._buffers.check(self.model)
         except BaseException as error:
             self._generators = before  # the step is taken again when training goes on
             if isinstance(error, NonFiniteGradientError):
@@ -263,9 +308,18 @@ class Trainer:
             self.step, self.last_rate = self.step + 1, float(rate)
         self.log.add(result, skipped, self.step)
         if not skipped and not self._can_be_saved:  # an optimizer's state appears with its first step
-            as_plain({"optimizer": state_by_name(self.optimizer, self.model)})
+            as_plain(map_tensors({"optimizer": state_by_name(self.optimizer, self.model)}, part_of))
             self._can_be_saved = True
         return not skipped
+
+    def _seeds(self, window: int) -> list[int] | None:
+        """The seeds of this rank's micro-batches in a window that begins where the run stands in its data."""
+        if not self.draws_by_place:
+            return None
+        place, group = self.position, self.group
+        # as many as `share` gives micro-batches; those beyond the window have no target, and their seed does not matter
+        mine = range(group.rank, group.world * math.ceil(window / group.world), group.world)
+        return [seed_of(self.settings.seed, place.epoch, place.batch + index) for index in mine]
 
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
@@ -313,12 +367,13 @@ class Trainer:
     def _save(self, name: str) -> None:
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder, limit = self.folder, self.settings.save_total_limit
         with self.log.throughput.paused():
-            self.save_checkpoint(self.folder / f"checkpoint_{name}.pt")
+            self.group.leader_does(lambda: folder.mkdir(parents=True, exist_ok=True))
+            self.save_checkpoint(folder / f"checkpoint_{name}.pt")
             # only now: a disk that is full costs no older checkpoint
-            if self.settings.save_total_limit is not None:
-                prune_checkpoints(self.folder, self.settings.save_total_limit)
+            if limit is not None:
+                self.group.leader_does(lambda: prune_checkpoints(folder, limit))
 
     def _end_epoch(self, val_loader: Iterable[AnyBatch] | None) -> None:
         # an epoch of empty windows, or without any: under max_steps such a run would never end
@@ -338,6 +393,7 @@ class Trainer:
             if self.log.pending:
                 self._log()
             self._validate(val_loader)
+            self._is_over()  # a signal may have come meanwhile
         self._save("last")  # before the best weights come back: a run goes on from its last ones
         if self.interrupted is None and self.settings.restore_best:
             self.restore_best()
@@ -350,18 +406,17 @@ class Trainer:
         self._plan(train_loader)
         resumed = None if self._begun else self._load_newest()
         self.position.go_to(train_loader)
-        as_plain(self._live_state())  # what cannot be saved is found before the first step
+        as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
         if resumed is not None:
-            print(f"resumed {resumed} after step {self.step}")
+            self._say(f"resumed {resumed} after step {self.step}")
         if self._loaded is not None and self._loaded["total_steps"] not in (None, self.total_steps):
-            print(f"the run goes on to step {self.total_steps}; it was to end after {self._loaded['total_steps']}")
+            self._say(f"the run goes on to step {self.total_steps}; it was to end after {self._loaded['total_steps']}")
         if self._generators is not None:
             set_rng_state(self._generators)  # whatever was drawn since the run was left
         if self.finished:
-            print(f"the run has come to its end after step {self.step}: nothing is left to train")
+            self._say(f"the run has come to its end after step {self.step}: nothing is left to train")
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.config.to_yaml(self.folder / "config.yaml")
+            self.group.leader_does(self._write_config)
         self._begun, self._loaded = True, None
         self.log.start(self.step, self.total_steps)
 
@@ -369,16 +424,16 @@ class Trainer:
         """Seed a new run and load the newest state in its folder; return the file that it was in."""
         folder = self.folder
         if folder is not None and self.settings.resume == "never":
-            put_aside(folder)
+            self.group.leader_does(lambda: put_aside(folder))
         if self.step == 0:
             seed_everything(self.settings.seed, self.settings.deterministic)
-            newest = None if folder is None else load_newest(folder)
+            newest = None if folder is None else load_newest(folder, self.group, self._target)
             if newest is not None:
                 path, state = newest
                 self.load_state_dict(state)
                 self._loaded_from = folder
                 return path
-        elif folder is not None and folder != self._loaded_from and holds_checkpoints(folder):
+        elif folder is not None and folder != self._loaded_from and self.group.tell(holds_checkpoints(folder)):
             raise ValueError(
                 f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
             )
@@ -396,18 +451,37 @@ class Trainer:
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
             self.model.train()
 
+    def _write_config(self) -> None:
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.config.to_yaml(self.folder / "config.yaml")
+
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write the whole state of the run to one file; OSError where that cannot be done."""
-        save_checkpoint(path, self._live_state())
+        """Write the whole state of the run, as `distributed.checkpoint` says; OSError where that cannot be done."""
+        if self.config.distributed.checkpoint == "sharded" and self.group.world > 1:
+            save_sharded(path, self._live_state(), self.group)
+        else:
+            state = gathered(self._live_state(), keep=self.group.leads)
+            self.group.leader_does(lambda: save_checkpoint(path, state))
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on from a saved state; CheckpointError for a damaged file, ValueError for another run's."""
-        self.load_state_dict(load_checkpoint(path))
+        self.load_state_dict(self._read(Path(path)))
         self._loaded_from = Path(path).parent
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        return load_checkpoint(path, target=self._target)
+
+    def _target(self, keys: Sequence[str], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for a tensor of a state, cut as this trainer's own is: `keys` names the parameter."""
+        own = next(
+            (p for name, p in self.model.named_parameters() if name in keys and p.shape == torch.Size(shape)), None
+        )
+        return empty_like_shard(own, shape, dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that the rest of the run depends on, as tensors and plain data."""
-        return deepcopy(as_plain(self._live_state()))
+        return deepcopy(as_plain(gathered(self._live_state())))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned.
@@ -420,6 +494,10 @@ class Trainer:
         parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
         check_run_state(state, self._live_state(), parameters)
         check_same_run(self.config, state["config"])
+        if self.group.world > 1 and not state["draws_by_place"]:
+            warnings.warn(
+                "the run was begun without torchrun: with dropout it goes on with other random numbers", stacklevel=2
+            )
         check_length(self.settings, state["step"], state["epoch"])
         check_weights(self.model, state["model"])
         check_state(state["optimizer"], self.optimizer, self.model)
@@ -432,6 +510,7 @@ class Trainer:
         load_weights(self.model, state["model"])
         load_state(state["optimizer"], self.optimizer, self.model)
         self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
+        self.draws_by_place = state["draws_by_place"] or self.group.world > 1
         self.last_rate = state["last_rate"]
         self._loaded = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps", "config")}
         if self.schedule is None:  # else they are those of the schedule at hand
@@ -461,6 +540,7 @@ class Trainer:
             "schedule": self.schedule_settings,
             "total_steps": self.total_steps,
             "last_rate": self.last_rate,
+            "draws_by_place": self.draws_by_place,
             "scaler": self.precision.state_dict(),
             "early_stopping": self.stopper.state_dict(),
             "rng": rng_state() if self._generators is None else self._generators,

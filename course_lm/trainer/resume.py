@@ -17,8 +17,10 @@ from typing import Any
 
 from torch import nn
 
-from course_lm.checkpoints import library_versions, load_latest
+from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint, load_latest
+from course_lm.checkpoints.shard_files import Target
 from course_lm.config import LoopConfig, TrainingConfig, sections
+from course_lm.distributed import Group
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.validation import one_line, shown
@@ -33,6 +35,8 @@ MAY_CHANGE = {
     "training.resume",
     "training.save_steps",
     "training.save_total_limit",
+    "distributed.checkpoint",
+    "distributed.timeout_seconds",
     *(
         f"{name}.{part.name}"
         for name, kind in sections().items()
@@ -41,7 +45,14 @@ MAY_CHANGE = {
     ),
 }
 # These change how numbers are rounded and nothing else: the run goes on, with a warning.
-ROUNDING = {"model.gradient_checkpointing", "training.compile", "training.deterministic", "training.device"}
+ROUNDING = {
+    "distributed.shard_size",
+    "distributed.strategy",
+    "model.gradient_checkpointing",
+    "training.compile",
+    "training.deterministic",
+    "training.device",
+}
 # These may change as long as the steps that were taken keep their learning rates: see `check_length`.
 LENGTH = {"training.max_steps", "training.num_epochs"}
 
@@ -129,15 +140,29 @@ def _saved_schedule(settings: Mapping[str, Any]) -> Callable[[int], float]:
         raise ValueError(f"the checkpoint holds no schedule that can be built again: {one_line(error)}") from None
 
 
-def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def load_newest(folder: Path, group: Group, target: Target) -> tuple[Path, dict[str, Any]] | None:
     """The newest intact checkpoint in the run's folder and the state in it, or None where there is no checkpoint.
 
-    ValueError where there are checkpoints and none can be read: a new run would write over them.
+    Rank 0 chooses it, every rank reads it. `target` gives the memory for sharded tensors, see `load_checkpoint`.
+
+    Raises:
+        ValueError: there are checkpoints and none can be read: a new run would write over them.
+        FileNotFoundError: this rank does not see the folder of rank 0.
     """
-    newest = load_latest(folder)
-    if newest is None and holds_checkpoints(folder):
-        raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
-    return newest
+    if group.world == 1:
+        newest = load_latest(folder, target=target)
+        found = None if newest is None else newest[0]
+    else:
+        newest, found = None, group.leader_does(lambda: latest_checkpoint(folder))
+    if found is None:
+        if group.tell(holds_checkpoints(folder)):
+            raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
+        return None
+    try:
+        return newest or (found, load_checkpoint(found, target=target))
+    except FileNotFoundError:
+        place = f"rank {group.rank} does not see {found}"
+        raise FileNotFoundError(f"{place}: training.output_dir must lie on storage that all machines share") from None
 
 
 def holds_checkpoints(folder: Path) -> bool:
@@ -155,6 +180,7 @@ def put_aside(folder: Path) -> None:
 def describe_parts(model: nn.Module, loss_fn: object, clip: object) -> dict[str, str]:
     """What a run is made of beside its configuration, as text: the model's modules, the loss and the clip function."""
     modules = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # addresses differ from process to process
+    modules = re.sub(r"\bFSDP(?=[A-Z]\w*\()", "", modules)  # the class that fully_shard makes of a module's own
     return {"model": modules, "loss_fn": _describe_function(loss_fn), "clip": _describe_function(clip)}
 
 

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from course_lm.batching.capabilities import length_of, length_of_epoch
 from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.distributed import Group
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
 
@@ -29,27 +30,33 @@ def run_folder(config: TrainingConfig) -> Path | None:
 
 
 @contextmanager
-def sole_writer(folder: Path | None) -> Iterator[None]:
-    """Let no other process train in this folder until the body ends, or this process dies.
+def sole_writer(folder: Path | None, group: Group | None = None) -> Iterator[None]:
+    """Let no other run train in this folder until the body ends, or rank 0 dies.
 
     Entered again in the same thread it changes nothing. Raises BlockingIOError where another process or thread is in.
     """
     if folder is None:
         yield
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    group = group or Group()
     # a singleton counts how often this thread has entered; a second lock object would refuse it
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), is_singleton=True)  # beside the folder: that is renamed
+    group.leader_does(lambda: _acquire(lock, folder))
+    try:
+        yield
+    finally:
+        if group.leads:
+            lock.release()
+
+
+def _acquire(lock: FileLock, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise BlockingIOError(
             f"another process is training in {folder}: wait until it ends, or choose another experiment_name"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def default_observers(config: TrainingConfig, history: History) -> list[Observer]:

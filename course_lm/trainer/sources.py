@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from course_lm.batching import AnyBatch, Loader
+from course_lm.batching import EVERYTHING, AnyBatch, Loader, Share
 from course_lm.batching.capabilities import keeps_position
 from course_lm.batching.reading import (
     digest_of,
@@ -100,14 +100,18 @@ class Source:
 
 
 class OwnLoader(Source):
-    """Our Loader or CurriculumLoader."""
+    """Our Loader or CurriculumLoader; of several ranks each lets it make its own batches alone."""
 
     jumps = True
+
+    def __init__(self, loader: Any, share: Share = EVERYTHING) -> None:
+        super().__init__(loader)
+        self._share = share
 
     def read_from(self, place: Place) -> Iterator[AnyBatch]:
         """Tell the loader the epoch and the batch, and at a saved place the rest of its saved state."""
         _load_state(self.loader, {**(place["loader"] or {}), "epoch": place["epoch"], "batch": place["batch"]})
-        return iter(self.loader)
+        return self.loader.read_share(self._share)
 
     def state(self, epoch: int, batch: int) -> dict[str, Any]:
         """The loader's state, with the epoch and the batch of the run instead of the loader's own."""
@@ -217,12 +221,12 @@ class AnyIterable(Source):
         return isinstance(self.loader, DataLoader) and self.loader.num_workers > 0
 
 
-def source_of(loader: Any) -> Source:
-    """The loader as one of its kind; ValueError for a single batch."""
+def source_of(loader: Any, share: Share = EVERYTHING) -> Source:
+    """The loader as one of its kind, read for a rank that needs this share; ValueError for a single batch."""
     if isinstance(loader, Mapping):
         raise ValueError("the training loader must be an iterable of batches, got a single batch: put it in a list")
     if isinstance(loader, Loader | CurriculumLoader):
-        return OwnLoader(loader)  # first: ours keep a position too, and can jump
+        return OwnLoader(loader, share)  # first: ours keep a position too, and can jump
     if isinstance(loader, list | tuple):
         return BatchList(loader)
     return PositionedLoader(loader) if keeps_position(loader) else AnyIterable(loader)

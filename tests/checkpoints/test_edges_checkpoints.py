@@ -360,7 +360,7 @@ def test_a_loaded_state_is_shared_with_no_one():
 def test_saving_a_file_copies_no_weights(tmp_path, monkeypatch):
     trainer = fresh_trainer()
     seen: list[int] = []
-    monkeypatch.setattr(checkpoints, "_write", lambda file, state, serial: seen.append(pointer(state["model"])))
+    monkeypatch.setattr(checkpoints, "_write", lambda file, state, serial, shards: seen.append(pointer(state["model"])))
     trainer.save_checkpoint(tmp_path / "a.pt")
     assert seen == [pointer(trainer.model.state_dict())] != [pointer(trainer.state_dict()["model"])]
 

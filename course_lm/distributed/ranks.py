@@ -1,0 +1,225 @@
+"""The ranks of a run, and what they say to each other besides gradients.
+
+All ranks take every decision together: on a sum or a maximum over all of them, or by rank 0, which tells the others. A
+group of one decides at once, and makes no collective call.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from course_lm.batching import Share
+from course_lm.reproducibility import resolve_device
+from course_lm.validation import one_line
+
+_T = TypeVar("_T")
+_BAD_INPUT = (ValueError, OSError, ImportError)
+_COPIED = (BlockingIOError, FileNotFoundError, PermissionError, OSError, ValueError, FloatingPointError, MemoryError)
+_SECONDS_FOR_A_WORD = 10.0  # the error of a rank that died arrives at once, its last words a moment later
+
+
+class RankError(RuntimeError):
+    """Another rank has failed, and the run with it.
+
+    Attributes:
+        exit_code: what that rank's process ends with.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Group:
+    """The processes that train one model together.
+
+    Attributes:
+        rank: this process among them, from 0. world: how many there are.
+        local_rank: this process among those of its machine.
+        process_group: torch's group of all ranks; None for a group of one.
+        joined: whether torchrun has started them, be it one alone.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        local_rank: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        store: Store | None = None,
+        timeout_seconds: float = 600.0,
+        joined: bool = False,
+    ) -> None:
+        self.rank, self.world, self.local_rank, self.joined = rank, world, local_rank, joined
+        self.process_group, self.timeout_seconds = process_group, timeout_seconds
+        self._store = store
+        self._failed = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which alone writes and prints."""
+        return self.rank == 0
+
+    def device_for(self, name: str) -> torch.device:
+        """The device on which this rank computes, of the kind that `training.device` names.
+
+        Raises:
+            ValueError: this machine has none of that kind, or fewer than ranks, or ranks cannot talk on it.
+        """
+        device = resolve_device(name)
+        if self.world == 1 or device.type == "cpu":
+            return device
+        if device.type != "cuda":
+            raise ValueError(f"training.device {device.type!r} takes one process, got {self.world}: use cpu or cuda")
+        count = torch.cuda.device_count()
+        if self.local_rank >= count:
+            raise ValueError(f"this machine has {count} CUDA devices, got rank {self.local_rank} of it: start fewer")
+        torch.cuda.set_device(self.local_rank)
+        return torch.device("cuda", self.local_rank)
+
+    def share_of(self, window: int) -> Share:
+        """Which batches this rank reads where `window` of them are shared out at a time."""
+        return Share(self.rank, self.world, window)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, on each of them."""
+        if self.world == 1:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total, group=self.process_group)
+        return total
+
+    def largest(self, number: int) -> int:
+        """The largest of all ranks' numbers, on each of them."""
+        if self.world == 1:
+            return number
+        value = torch.tensor(number)  # on the CPU, where asking for it waits for no accelerator
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.process_group)
+        return int(value)
+
+    def tell(self, value: _T) -> _T:
+        """Rank 0's value, on each rank; what the others give is not looked at."""
+        if self.world == 1:
+            return value
+        box = [value if self.leads else None]
+        dist.broadcast_object_list(box, group=self.process_group, device=torch.device("cpu"))
+        return box[0]  # type: ignore[return-value]
+
+    def leader_does(self, function: Callable[[], _T]) -> _T:
+        """Let rank 0 alone call the function; each rank gets what it returns, or raises what it raises."""
+        if self.world == 1:
+            return function()
+        outcome: tuple[Any, Exception | None] = None, None
+        if self.leads:
+            try:
+                outcome = function(), None
+            except Exception as error:
+                with suppress(Exception):  # where the others cannot be told, this rank's own error ends the run
+                    self.tell((None, _plain_copy(error)))
+                raise
+        value, error = self.tell(outcome)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    @contextmanager
+    def one_fate(self) -> Iterator[None]:
+        """Let an error of this rank end all ranks, and one of theirs end this rank.
+
+        After an error the ranks have parted: each wait for this rank ends at once, and none can be taken up again.
+
+        Raises:
+            RankError: another rank has failed; its message, or that it died without one.
+            TimeoutError: a rank did not answer within the time that `connect` was given.
+        """
+        if self.world == 1:
+            yield
+            return
+        if self._failed:
+            raise RuntimeError("the ranks have parted after an error: start the run again")
+        try:
+            yield
+        except BaseException as error:
+            if self._failed:
+                raise  # an inner block has seen to it
+            self._failed = True
+            why = self._why_lost(error) if _is_lost_connection(error) else None
+            if not isinstance(error, RankError):
+                self._leave_word(why or error)
+            self._part()
+            if why is not None:
+                raise why from error
+            raise
+
+    def speaks_first(self) -> bool:
+        """Whether this rank is the first to ask: of an error that several ranks have, one line is printed."""
+        if self._store is None:
+            return self.leads
+        try:
+            return self._store.add("said", 1) == 1
+        except RuntimeError:  # rank 0 keeps the store, and has ended
+            return False
+
+    def _why_lost(self, error: BaseException) -> Exception:
+        """What ended the connection to another rank, as an error in one line."""
+        late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        deadline = time.monotonic() + (1.0 if late else _SECONDS_FOR_A_WORD)
+        while time.monotonic() < deadline:
+            with suppress(RuntimeError):
+                if self._store is not None and self._store.check(["error"]):
+                    told = json.loads(self._store.get("error"))
+                    return RankError(f"rank {told['rank']}: {told['message']}", told["exit_code"])
+            time.sleep(0.05)
+        if late:
+            return TimeoutError(
+                f"rank {self.rank} has waited for another rank for {self.timeout_seconds:g} s "
+                "(distributed.timeout_seconds): one of them hangs, or does another thing than the others"
+            )
+        return RankError(f"rank {self.rank} has lost its connection to another rank, which died without a word")
+
+    def _leave_word(self, error: BaseException) -> None:
+        """Write down, for the others, why this rank ends; the first word counts."""
+        told = {"rank": self.rank, "message": " ".join(str(error).split()), "exit_code": exit_code_of(error)}
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.compare_set("error", "", json.dumps(told))
+
+    def _part(self) -> None:
+        """Close the connections, so that no other rank waits for this one."""
+        with suppress(Exception):
+            dist.destroy_process_group()
+
+
+def exit_code_of(error: BaseException) -> int:
+    """What a command ends with: 2 for bad input, 1 for a run that failed, 130 for Ctrl-C."""
+    if isinstance(error, RankError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, TimeoutError):  # an OSError too
+        return 1
+    return 2 if isinstance(error, _BAD_INPUT) else 1
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective call failed because another rank did not take part in it."""
+    if isinstance(error, RankError) or not isinstance(error, RuntimeError):
+        return False
+    signs = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout", "broken pipe")
+    return isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in signs)
+
+
+def _plain_copy(error: Exception) -> Exception:
+    """The error as one that every process can build, without what hangs on it."""
+    for kind in _COPIED:
+        if isinstance(error, kind):
+            return kind(*error.args[:2]) if issubclass(kind, OSError) else kind(str(error))
+    return RankError(f"rank 0: {type(error).__name__}: {one_line(error)}")

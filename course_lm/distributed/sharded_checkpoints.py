@@ -1,0 +1,39 @@
+"""A checkpoint whose sharded tensors each rank writes by itself."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from course_lm.checkpoints import prepare_save, save_checkpoint
+from course_lm.checkpoints.shard_files import shard_folder, sums_of, take_out, write_shards, write_sums
+from course_lm.distributed.ranks import Group
+
+
+def save_sharded(path: str | os.PathLike[str], state: Mapping[str, Any], group: Group) -> None:
+    """Write `state` as one file by rank 0, and a file beside it for the parts of each rank; all or nothing.
+
+    A collective call. No rank needs memory for more than its parts. What lies under `path` is replaced by a rename of
+    the one file, after everything else is on the disk. A state without sharded tensors has that file alone.
+
+    Raises:
+        OSError: a file cannot be written; what was saved before is untouched.
+        ValueError: the state holds what a checkpoint cannot.
+    """
+    path = Path(path)
+    plain, tensors = take_out(state)
+    if not tensors:
+        group.leader_does(lambda: save_checkpoint(path, plain))
+        return
+    serial = group.leader_does(lambda: prepare_save(path.parent))
+    folder = shard_folder(path, serial)
+    group.leader_does(folder.mkdir)
+    write_shards(folder, tensors)
+    names = group.tell(sorted(file.name for file in folder.iterdir()))
+    sums: list[Any] = [None] * group.world
+    # each rank reads some of the files once more: what counts is what has reached the disk
+    dist.all_gather_object(sums, sums_of(folder, names[group.rank :: group.world]), group=group.process_group)
+    every = {name: digest for part in sums for name, digest in part.items()}
+    group.leader_does(lambda: save_checkpoint(path, plain, shards=write_sums(folder, every), serial=serial))

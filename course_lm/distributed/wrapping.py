@@ -1,0 +1,88 @@
+"""A model whose gradients the ranks average: by torch's DistributedDataParallel, or by its `fully_shard`."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lm.distributed.ranks import Group
+from course_lm.distributed.settings import DistributedConfig
+from course_lm.packed_forward import keep_plain_twin
+from course_lm.shards import is_sharded
+
+
+def wrap(model: nn.Module, config: DistributedConfig, group: Group) -> nn.Module:
+    """The model as the ranks of `group` train it together; for one rank, the model itself.
+
+    "ddp" puts it into `DistributedDataParallel`, and every rank gets rank 0's weights. "fsdp" and "hybrid" call
+    `fully_shard` on each block and on what is left (Zhao et al. 2023, "PyTorch FSDP"): the model itself then holds
+    parts, and its parameters are new objects, so an optimizer is built afterwards. Its weights are gathered in their
+    own type, and autocast computes in half precision as it does with "ddp". A model that is wrapped already stays as it
+    is.
+
+    Raises:
+        ValueError: the number of ranks does not suit the configuration, or not the model that is wrapped already.
+    """
+    strategy = config.strategy_for(group.world)
+    if strategy is None:
+        return model
+    kind = type(model).__name__
+    if kind == "FullyShardedDataParallel" or isinstance(model, nn.DataParallel):
+        raise ValueError(f"a model in {kind} cannot be trained here: give the model itself, or use fully_shard")
+    if isinstance(model, DistributedDataParallel):
+        ranks = torch.distributed.get_world_size(model.process_group)
+        if ranks != group.world:
+            raise ValueError(f"the model's DistributedDataParallel has {ranks} ranks, the run {group.world}")
+        return model
+    if any(is_sharded(parameter) for parameter in model.parameters()):
+        if not hasattr(model, "set_requires_gradient_sync"):
+            raise ValueError(f"{kind} is sharded, but not by fully_shard: give the model itself, or use fully_shard")
+        return model
+    if strategy == "ddp":
+        return _replicated(model, group)
+    return _sharded(model, group, config.shard_size if strategy == "hybrid" else None)
+
+
+def _replicated(model: nn.Module, group: Group) -> nn.Module:
+    device = next(model.parameters()).device
+    return DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        process_group=group.process_group,
+        # Two reasons. A parameter without a gradient on any rank would else keep all gradients from being exchanged.
+        # And without it the gradients are put into other buckets after the first step: of more than two ranks a sum
+        # then rounds otherwise in a run that goes on than in one that was never stopped.
+        find_unused_parameters=True,
+        forward_sync_buffers=False,  # a forward pass would change them on the others: `Trainer` refuses such models
+    )
+
+
+def _sharded(model: nn.Module, group: Group, shard_size: int | None) -> nn.Module:
+    # here, since each of the two takes a second to import
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    keep_plain_twin(model)
+    # as DistributedDataParallel does; ranks may have drawn other weights
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.distributed.broadcast(tensor.detach(), 0, group=group.process_group)
+    kind = next(model.parameters()).device.type
+    if shard_size is None:
+        mesh = init_device_mesh(kind, (group.world,), mesh_dim_names=("shard",))
+    else:
+        mesh = init_device_mesh(kind, (group.world // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
+        mesh._flatten()  # else sums over both dimensions are made one after the other, with a warning
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The members of the model's outermost lists of modules that hold parameters: its layers."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from (member for member in child if next(member.parameters(), None) is not None)
+        else:
+            yield from _blocks(child)

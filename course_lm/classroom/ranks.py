@@ -165,7 +165,8 @@ def watch(command: Sequence[str], log: str | os.PathLike[str], *, kill_at: int |
     fails, with the last lines that it printed.
     """
     with tempfile.TemporaryFile("w+") as printed:
-        run = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun does where the kernel's has no number
+        run = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment)
         try:
             began, seen, killed = time.monotonic(), [(0.0, 0)], None
             while run.poll() is None:

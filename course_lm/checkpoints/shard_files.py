@@ -8,6 +8,7 @@ folder that no checkpoint names is what a killed process has left.
 """
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -60,10 +61,14 @@ def put_back(state: Mapping[str, Any], folder: Path, target: Target) -> dict[str
     Under several ranks a collective call. Raises ValueError where the files do not hold what the state says.
     """
     tensors: dict[str, Tensor] = {}
+    left = sum(path.stat().st_size for path in folder.iterdir())  # bytes: a state must not ask for more memory
 
     def walk(value: Any, keys: tuple[str, ...]) -> Any:
+        nonlocal left
         if isinstance(value, dict) and set(value) == {MARK}:
             shape, dtype = _form(value[MARK])
+            left -= math.prod(shape) * dtype.itemsize
+            ensure(left >= 0, f"{folder.name} holds less than the tensors of its checkpoint")
             return tensors.setdefault(_SEPARATOR.join(keys), target(keys, shape, dtype))
         if isinstance(value, dict):
             return {key: walk(item, (*keys, str(key))) for key, item in value.items()}
@@ -137,7 +142,12 @@ def remove_stray_shards(folder: Path, serial_of: Callable[[Path], int | None]) -
     """Remove the folders of parts that belong to no checkpoint: one was replaced or deleted, or never came to be."""
     for path in folder.glob("checkpoint_*.shards"):
         found = _FOLDER.fullmatch(path.name)
-        if found is not None and serial_of(path.with_name(f"{found[1]}.pt")) != int(found[2]):
+        if found is None:
+            continue
+        checkpoint = path.with_name(f"{found[1]}.pt")
+        serial = serial_of(checkpoint)
+        # a damaged or unreadable checkpoint has no serial: its parts stay for whoever mends it
+        if serial not in (None, int(found[2])) or not checkpoint.exists():
             shutil.rmtree(path, ignore_errors=True)
 
 

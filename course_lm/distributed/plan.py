@@ -20,11 +20,11 @@ from course_lm.optim import OptimizerConfig
 from course_lm.validation import require
 
 STRATEGIES = ("ddp", "fsdp", "hybrid")
-NOT_SHARDED = ("adafactor",)  # its step takes a norm over a matrix in place, which torch 2.13 has not for DTensor
+NOT_SHARDED = ("adafactor",)  # its step changes a matrix's norm in place, which torch 2.13 cannot do on shards
 WORD, HALF, LONG = 4, 2, 8  # bytes of fp32, of bf16 or fp16, of int64
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # where DDP closes a bucket: its first, and each of the others
 
-Shape = Sequence[int]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,20 @@ class Plan:
         exchange: copies in which gradients travel: DDP's buckets, or the padded gradients of the largest unit.
         moments: the optimizer's state after its first step, step counters included. Torch pads no state, so a rank
             without a row of a weight has only its counter.
-        gathered: whole weights under FSDP: the root's from the forward pass to the end of the backward pass, a
-            block's, and those of the block that is gathered ahead.
+        gathered: whole weights under FSDP, padded, in the backward pass: the root's, which stay from the forward pass
+            on, a block's, and those of the block that is gathered ahead.
         activations: of one micro-batch of full rows, at their largest: with the model's own `gradient_checkpointing`.
             See `activation_bytes`.
         activations_checkpointed: the same with gradient checkpointing.
         activations_stored: the same without.
         all_gather: bytes that the rank sends in one step, as a ring does it: of a group of W with n bytes on each
             rank, (W - 1) n; and so below. Bytes received are as many.
-        reduce_scatter: (W - 1) n where n bytes stay on each rank.
+        reduce_scatter: (W - 1) n where n bytes stay on each rank. Gloo, on CPUs, does an all-reduce in its place and
+            sends twice as much.
         all_reduce: 2 (W - 1) / W of the n bytes that each rank has, rounded down once for the sum of a step.
-        collectives: calls in one step, but for DDP's first one, which is a single bucket. The loop's own of a few
-            bytes (targets, loss, norm, the agreement to stop) are left out here and above.
+        collectives: calls in one step; not in DDP's first two, of which the first has a single bucket and the second
+            agrees on the others. The loop's own of a few bytes (targets, loss, norm, the agreement to stop) are left
+            out here and above.
         passes: micro-batches that each rank computes in one step, empty ones included.
     """
 
@@ -75,7 +77,7 @@ class Plan:
 
     @property
     def held(self) -> int:
-        """The sum of what is held. A bound: not all parts are at their largest at the same time."""
+        """The sum of all parts. Not all are at their largest at the same time; temporary tensors come on top."""
         kept = self.weights + self.gradients + self.moments
         return kept + self.unsharded_gradients + self.exchange + self.gathered + self.activations
 
@@ -174,9 +176,10 @@ def activation_bytes(
 
     Counted is what autograd saves for the backward pass, each storage once and no parameter, and the logits, of which
     the loss has a second copy. Not counted is what one operation needs and frees. With `recompute`, each block keeps
-    its input alone, and one block at a time has the rest; the most is that block or the loss.
+    its input alone, and one block at a time has the rest; the most is that block or the loss. Among what is saved are
+    autocast's half-precision copies of the weights, which stay from forward to backward when FSDP frees the weights.
 
-    The sizes are those of the CPU's kernels, which tests measure, and of CUDA's fused attention, from torch's source.
+    On the CPU, tests measure the sizes; those of other devices (dropout, fused attention) are from torch's source.
     """
     tokens = batch_size * max_length  # B T
     wide = tokens * model.d_model  # B T D
@@ -204,19 +207,22 @@ def activation_bytes(
     if not recompute:
         return embedding + model.n_layer * block + loss
     masks = tokens * max_length * (1 + half * cpu * HALF * model.n_head)  # for the second forward pass, once for all
-    return embedding + model.n_layer * WORD * wide + masks + max(block, loss)
+    kept = embedding + model.n_layer * WORD * wide + masks
+    return kept + max(block - WORD * wide, loss)  # the block's input is kept already
 
 
 def _shards(ranks: int, strategy: str, shard_size: int | None, optimizer: OptimizerConfig) -> int:
     """Over how many ranks a weight is sharded."""
     require(strategy in STRATEGIES, "strategy", f"one of {', '.join(STRATEGIES)}", strategy)
-    if strategy == "hybrid":
-        fits = type(shard_size) is int and shard_size >= 1 and ranks % shard_size == 0
-        require(fits, "shard_size", f"a divisor of the {ranks} ranks for hybrid", shard_size)
-    if strategy == "ddp":
-        return 1
-    require(optimizer.type not in NOT_SHARDED, "optimizer", f"one that can be sharded for {strategy}", optimizer.type)
-    return shard_size if strategy == "hybrid" and shard_size else ranks
+    if strategy != "ddp":
+        able = optimizer.type not in NOT_SHARDED
+        require(able, "optimizer", f"one that torch can shard, for {strategy}", optimizer.type)
+    if strategy != "hybrid":
+        require(shard_size is None, "shard_size", f"None for {strategy}", shard_size)
+        return ranks if strategy == "fsdp" else 1
+    fits = type(shard_size) is int and shard_size >= 1 and ranks % shard_size == 0
+    require(fits, "shard_size", f"a divisor of the {ranks} ranks for hybrid", shard_size)
+    return int(shard_size or 1)
 
 
 @lru_cache
@@ -239,7 +245,7 @@ def _padded(shapes: Sequence[Shape], shards: int) -> int:
 def _own(shape: Shape, shards: int, index: int) -> Shape:
     """Rows of a parameter that the shard really has, as `torch.chunk` cuts them: the last ones may have none."""
     rows = math.ceil(shape[0] / shards)
-    return min(rows, max(0, shape[0] - index * rows)), *shape[1:]
+    return (min(rows, max(0, shape[0] - index * rows)), *shape[1:])
 
 
 def _buckets(shapes: Sequence[Shape]) -> int:

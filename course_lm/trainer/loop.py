@@ -132,11 +132,10 @@ class Trainer:
         self.config = replace(config, training=self.settings)
         if self.device.type == "cpu":
             tune_allocator()
-        model = model.to(self.device)
-        if self.settings.compile:
-            model = torch.compile(model)  # type: ignore[assignment]
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
-        self.runner = wrap(model, config.distributed, self.group)
+        self.runner = wrap(model.to(self.device), config.distributed, self.group)
+        if self.settings.compile:
+            self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
         check_optimizer(self.optimizer, self.model)

@@ -261,16 +261,22 @@ def reported_and_held_out(runs: Mapping[str, tuple[Sequence[float], float]], win
 
 
 def steps_over_time(runs: Mapping[str, Sequence[tuple[float, int]]], killed: tuple[float, int]) -> Figure:
-    """The last step in each run's log over the seconds since its start, and where a rank was killed."""
+    """The last step in the logs of two runs, over the seconds since the first one, and where a rank was killed.
+
+    `killed` is a moment of the second run.
+    """
     figure, axes = plt.subplots(figsize=(8.5, 3.4))
-    for (name, seen), colour in zip(runs.items(), (BLUE, RED)):
-        seconds, steps = zip(*seen)
-        axes.step(seconds, steps, where="post", color=colour)
-        axes.text(seconds[-1], steps[-1] + 0.6, name, color=colour, ha="right", va="bottom")
-    axes.plot(*killed, "x", color=INK, markersize=11, markeredgewidth=3)
-    axes.text(killed[0] - 0.3, killed[1], "SIGKILL", ha="right", va="bottom")
-    axes.set(xlabel="seconds since the start", ylabel="last step in the log")
-    axes.margins(y=0.12)
+    began = 0.0
+    for (name, seen), colour, side in zip(runs.items(), (BLUE, RED), ("left", "right")):
+        began = min(seconds for seconds, step in seen if step > 0)
+        ended = min(seconds for seconds, step in seen if step == seen[-1][1])
+        moments = [(seconds - began, step) for seconds, step in seen if began <= seconds <= ended]
+        axes.step(*zip(*moments), where="post", color=colour)
+        axes.text(ended - began, seen[-1][1] + 0.5, name, color=colour, ha=side, va="bottom")
+    axes.plot(killed[0] - began, killed[1], "x", color=INK, markersize=11, markeredgewidth=3)
+    axes.text(killed[0] - began, killed[1] - 1.2, "  SIGKILL", va="top")
+    axes.set(xlabel="seconds since the first step", ylabel="last step in the log")
+    axes.margins(y=0.14)
     return figure
 
 

@@ -99,9 +99,8 @@ class Ranks:
         if not whole:
             self._start()
             _raise_first_error(answers)
-            waits = [f"rank {worker.rank} still waits{worker.where()}" for worker in hung]
-            done = [f"rank {rank} is done" for rank in sorted(answers)]
-            raise TimeoutError(f"after {seconds:g} s {', '.join([*waits, *done])}")
+            places = {worker.rank: f"still waiting{worker.where()}" for worker in hung}
+            raise TimeoutError(f"after {seconds:g} s {_told(places | dict.fromkeys(answers, 'done'))}")
         return [pickle.loads(answers[rank].result) for rank in range(self.world)]
 
     def close(self) -> None:
@@ -260,6 +259,16 @@ def _describe(frames: list[tuple[str, str, str]]) -> str:
     own = [(line, name) for file, line, name in frames if not file.startswith((_TORCH, _PACKAGE))]
     place = f" in {inside[0] if inside else frames[0][2]}"
     return f"{place}, called by {own[0][1]} in line {own[0][0]}" if own else place
+
+
+def _told(states: dict[int, str]) -> str:
+    """Which ranks are in which state, for each state once: `rank 1 is done; ranks 0 and 2 are still waiting`."""
+    said = []
+    for state in sorted(set(states.values())):
+        ranks = [str(rank) for rank in sorted(states) if states[rank] == state]
+        start = f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(ranks[:-1])} and {ranks[-1]} are"
+        said.append(f"{start} {state}")
+    return "; ".join(said)
 
 
 def _raised_by(error: BaseException) -> str:

@@ -107,15 +107,16 @@ def test_where_all_raise_the_first_rank_is_named(two):
 
 
 def test_a_hung_rank_is_ended_and_the_collective_named(two):
-    with pytest.raises(TimeoutError, match=r"^after 1 s rank 1 still waits in all_reduce, called by lea") as told:
+    with pytest.raises(TimeoutError, match=r"^after 1 s rank 0 is done; rank 1 is still w") as told:
         two.run(leaves_early, timeout_seconds=1)
-    assert str(told.value).endswith(f"line {leaves_early.__code__.co_firstlineno + 3}, rank 0 is done")
+    line = leaves_early.__code__.co_firstlineno + 3
+    assert str(told.value).endswith(f"waiting in all_reduce, called by leaves_early in line {line}")
 
 
 def test_all_hung_ranks_are_named():
     with (
         Ranks(3) as three,
-        pytest.raises(TimeoutError, match=r"rank 1 .* all_reduce,.* rank 2 .* all_reduce,.*rank 0 is"),
+        pytest.raises(TimeoutError, match=r"done; ranks 1 and 2 are still waiting in all_r"),
     ):
         three.run(leaves_early, timeout_seconds=1)
 

@@ -43,9 +43,9 @@ def gpt2(strategy: str, ranks: int = 64, precision: str = "bf16", device: str = 
 
 
 def test_the_table_holds_the_plans_side_by_side(capsys):
-    table = columns(printed(capsys, "--config=gpt2", "--ranks=64", "--shard_size=8"))
-    plans = [gpt2("ddp"), gpt2("fsdp"), gpt2("hybrid", shard_size=8)]
-    assert table.pop("on one rank") == ["ddp", "fsdp", "hybrid"]
+    table = columns(printed(capsys, "--config=gpt2", "--ranks=64"))
+    plans = [gpt2("ddp"), gpt2("fsdp")]
+    assert table.pop("on one rank") == ["ddp", "fsdp"]
     assert table.pop("collectives in a step") == [str(one.collectives) for one in plans]
     rows = {
         "weights": "weights",
@@ -66,16 +66,16 @@ def test_the_table_holds_the_plans_side_by_side(capsys):
 
 
 def test_a_named_strategy_stands_alone(capsys):
-    table = columns(printed(capsys, "--config=gpt2", "--ranks=64", "--strategy=fsdp"))
-    assert table["on one rank"] == ["fsdp"]
-    assert table["weights"] == [readable_bytes(gpt2("fsdp").weights)]
+    named = ("--distributed.strategy=hybrid", "--distributed.shard_size=8")
+    table = columns(printed(capsys, "--config=gpt2", "--ranks=64", *named))
+    assert table["on one rank"] == ["hybrid"]
+    assert table["weights"] == [readable_bytes(gpt2("hybrid", shard_size=8).weights)]
 
 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
         ((), ["ddp", "fsdp"]),
-        (("--shard_size=2",), ["ddp", "fsdp", "hybrid"]),
         (("--optimizer.type=adafactor",), ["ddp"]),
     ],
 )
@@ -132,12 +132,21 @@ def test_no_weight_is_made_and_no_text_is_read(capsys, tmp_path):
         ([], "command line: the following arguments are required: --ranks"),
         (["--ranks=0"], "ranks must be a whole number of at least 1, got 0"),
         (["--ranks=x"], "command line: argument --ranks: invalid int value: 'x'"),
-        (["--ranks=4", "--strategy=zero"], "strategy must be one of ddp, fsdp, hybrid, got 'zero'"),
-        (["--ranks=4", "--strategy=hybrid"], "shard_size must be a divisor of the 4 ranks for hybrid, got None"),
-        (["--ranks=4", "--shard_size=3"], "shard_size must be a divisor of the 4 ranks for hybrid, got 3"),
-        (["--ranks=4", "--strategy=ddp", "--shard_size=2"], "shard_size must be None for ddp, got 2"),
+        (["--ranks=4", "--distributed.strategy=zero"], "command line: distributed.strategy must be one of auto, ddp, "),
         (
-            ["--ranks=4", "--strategy=fsdp", "--optimizer.type=adafactor"],
+            ["--ranks=4", "--distributed.strategy=hybrid"],
+            "command line: distributed.shard_size must be a number of ranks",
+        ),
+        (
+            ["--ranks=4", "--distributed.shard_size=2"],
+            'command line: distributed.shard_size must be null for strategy "au',
+        ),
+        (
+            ["--ranks=4", "--distributed.strategy=hybrid", "--distributed.shard_size=3"],
+            "shard_size must be a divisor of the 4 ranks for hybrid, got 3",
+        ),
+        (
+            ["--ranks=4", "--distributed.strategy=fsdp", "--optimizer.type=adafactor"],
             "optimizer must be one that torch can shard, for fsdp, got 'adafactor'",
         ),
         (["--ranks=4", "--model.n_head=5"], "command line: model.d_model must be a multiple of n_head (5), got 192"),
@@ -160,7 +169,7 @@ def test_help_lists_the_ranks_and_the_configuration(capsys):
         main(["plan", "--config=gpt2", "--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
-    for part in ("--ranks", "--strategy", "--shard_size", "--model.n_layer", "default: 12"):
+    for part in ("--ranks", "--distributed.strategy", "--distributed.shard_size", "--model.n_layer", "default: 12"):
         assert part in text
 
 

@@ -25,4 +25,4 @@ def __dir__() -> list[str]:
     from pkgutil import iter_modules
 
     own = [name for name in globals() if name.startswith("__")]
-    return sorted(own + [module.name for module in iter_modules(__path__)])
+    return sorted(own + [module.name for module in iter_modules(__path__) if not module.name.startswith("_")])

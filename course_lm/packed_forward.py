@@ -200,8 +200,8 @@ def _is_sharded(module: nn.Module) -> bool:
 def _plain_twin(module: nn.Module) -> nn.Module:
     if module not in _TWINS:
         raise ValueError(
-            f"whether {type(module).__name__} keeps the documents of a packed row apart cannot be tried, it is sharded: "
-            "let Trainer shard it (distributed.strategy), or use data.batching: bucketed"
+            f"whether {type(module).__name__} keeps the documents of a packed row apart cannot be tried once it is "
+            "sharded: let Trainer shard it (distributed.strategy), or use data.batching: bucketed"
         )
     return _TWINS[module]
 

@@ -59,15 +59,11 @@ class Precision:
         """Whether the loss is scaled before the backward pass."""
         return self.scaler.is_enabled()
 
-    def autocast(self, *, keep_casts: bool = True) -> AbstractContextManager:
-        """Context for the forward pass and the loss.
-
-        keep_casts: whether a weight that is used twice is cast once. Of a sharded model it is False: a rank would keep
-            in half precision all the weights that it has let go.
-        """
+    def autocast(self) -> AbstractContextManager:
+        """Context for the forward pass and the loss."""
         if self.name == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=_DTYPES[self.name], cache_enabled=keep_casts)
+        return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
 
     def update_scale(self) -> None:
         """Once per step: halve the scale after an overflow, but not below the minimum; double it now and then."""

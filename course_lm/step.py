@@ -240,7 +240,6 @@ def _accumulate_gradients(
     """Backward through every micro-batch; return the step's mean loss."""
     device = device_of(model)
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
-    keep_casts = not any(is_sharded(parameter) for parameter in model.parameters())
     divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only in `_update`, which skips
     total = torch.zeros((), device=device)
     for index, batch in enumerate(micro_batches):
@@ -251,7 +250,7 @@ def _accumulate_gradients(
         # The forward pass is inside too: DDP settles there whether the backward pass exchanges gradients.
         with _gradient_exchange(model, last):
             # not around backward(): autograd takes each forward operation's type by itself
-            with precision.autocast(keep_casts=keep_casts):
+            with precision.autocast():
                 loss = loss_sum(loss_fn, forward_logits(model, batch), batch["labels"])
             precision.scaler.scale(loss * ranks / divisor).backward()  # DDP averages over ranks, a step sums
         total = total + loss.detach()  # else the graph of each micro-batch would stay in memory

@@ -344,7 +344,7 @@ def _read_trailer(file: BinaryIO) -> _Trailer | None:
     found = _TRAILER.search(file.read())
     if found is None:
         return None
-    return _Trailer(int(found[1]), int(found[2]), found[3] and found[3].decode(), found[4].decode())
+    return _Trailer(int(found[1]), int(found[2]), found[3].decode() if found[3] else None, found[4].decode())
 
 
 def _verify(path: Path, file: BinaryIO) -> _Trailer:

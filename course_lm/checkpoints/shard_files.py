@@ -8,6 +8,7 @@ folder that no checkpoint names is what a killed process has left.
 """
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -60,10 +61,14 @@ def put_back(state: Mapping[str, Any], folder: Path, target: Target) -> dict[str
     Under several ranks a collective call. Raises ValueError where the files do not hold what the state says.
     """
     tensors: dict[str, Tensor] = {}
+    left = sum(path.stat().st_size for path in folder.iterdir())  # bytes: a state must not ask for more memory
 
     def walk(value: Any, keys: tuple[str, ...]) -> Any:
+        nonlocal left
         if isinstance(value, dict) and set(value) == {MARK}:
             shape, dtype = _form(value[MARK])
+            left -= math.prod(shape) * dtype.itemsize
+            ensure(left >= 0, f"{folder.name} holds less than the tensors of its checkpoint")
             return tensors.setdefault(_SEPARATOR.join(keys), target(keys, shape, dtype))
         if isinstance(value, dict):
             return {key: walk(item, (*keys, str(key))) for key, item in value.items()}
@@ -81,13 +86,14 @@ def whole_on_cpu(keys: Sequence[str], shape: Sequence[int], dtype: torch.dtype) 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write this rank's parts: a collective call; OSError on every rank where one of them fails."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
-        dcp.save(dict(tensors), storage_writer=writer)
-    except dcp.CheckpointException as error:
+        save(dict(tensors), storage_writer=writer)
+    except CheckpointException as error:
         reason = one_line(next(iter(error.failures.values()))[0])
         raise OSError(f"cannot write {folder}: {reason} (what was saved before is untouched)") from error
 
@@ -136,7 +142,12 @@ def remove_stray_shards(folder: Path, serial_of: Callable[[Path], int | None]) -
     """Remove the folders of parts that belong to no checkpoint: one was replaced or deleted, or never came to be."""
     for path in folder.glob("checkpoint_*.shards"):
         found = _FOLDER.fullmatch(path.name)
-        if found is not None and serial_of(path.with_name(f"{found[1]}.pt")) != int(found[2]):
+        if found is None:
+            continue
+        checkpoint = path.with_name(f"{found[1]}.pt")
+        serial = serial_of(checkpoint)
+        # a damaged or unreadable checkpoint has no serial: its parts stay for whoever mends it
+        if serial not in (None, int(found[2])) or not checkpoint.exists():
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -151,15 +162,16 @@ def _form(mark: Any) -> tuple[list[int], torch.dtype]:
 
 def _read(folder: Path, tensors: dict[str, Tensor]) -> None:
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     alone = not (dist.is_initialized() and dist.get_world_size() > 1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it says that one process reads
         try:
             # in place: a tensor of `tensors` is filled, whatever ranks have written its parts
-            dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
-        except dcp.CheckpointException as error:
+            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+        except CheckpointException as error:
             reason = one_line(next(iter(error.failures.values()))[0])
             raise ValueError(f"{folder.name} does not hold the tensors of its checkpoint: {reason}") from error

@@ -1,4 +1,4 @@
-"""The command line: `course-lm lab | lessons | train | find-lr`.
+"""The command line: `course-lm lab | lessons | train | find-lr | plan`.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
 """
@@ -71,7 +71,11 @@ def _parser() -> CommandParser:
     lessons.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers; all of them by default")
     lessons.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
     lessons.set_defaults(command=_lessons, parser=lessons)
-    configured = (("train", _train, "train a model on a text"), ("find-lr", _find_lr, "look for a learning rate"))
+    configured = (
+        ("train", _train, "train a model on a text"),
+        ("find-lr", _find_lr, "look for a learning rate"),
+        ("plan", _plan, "what each of many processes would hold and send"),
+    )
     for name, command, purpose in configured:
         # Without help of its own: the parser of all keys, made once the file is read, shows the file's values.
         run = commands.add_parser(name, help=purpose, add_help=False, allow_abbrev=False)
@@ -129,3 +133,16 @@ def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
         num_iter=given.num_iter,
         held_out=given.held_out,
     )
+
+
+def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm.cli.options import config_parser, parse_config
+    from course_lm.cli.plan import plan_run
+    from course_lm.config import TrainingConfig
+
+    config = TrainingConfig.from_yaml(options.config)
+    parser = config_parser("course-lm plan", config)
+    ranks = parser.add_argument_group("the ranks")
+    ranks.add_argument("--ranks", type=int, required=True, help="processes of the run, one for each GPU")
+    config, given = parse_config(parser, config, rest)
+    return plan_run(config, given.ranks)

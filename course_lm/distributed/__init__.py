@@ -6,9 +6,21 @@ section.
 """
 
 from course_lm.distributed.joining import connect, leave
+from course_lm.distributed.plan import Plan, plan
 from course_lm.distributed.ranks import Group, RankError, exit_code_of
 from course_lm.distributed.settings import DistributedConfig
 from course_lm.distributed.sharing import share
 from course_lm.distributed.wrapping import wrap
 
-__all__ = ["DistributedConfig", "Group", "RankError", "connect", "exit_code_of", "leave", "share", "wrap"]
+__all__ = [
+    "DistributedConfig",
+    "Group",
+    "Plan",
+    "RankError",
+    "connect",
+    "exit_code_of",
+    "leave",
+    "plan",
+    "share",
+    "wrap",
+]

@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from course_lm.distributed.ranks import Group
+from course_lm.validation import one_line
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _one: dict[str, Group] = {}  # the group that this process has joined, under "group"
@@ -26,31 +28,40 @@ def connect(timeout_seconds: float = 600.0) -> Group:
     Raises:
         ValueError: the environment names ranks, but not all that is needed to find them; or several machines may be
             started anew over one store.
-        RuntimeError: not all ranks came within the time.
+        TimeoutError: not all ranks came within the time.
+        RuntimeError: an error has parted the ranks before; nothing is left to join.
     """
+    if "group" in _one and _one["group"].failed:
+        raise RuntimeError("the ranks have parted after an error: start the run again")
     if dist.is_available() and dist.is_initialized():
         return _known(timeout_seconds)
-    _one.clear()  # a group that was destroyed
+    _one.clear()  # a group that was left
     environment = _environment(os.environ)
     if environment is None:
         return Group()
     rank, world, local_rank = environment
     if world == 1:
         return Group(joined=True)
-    store = _store(rank, world, timeout_seconds)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=timeout_seconds),
-    )
+    try:
+        store = _store(rank, world, timeout_seconds)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=timeout_seconds),
+        )
+    except RuntimeError as error:
+        raise TimeoutError(
+            f"rank {rank} could not join the {world} ranks within {timeout_seconds:g} s "
+            f"(distributed.timeout_seconds): {one_line(error)}"
+        ) from error
     _one["group"] = Group(
         rank,
         world,
         local_rank=local_rank,
         process_group=dist.group.WORLD,
-        store=dist.PrefixStore("course_lm", store),
+        store=PrefixStore("course_lm", store),
         timeout_seconds=timeout_seconds,
         joined=True,
     )
@@ -104,7 +115,7 @@ def _environment(variables: Mapping[str, str]) -> tuple[int, int, int] | None:
     return numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"]
 
 
-def _store(rank: int, world: int, timeout_seconds: float) -> dist.Store:
+def _store(rank: int, world: int, timeout_seconds: float) -> Store:
     """Where the ranks find each other."""
     # torchrun may keep the store in a process of its own, which outlives the ranks (pytorch/pytorch issue 135712)
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -120,5 +131,5 @@ def _store(rank: int, world: int, timeout_seconds: float) -> dist.Store:
     if not port.isdecimal():
         raise ValueError(f"MASTER_PORT of the environment must be a whole number, got {port!r}")
     wait = timedelta(seconds=timeout_seconds)
-    store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)
-    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)  # pyright: ignore
+    return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

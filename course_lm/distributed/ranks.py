@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from course_lm.batching import Share
 from course_lm.reproducibility import resolve_device
@@ -44,6 +45,7 @@ class Group:
         local_rank: this process among those of its machine.
         process_group: torch's group of all ranks; None for a group of one.
         joined: whether torchrun has started them, be it one alone.
+        failed: whether an error has parted them for good.
     """
 
     def __init__(
@@ -53,14 +55,14 @@ class Group:
         *,
         local_rank: int = 0,
         process_group: dist.ProcessGroup | None = None,
-        store: dist.Store | None = None,
+        store: Store | None = None,
         timeout_seconds: float = 600.0,
         joined: bool = False,
     ) -> None:
         self.rank, self.world, self.local_rank, self.joined = rank, world, local_rank, joined
         self.process_group, self.timeout_seconds = process_group, timeout_seconds
         self._store = store
-        self._failed = False
+        self.failed = False
 
     @property
     def leads(self) -> bool:
@@ -127,7 +129,7 @@ class Group:
         value, error = self.tell(outcome)
         if error is not None:
             raise error
-        return value
+        return value  # type: ignore[return-value]
 
     @contextmanager
     def one_fate(self) -> Iterator[None]:
@@ -142,14 +144,14 @@ class Group:
         if self.world == 1:
             yield
             return
-        if self._failed:
+        if self.failed:
             raise RuntimeError("the ranks have parted after an error: start the run again")
         try:
             yield
         except BaseException as error:
-            if self._failed:
+            if self.failed:
                 raise  # an inner block has seen to it
-            self._failed = True
+            self.failed = True
             why = self._why_lost(error) if _is_lost_connection(error) else None
             if not isinstance(error, RankError):
                 self._leave_word(why or error)
@@ -182,7 +184,9 @@ class Group:
                 f"rank {self.rank} has waited for another rank for {self.timeout_seconds:g} s "
                 "(distributed.timeout_seconds): one of them hangs, or does another thing than the others"
             )
-        return RankError(f"rank {self.rank} has lost its connection to another rank, which died without a word")
+        return RankError(
+            f"rank {self.rank} has lost its connection to another rank, which died without a word ({one_line(error)})"
+        )
 
     def _leave_word(self, error: BaseException) -> None:
         """Write down, for the others, why this rank ends; the first word counts."""

@@ -17,19 +17,20 @@ def wrap(model: nn.Module, config: DistributedConfig, group: Group) -> nn.Module
 
     "ddp" puts it into `DistributedDataParallel`, and every rank gets rank 0's weights. "fsdp" and "hybrid" call
     `fully_shard` on each block and on what is left (Zhao et al. 2023, "PyTorch FSDP"): the model itself then holds
-    parts, and its parameters are new objects, so an optimizer is built afterwards. Its weights are gathered in their
-    own type, and autocast computes in half precision as it does with "ddp". A model that is wrapped already stays as it
-    is.
+    parts, and its parameters are new objects, so an optimizer is built afterwards. Weights and gradients travel in
+    fp32, and autocast computes in half precision, so that the same numbers come out as with "ddp". A model that is
+    wrapped already stays as it is.
 
     Raises:
         ValueError: the number of ranks does not suit the configuration, or not the model that is wrapped already.
     """
-    strategy = config.strategy_for(group.world)
+    strategy, kind = config.strategy_for(group.world), type(model).__name__
+    if kind == "FullyShardedDataParallel":
+        raise ValueError(f"a model in {kind} cannot be trained here: give the model itself, or use fully_shard")
     if strategy is None:
         return model
-    kind = type(model).__name__
-    if kind == "FullyShardedDataParallel" or isinstance(model, nn.DataParallel):
-        raise ValueError(f"a model in {kind} cannot be trained here: give the model itself, or use fully_shard")
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(f"a model in {kind} trains in one process, got {group.world} ranks: give the model itself")
     if isinstance(model, DistributedDataParallel):
         ranks = torch.distributed.get_world_size(model.process_group)
         if ranks != group.world:
@@ -64,12 +65,16 @@ def _sharded(model: nn.Module, group: Group, shard_size: int | None) -> nn.Modul
     from torch.distributed.fsdp import fully_shard
 
     keep_plain_twin(model)
+    # as DistributedDataParallel does; ranks may have drawn other weights
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.distributed.broadcast(tensor.detach(), 0, group=group.process_group)
     kind = next(model.parameters()).device.type
     if shard_size is None:
         mesh = init_device_mesh(kind, (group.world,), mesh_dim_names=("shard",))
     else:
         mesh = init_device_mesh(kind, (group.world // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
         mesh._flatten()  # else sums over both dimensions are made one after the other, with a warning
+    # no MixedPrecisionPolicy: it casts all weights of a unit, those of norms too, which autocast leaves in fp32
     for block in _blocks(model):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -12,11 +12,11 @@ from course_lm.batch_checks import check_batch
 from course_lm.batching.capabilities import length_of
 from course_lm.batching.reading import read_from_start
 from course_lm.distributed import Group, share
+from course_lm.distributed.sharing import check_same_batches
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
-from course_lm.shards import is_sharded
 
 
 @torch.no_grad()
@@ -41,17 +41,18 @@ def evaluate(
     """
     device, group = device_of(model), group or Group()
     precision = precision or Precision("fp32", device)
-    sharded = any(is_sharded(parameter) for parameter in model.parameters())
     # In float64, so that a small loss is not lost beside a huge sum; MPS has none.
     nats = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     tokens = correct = torch.zeros((), dtype=torch.int64, device=device)  # neither is changed in place
     num_bytes = 0.0
     with evaluation_mode(model), read_from_start(loader, group.share_of(group.world)) as batches:
-        for window in windows(batches, group.world):
+        for number, window in enumerate(windows(batches, group.world)):
+            if number == 0:
+                check_same_batches(window, group)
             (batch,) = share(window, group)  # one a rank: the ranks of a sharded model take as many forward passes each
             check_batch(model, batch)
             batch = move_batch(batch, device)
-            with precision.autocast(keep_casts=not sharded):
+            with precision.autocast():
                 logits = forward_logits(model, batch)
                 # The plain loss whatever the run trains on: no smoothing, no z-loss, one number to compare runs by.
                 nats = nats + next_token_loss(logits, batch["labels"], reduction="sum")

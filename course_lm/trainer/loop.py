@@ -55,12 +55,12 @@ from course_lm.reproducibility import deterministic_kernels, seed_everything, se
 from course_lm.schedules import build_schedule, check_schedule
 from course_lm.shards import empty_like_shard, gathered, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
+from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.data_position import DataPosition
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
     check_length,
-    check_ranks_agree,
     check_rates,
     check_same_run,
     describe_parts,
@@ -89,7 +89,7 @@ class Trainer:
     by its place in the data, whichever rank computes it.
 
     Args:
-        model: any causal language model that `train_step` takes; it is moved to the configured device. With several
+        model: any causal language model that `train_step` takes; it is moved to the configured device. For several
         ranks
             it is wrapped as `config.distributed` says, unless it comes in `DistributedDataParallel` or after
             `fully_shard`.
@@ -132,15 +132,14 @@ class Trainer:
         self.config = replace(config, training=self.settings)
         if self.device.type == "cpu":
             tune_allocator()
-        model = model.to(self.device)
-        if self.settings.compile:
-            model = torch.compile(model)  # type: ignore[assignment]
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
-        self.runner = wrap(model, config.distributed, self.group)
+        self.runner = wrap(model.to(self.device), config.distributed, self.group)
+        if self.settings.compile:
+            self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
         check_optimizer(self.optimizer, self.model)
-        check_ranks_agree(self.optimizer, self.model, self.group)
+        check_parameters(self.optimizer, self.model, self.group)
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
             check_schedule(schedule)
@@ -161,6 +160,7 @@ class Trainer:
         self.total_steps: int | None = None
         self.interrupted: int | None = None
         self._signal = 0  # that this rank has got
+        self._buffers = BufferWatch(self.model, self.group)
         self._owes_validation = False  # one was begun, and an error broke it off
         self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
@@ -187,6 +187,7 @@ class Trainer:
             deterministic_kernels(self.settings.deterministic),
         ):
             check_validation_loader(val_loader)
+            check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
             self._start_or_resume(train_loader)
             try:
                 with on_interrupt(self.stop), explain_out_of_memory(self.config):
@@ -212,7 +213,8 @@ class Trainer:
         settings = self.settings
         if self.schedule is None or self._loaded is not None:
             self._plan(train_loader)
-        for window in windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps):
+        read = windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps)
+        for window in in_step(read, self.group):
             if self._take_step(window):
                 if self.step % settings.logging_steps == 0:
                     self._log()
@@ -290,6 +292,7 @@ class Trainer:
             )
             if self.draws_by_place:
                 set_rng_state(before)  # where all ranks have it alike
+            self._buffers.check(self.model)
         except BaseException as error:
             self._generators = before  # the step is taken again when training goes on
             if isinstance(error, NonFiniteGradientError):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint, load_latest
 from course_lm.checkpoints.shard_files import Target
@@ -164,19 +163,6 @@ def load_newest(folder: Path, group: Group, target: Target) -> tuple[Path, dict[
     except FileNotFoundError:
         place = f"rank {group.rank} does not see {found}"
         raise FileNotFoundError(f"{place}: training.output_dir must lie on storage that all machines share") from None
-
-
-def check_ranks_agree(optimizer: Optimizer, model: nn.Module, group: Group) -> None:
-    """Refuse what the ranks could not keep alike: trained parameters outside the model, such as weights of the loss."""
-    if group.world == 1:
-        return
-    own = {id(parameter) for parameter in model.parameters()}
-    foreign = sum(id(parameter) not in own for part in optimizer.param_groups for parameter in part["params"])
-    if foreign:
-        raise ValueError(
-            f"the optimizer holds {foreign} parameters that are not the model's, whose gradients no rank exchanges: "
-            "put weights of the loss into the model; after fully_shard, build the optimizer anew"
-        )
 
 
 def holds_checkpoints(folder: Path) -> bool:

@@ -1,0 +1,98 @@
+"""The command `plan`: bytes that each rank would hold and send, without the text and without the weights."""
+
+from course_lm.cli.preparation import settle_curriculum, table
+from course_lm.config import TrainingConfig
+from course_lm.distributed.plan import NOT_SHARDED, Plan, plan
+from course_lm.precision import resolve_precision
+
+HELD = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "unsharded_gradients": "gradients not yet sharded",
+    "exchange": "gradients on their way",
+    "moments": "optimizer state",
+    "gathered": "gathered weights",
+    "activations": "activations",
+    "held": "sum of these",
+}
+SENT = {
+    "all_gather": "sent in a step: all-gather",
+    "reduce_scatter": "sent in a step: reduce-scatter",
+    "all_reduce": "sent in a step: all-reduce",
+    "sent": "sent in a step",
+}
+COLUMN = 14
+
+
+def plan_run(config: TrainingConfig, ranks: int) -> int:
+    """Print what one rank of so many holds and sends, as configured; return 0.
+
+    Under `distributed.strategy` "auto" both ddp and fsdp, side by side. Where the device or the precision is "auto", it
+    is a GPU, and bf16: the run is planned for another machine than this one.
+    """
+    settle_curriculum(config)  # refuses here what a run would refuse
+    device = "cuda" if config.training.device == "auto" else config.training.device
+    precision = config.training.precision
+    if precision == "auto":
+        precision = resolve_precision("auto", device) if device in ("cpu", "mps") else "bf16"
+    plans = [
+        plan(
+            config.model,
+            ranks,
+            name,
+            vocab_size=config.data.vocab_size,
+            max_length=config.data.max_length,
+            batch_size=config.training.batch_size,
+            micro_batches=config.training.gradient_accumulation_steps,
+            shard_size=config.distributed.shard_size,
+            optimizer=config.optimizer,
+            precision=precision,
+            device=device,
+        )
+        for name in _strategies(config)
+    ]
+    print(describe(config, plans[0], f"{precision} on {device}"))
+    print(f"\n{plan_report(plans, config.model.gradient_checkpointing)}")
+    return 0
+
+
+def _strategies(config: TrainingConfig) -> list[str]:
+    """What is planned: the strategy that is named, or all that need no more than the number of ranks."""
+    if config.distributed.strategy != "auto":
+        return [config.distributed.strategy]
+    return ["ddp"] if config.optimizer.type in NOT_SHARDED else ["ddp", "fsdp"]
+
+
+def describe(config: TrainingConfig, first: Plan, computes: str) -> str:
+    """Two lines: the model and how it computes; the micro-batches of a step, and how many of a rank's are empty."""
+    settings, computed = config.training, first.ranks * first.passes
+    empty = computed - settings.gradient_accumulation_steps
+    return (
+        f"{first.parameters:,} parameters, {computes}\n"
+        f"micro-batches of {settings.batch_size:,} x {config.data.max_length:,} tokens: "
+        f"{settings.gradient_accumulation_steps:,} in a step, {first.passes:,} on each rank of {first.ranks:,}"
+        + (f"; {empty:,} of these {computed:,} are empty" if empty else "")
+    )
+
+
+def plan_report(plans: list[Plan], checkpointing: bool) -> str:
+    """A table with a column for each plan, in binary units."""
+
+    def row(name: str, key: str) -> tuple[str, str]:
+        return name, "".join(f"{readable_bytes(getattr(one, key)):>{COLUMN}}" for one in plans)
+
+    other = ("activations_stored", "without") if checkpointing else ("activations_checkpointed", "with")
+    rows = [("on one rank", "".join(f"{one.strategy:>{COLUMN}}" for one in plans))]
+    rows += [row(name, key) for key, name in HELD.items()]
+    rows += [row(f"activations {other[1]} gradient checkpointing", other[0])]
+    rows += [row(name, key) for key, name in SENT.items()]
+    rows += [("collectives in a step", "".join(f"{one.collectives:>{COLUMN},}" for one in plans))]
+    return table(rows)
+
+
+def readable_bytes(count: int) -> str:
+    """Bytes in the unit that suits them: 0, 12 B, 3.4 KiB, 5.6 MiB or 7.8 GiB."""
+    if count < 1024:
+        return f"{count} B" if count else "0"
+    power = min(3, (count.bit_length() - 1) // 10)  # of 1024
+    return f"{count / 1024**power:,.{power - 1 if power > 1 else 1}f} {('KiB', 'MiB', 'GiB')[power - 1]}"

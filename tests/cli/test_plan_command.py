@@ -1,0 +1,189 @@
+"""Claims about `course-lm plan`: the plan of the configured run in a readable table, and one line for bad input."""
+
+import re
+
+import pytest
+
+from course_lm.cli import main
+from course_lm.cli.plan import readable_bytes
+from course_lm.config import TrainingConfig
+from course_lm.distributed import Plan, plan
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def columns(text: str) -> dict[str, list[str]]:
+    """The cells of each row of the table."""
+    rows = text.partition("\n\n")[2].splitlines()
+    cells = [re.split(r"\s{2,}", row) for row in rows]
+    assert len({len(row) for row in rows}) == 1, text  # aligned at the right
+    return {name: values for name, *values in cells}
+
+
+def gpt2(strategy: str, ranks: int = 64, precision: str = "bf16", device: str = "cuda", **changes: int) -> Plan:
+    config = TrainingConfig.from_yaml("gpt2")
+    return plan(
+        config.model,
+        ranks,
+        strategy,
+        vocab_size=50257,
+        max_length=1024,
+        batch_size=16,
+        micro_batches=32,
+        optimizer=config.optimizer,
+        precision=precision,
+        device=device,
+        **changes,
+    )
+
+
+def test_the_table_holds_the_plans_side_by_side(capsys):
+    table = columns(printed(capsys, "--config=gpt2", "--ranks=64"))
+    plans = [gpt2("ddp"), gpt2("fsdp")]
+    assert table.pop("on one rank") == ["ddp", "fsdp"]
+    assert table.pop("collectives in a step") == [str(one.collectives) for one in plans]
+    rows = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "gradients not yet sharded": "unsharded_gradients",
+        "gradients on their way": "exchange",
+        "optimizer state": "moments",
+        "gathered weights": "gathered",
+        "activations": "activations",
+        "sum of these": "held",
+        "activations with gradient checkpointing": "activations_checkpointed",
+        "sent in a step: all-gather": "all_gather",
+        "sent in a step: reduce-scatter": "reduce_scatter",
+        "sent in a step: all-reduce": "all_reduce",
+        "sent in a step": "sent",
+    }
+    assert table == {name: [readable_bytes(getattr(one, key)) for one in plans] for name, key in rows.items()}
+
+
+def test_a_named_strategy_stands_alone(capsys):
+    named = ("--distributed.strategy=hybrid", "--distributed.shard_size=8")
+    table = columns(printed(capsys, "--config=gpt2", "--ranks=64", *named))
+    assert table["on one rank"] == ["hybrid"]
+    assert table["weights"] == [readable_bytes(gpt2("hybrid", shard_size=8).weights)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ((), ["ddp", "fsdp"]),
+        (("--optimizer.type=adafactor",), ["ddp"]),
+    ],
+)
+def test_without_a_name_all_are_shown_that_can_be_planned(arguments, shown, capsys):
+    assert columns(printed(capsys, "--ranks=4", *arguments))["on one rank"] == shown
+
+
+def test_every_key_of_the_configuration_is_an_option(capsys):
+    table = columns(printed(capsys, "--ranks=1", "--model.d_model=256", "--data.vocab_size=300", "--model.n_layer=1"))
+    weights = 300 * 256 + 128 * 256 + 12 * 256**2 + 13 * 256 + 2 * 256
+    assert table["weights"][0] == readable_bytes(4 * weights)
+    checkpointed = printed(capsys, "--config=gpt2", "--ranks=64", "--model.gradient_checkpointing=true")
+    other = columns(checkpointed)["activations without gradient checkpointing"]
+    assert other == [readable_bytes(gpt2("ddp").activations_stored)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "precision", "device"),
+    [
+        ((), "bf16", "cuda"),
+        (("--training.precision=fp32",), "fp32", "cuda"),
+        (("--training.precision=bf16", "--training.device=cpu"), "bf16", "cpu"),
+    ],
+)
+def test_what_is_auto_is_planned_for_a_gpu(arguments, precision, device, capsys):
+    text = printed(capsys, "--config=gpt2", "--ranks=2", *arguments)
+    assert f"{precision} on {device}" in text
+    assert columns(text)["activations"][0] == readable_bytes(gpt2("ddp", 2, precision, device).activations)
+
+
+def test_the_head_says_what_a_step_is_and_how_many_micro_batches_are_empty(capsys):
+    head = printed(capsys, "--config=gpt2", "--ranks=5").partition("\n\n")[0].splitlines()
+    assert head == [
+        "124,439,808 parameters, bf16 on cuda",
+        "micro-batches of 16 x 1,024 tokens: 32 in a step, 7 on each rank of 5; 3 of these 35 are empty",
+    ]
+    assert "empty" not in printed(capsys, "--config=gpt2", "--ranks=16")
+
+
+def test_no_weight_is_made_and_no_text_is_read(capsys, tmp_path):
+    text = printed(
+        capsys,
+        "--ranks=1024",
+        "--model.d_model=1048576",
+        "--model.n_layer=1",
+        f"--data.corpus={tmp_path}/none.txt",
+    )
+    assert columns(text)["weights"][0].endswith(" GiB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "command line: the following arguments are required: --ranks"),
+        (["--ranks=0"], "ranks must be a whole number of at least 1, got 0"),
+        (["--ranks=x"], "command line: argument --ranks: invalid int value: 'x'"),
+        (["--ranks=4", "--distributed.strategy=zero"], "command line: distributed.strategy must be one of auto, ddp, "),
+        (
+            ["--ranks=4", "--distributed.strategy=hybrid"],
+            "command line: distributed.shard_size must be a number of ranks",
+        ),
+        (
+            ["--ranks=4", "--distributed.shard_size=2"],
+            'command line: distributed.shard_size must be null for strategy "au',
+        ),
+        (
+            ["--ranks=4", "--distributed.strategy=hybrid", "--distributed.shard_size=3"],
+            "shard_size must be a divisor of the 4 ranks for hybrid, got 3",
+        ),
+        (
+            ["--ranks=4", "--distributed.strategy=fsdp", "--optimizer.type=adafactor"],
+            "optimizer must be one that torch can shard, for fsdp, got 'adafactor'",
+        ),
+        (["--ranks=4", "--model.n_head=5"], "command line: model.d_model must be a multiple of n_head (5), got 192"),
+        (
+            ["--ranks=4", "--curriculum.enabled=true", "--training.num_epochs=1", "--curriculum.warmup_epochs=3"],
+            "curriculum.",
+        ),
+        (["--ranks=4", "--rank=1"], "command line: unrecognized argument --rank; did you mean --ranks? "),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys):
+    assert main(["plan", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(f"course-lm: error: {message}")
+
+
+def test_help_lists_the_ranks_and_the_configuration(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "--config=gpt2", "--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0
+    for part in ("--ranks", "--distributed.strategy", "--distributed.shard_size", "--model.n_layer", "default: 12"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (1023, "1023 B"),
+        (KIB, "1.0 KiB"),
+        (MIB - 52, "1,023.9 KiB"),
+        (MIB, "1.0 MiB"),
+        (GIB, "1.00 GiB"),
+        (1500 * GIB, "1,500.00 GiB"),
+    ],
+)
+def test_bytes_are_readable(count, text):
+    assert readable_bytes(count) == text

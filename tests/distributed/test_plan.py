@@ -1,0 +1,242 @@
+"""Claims about the plan of a run on many ranks: what it says is what is there and what is sent."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from course_lm.distributed.plan import STRATEGIES, Plan, activation_bytes, plan
+from course_lm.model import GPT, ModelConfig, count_parameters
+from course_lm.optim import OptimizerConfig
+from tests.distributed.measured import Case, on_a_simulated_rank, on_real_ranks, shard, simulated
+from tests.distributed.saved import measured_activations
+
+TINY = ModelConfig(n_layer=3, n_head=2, d_model=20, dropout=0.0)
+GPT2 = ModelConfig(n_layer=12, n_head=12, d_model=768, dropout=0.0)
+
+
+def planned(case: Case, rank: int, measured: dict[str, int]) -> dict[str, int]:
+    return {name: getattr(case.plan(rank), name) for name in measured}
+
+
+def assert_as_planned(case: Case, rank: int, measured: dict[str, int]) -> None:
+    assert planned(case, rank, measured) == measured, f"rank {rank} of {case}"
+
+
+# Real processes
+
+
+REAL = {
+    "ddp-2": Case(TINY, 2, micro_batches=3),
+    "ddp-4": Case(ModelConfig(2, 2, 256, 0.0), 4, vocab_size=4000),  # in two buckets
+    "fsdp-2": Case(TINY, 2, "fsdp"),
+    "fsdp-4": Case(TINY, 4, "fsdp", micro_batches=9),
+    "hybrid-4": Case(TINY, 4, "hybrid", 2, micro_batches=6),
+}
+
+
+@pytest.mark.slow(seconds=25)
+@pytest.mark.parametrize("name", REAL)
+def test_each_of_2_and_4_real_ranks_holds_and_sends_what_was_planned(name, tmp_path):
+    for rank, measured in enumerate(on_real_ranks(REAL[name], tmp_path)):
+        assert_as_planned(REAL[name], rank, measured)
+
+
+# One rank of many: torch's fake process group
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("ranks", [64, 256, 1024])
+def test_the_first_a_middle_and_the_last_of_many_ranks_hold_and_send_what_was_planned(ranks, strategy):
+    case = Case(TINY, ranks, strategy, 8 if strategy == "hybrid" else None, micro_batches=ranks)
+    for rank in (0, ranks // 2 - 1, ranks - 1):
+        assert_as_planned(case, rank, on_a_simulated_rank(case, rank))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(GPT2, 64, "fsdp", None, 128, 50257, 1024, batch_size=1),
+        Case(GPT2, 256, "hybrid", 8, 32, 50257, 1024, batch_size=1),
+        Case(GPT2, 1024, "hybrid", 64, 32, 50257, 1024, batch_size=1),
+        pytest.param(Case(GPT2, 1024, "fsdp", None, 1, 50257, 1024, batch_size=1), marks=pytest.mark.slow(seconds=60)),
+    ],
+    ids=lambda case: f"{case.strategy}-{case.ranks}",
+)
+def test_the_last_rank_of_many_with_gpt2_without_its_memory_is_as_planned(case):
+    assert_as_planned(case, case.ranks - 1, on_a_simulated_rank(case, case.ranks - 1, with_values=False))
+
+
+SGD, PLAIN_SGD = OptimizerConfig(type="sgd"), OptimizerConfig(type="sgd", momentum=0.0)
+SHARDED = Case(TINY, 6, "fsdp")
+CASES = {
+    "several passes": SHARDED.but(micro_batches=20),
+    "a block alone": SHARDED.but(model=replace(TINY, n_layer=1)),
+    "a root smaller than a block": SHARDED.but(model=replace(TINY, d_model=40), vocab_size=7),
+    "gradient checkpointing": SHARDED.but(model=replace(TINY, gradient_checkpointing=True), micro_batches=12),
+    "more ranks than rows": SHARDED.but(ranks=80),
+    "groups of one rank": SHARDED.but(strategy="hybrid", shard_size=1, micro_batches=12),
+    "one group of all ranks": SHARDED.but(strategy="hybrid", shard_size=6, micro_batches=12),
+    "three groups": SHARDED.but(strategy="hybrid", shard_size=2),
+    "Adam, sharded": SHARDED.but(optimizer=OptimizerConfig(type="adam")),
+    "SGD, sharded": SHARDED.but(optimizer=SGD),
+    "SGD": Case(TINY, 6, optimizer=SGD),
+    "SGD without momentum": Case(TINY, 6, optimizer=PLAIN_SGD),
+    "Adafactor": Case(TINY, 6, optimizer=OptimizerConfig(type="adafactor")),
+    "buckets of DDP": Case(ModelConfig(3, 2, 512, 0.0), 3, vocab_size=4000, micro_batches=6),
+    "a bucket that the last parameter fills": Case(ModelConfig(1, 1, 32, 0.0), 3, vocab_size=2**14),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_rank_holds_and_sends_was_planned(name):
+    case = CASES[name]
+    for rank in (0, case.ranks - 1):
+        assert_as_planned(case, rank, on_a_simulated_rank(case, rank))
+
+
+# Activations
+
+
+SIZES = {
+    "a large vocabulary": (ModelConfig(1, 2, 32), 3000, 64, 4),
+    "deep": (ModelConfig(6, 2, 96), 260, 64, 2),
+    "long rows": (ModelConfig(2, 2, 16), 300, 256, 2),
+    "wide": (ModelConfig(2, 4, 256), 300, 32, 2),
+    "no dropout": (ModelConfig(3, 4, 64, dropout=0.0), 300, 48, 3),
+}
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["stored", "checkpointed"])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("size", SIZES)
+def test_activations_are_what_autograd_saves(size, precision, packed, recompute):
+    model, vocab_size, length, rows = SIZES[size]
+    model = replace(model, gradient_checkpointing=recompute)
+    measured = measured_activations(model, vocab_size, length, rows, precision, packed)
+    told = activation_bytes(model, vocab_size, length, rows, precision, "cpu", recompute=recompute)
+    # 15 % are promised; with torch 2.13 the difference is 4 bytes, and a term left out is more than 1 % of one size
+    assert told == pytest.approx(measured, rel=0.001)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_under_fsdp_activations_are_the_same_and_autocasts_copies_of_weights_stay(precision):
+    model, vocab_size, length, rows = SIZES["wide"]
+    with simulated(Case(model, 4, "fsdp"), 0) as mesh:
+        sizes = (vocab_size, length, rows, precision)
+        measured = measured_activations(model, *sizes, packed=False, shard=lambda model: shard(model, mesh))
+    told = activation_bytes(model, *sizes, "cpu")
+    assert told == pytest.approx(measured, rel=0.001)
+
+
+def tiny_plan(ranks: int = 4, strategy: str = "fsdp", model: ModelConfig = TINY, **changes: Any) -> Plan:
+    sizes = {"vocab_size": 301, "max_length": 17, "batch_size": 2, "micro_batches": 8}
+    return plan(model, ranks, strategy, **{**sizes, **changes})
+
+
+def test_the_plan_follows_the_models_gradient_checkpointing_and_gives_both():
+    stored, checkpointed = tiny_plan(), tiny_plan(model=replace(TINY, gradient_checkpointing=True))
+    assert stored.activations == stored.activations_stored == checkpointed.activations_stored
+    assert checkpointed.activations == checkpointed.activations_checkpointed == stored.activations_checkpointed
+    assert checkpointed.activations < stored.activations
+
+
+def test_the_plan_has_the_activations_of_its_precision_and_device():
+    for precision in ("fp32", "bf16", "fp16"):
+        for device in ("cpu", "cuda"):
+            told = tiny_plan(precision=precision, device=device).activations
+            assert told == activation_bytes(TINY, 301, 17, 2, precision, device)
+    assert tiny_plan(precision="bf16").activations_stored < tiny_plan(precision="fp32").activations_stored
+
+
+# What follows from the definitions
+
+
+def test_the_largest_rank_is_the_first_and_the_ranks_together_hold_one_state():
+    each = [tiny_plan(7, rank=rank).moments for rank in range(7)]
+    assert max(each) == each[0] > each[-1]
+    counters = 4 * len([*GPT(TINY, 301, 17).parameters()])
+    assert sum(each) - 7 * counters == tiny_plan(7, "ddp").moments - counters
+
+
+def test_ddp_sends_what_hybrid_sends_in_groups_of_one_and_fsdp_what_it_sends_in_one_group():
+    ddp, fsdp = tiny_plan(6, "ddp"), tiny_plan(6, "fsdp")
+    ones, one = tiny_plan(6, "hybrid", shard_size=1), tiny_plan(6, "hybrid", shard_size=6)
+    assert (ones.sent, ones.weights, ones.moments) == (ddp.sent, ddp.weights, ddp.moments)
+    assert (one.sent, one.weights, one.moments) == (fsdp.sent, fsdp.weights, fsdp.moments)
+
+
+def test_fsdp_sends_half_as_much_again_as_ddp_and_a_gather_more_of_all_blocks_for_each_further_pass():
+    model = ModelConfig(n_layer=64, n_head=1, d_model=64)  # large enough that root and padding are nothing
+    ddp, *fsdp = (
+        tiny_plan(4, strategy, model, micro_batches=count).sent
+        for strategy, count in (("ddp", 4), ("fsdp", 4), ("fsdp", 8))
+    )
+    assert fsdp[0] / ddp == pytest.approx(3 / 2, rel=0.02)  # ZeRO, section 7.2
+    assert fsdp[1] / ddp == pytest.approx(5 / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_rank_alone_sends_nothing_and_copies_nothing(strategy):
+    one = tiny_plan(1, strategy, shard_size=1 if strategy == "hybrid" else None)
+    assert (one.sent, one.collectives, one.gathered, one.exchange, one.unsharded_gradients) == (0, 0, 0, 0, 0)
+
+
+def test_the_parameters_are_those_of_the_model_the_tied_head_once():
+    assert tiny_plan().parameters == count_parameters(GPT(TINY, 301, 17))
+
+
+def test_each_rank_computes_as_many_micro_batches_and_some_are_empty():
+    assert [tiny_plan(4, micro_batches=count).passes for count in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+
+
+def test_what_is_held_and_what_is_sent_are_sums():
+    one = tiny_plan(4, "hybrid", shard_size=2)
+    parts = (one.weights, one.gradients, one.unsharded_gradients, one.exchange, one.moments, one.gathered)
+    assert one.held == sum(parts) + one.activations
+    assert one.sent == one.all_gather + one.reduce_scatter + one.all_reduce
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 0}, "ranks must be a whole number of at least 1, got 0"),
+        ({"ranks": 2.0}, "ranks must be a whole number of at least 1, got 2.0"),
+        ({"ranks": True}, "ranks must be a whole number of at least 1, got True"),
+        ({"rank": 4}, "rank must be from 0 to 3, got 4"),
+        ({"strategy": "zero"}, "strategy must be one of ddp, fsdp, hybrid, got 'zero'"),
+        ({"strategy": "hybrid"}, "shard_size must be a divisor of the 4 ranks for hybrid, got None"),
+        ({"strategy": "hybrid", "shard_size": 3}, "shard_size must be a divisor of the 4 ranks for hybrid, got 3"),
+        ({"strategy": "hybrid", "shard_size": 0}, "shard_size must be a divisor of the 4 ranks for hybrid, got 0"),
+        ({"shard_size": 2}, "shard_size must be None for fsdp, got 2"),
+        ({"precision": "auto"}, "precision must be one of fp32, bf16, fp16, got 'auto'"),
+        ({"micro_batches": 0}, "micro_batches must be a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"vocab_size": 0}, "vocab_size must be a whole number of at least 1, got 0"),
+        ({"max_length": 0}, "max_length must be a whole number of at least 1, got 0"),
+        (
+            {"optimizer": OptimizerConfig(type="adafactor")},
+            "optimizer must be one that torch can shard, for fsdp, got 'adafactor'",
+        ),
+    ],
+)
+def test_a_bad_argument_is_refused_in_one_line(changes, message):
+    with pytest.raises(ValueError) as caught:
+        tiny_plan(**changes)
+    assert str(caught.value) == message
+
+
+def test_torch_cannot_shard_what_the_plan_refuses_to():
+    with pytest.raises(RuntimeError, match="placement"):
+        on_a_simulated_rank(SHARDED.but(optimizer=OptimizerConfig(type="adafactor")), 0)
+
+
+def test_a_plan_needs_no_memory():
+    huge = ModelConfig(n_layer=2, n_head=1, d_model=2**20)
+    one = plan(huge, 1024, "fsdp", vocab_size=10**6, max_length=10**6, batch_size=1, micro_batches=1024)
+    assert one.parameters > 2**44

@@ -1,14 +1,16 @@
 """A model whose gradients the ranks average: by torch's DistributedDataParallel, or by its `fully_shard`."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from course_lm.distributed.ranks import Group
 from course_lm.distributed.settings import DistributedConfig
-from course_lm.packed_forward import keep_plain_twin
+from course_lm.packed_forward import keep_plain_twin, logits_of
 from course_lm.shards import is_sharded
 
 
@@ -40,9 +42,16 @@ def wrap(model: nn.Module, config: DistributedConfig, group: Group) -> nn.Module
         if not hasattr(model, "set_requires_gradient_sync"):
             raise ValueError(f"{kind} is sharded, but not by fully_shard: give the model itself, or use fully_shard")
         return model
+    model.register_forward_hook(_with_tensors_in_sight)  # first: what follows reads its output
     if strategy == "ddp":
         return _replicated(model, group)
     return _sharded(model, group, config.shard_size if strategy == "hybrid" else None)
+
+
+def _with_tensors_in_sight(model: nn.Module, inputs: Any, output: Any) -> Any:
+    """The model's output, or its logits where torch finds no tensor in it: it would take all weights for unused."""
+    found = any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(output))
+    return output if found else logits_of(output)
 
 
 def _replicated(model: nn.Module, group: Group) -> nn.Module:

@@ -1,4 +1,7 @@
-"""Run a case through the package, and compare what it leaves with what the specification leaves."""
+"""Run a case through the package, and compare what it leaves with what the specification leaves.
+
+Run by one of several ranks, a case is shared out among them, and each gets the whole result.
+"""
 
 import copy
 import math
@@ -14,9 +17,11 @@ from torch.optim import Optimizer
 from course_lm import spec
 from course_lm.accumulation import windows
 from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.distributed import DistributedConfig, connect, share, wrap
 from course_lm.loss import count_targets
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
+from course_lm.shards import gathered
 from course_lm.step import train_step
 from course_lm.trainer import Trainer
 
@@ -35,6 +40,7 @@ class FastResult:
     learning_rates: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # targets of each step
     validation_losses: list[float] | None = None
     best_weights: dict[str, Tensor] | None = None
 
@@ -65,21 +71,24 @@ class EpochLoader:
 class ScalingOnly(Precision):
     """fp16's real gradient scaler around a forward pass that stays in float64."""
 
-    def autocast(self) -> AbstractContextManager:
+    def autocast(self, *, keep_casts: bool = True) -> AbstractContextManager:
         return nullcontext()
 
 
-def run_train_step(case: Case, precision: Precision | None = None) -> FastResult:
+def run_train_step(
+    case: Case, precision: Precision | None = None, distributed: DistributedConfig = DistributedConfig()
+) -> FastResult:
     """Train a copy of the case's model by `train_step` in a bare loop."""
-    model, settings = _copy_that_overflows(case), case.settings
+    model, settings, group = _copy_that_overflows(case), case.settings, connect()
+    runner = wrap(model, distributed, group)
     optimizer = build_optimizer(model, _optimizer_config(settings))
     done, rates = [], []
     for epoch in case.epochs:
         for window in windows(epoch, settings.accumulation_steps):
             lr = settings.schedule(len(done))
             result = train_step(
-                model,
-                window,
+                runner,
+                share(window, group),
                 optimizer,
                 lr=lr,
                 max_grad_norm=settings.max_grad_norm,
@@ -96,10 +105,11 @@ def run_train_step(case: Case, precision: Precision | None = None) -> FastResult
         rates,
         [float(result.loss) for result in done],
         [float(result.grad_norm) for result in done],
+        [int(result.tokens) for result in done],
     )
 
 
-def run_trainer(case: Case) -> FastResult:
+def run_trainer(case: Case, distributed: DistributedConfig = DistributedConfig()) -> FastResult:
     """Train a copy of the case's model by `Trainer`, which writes no files."""
     model, settings = _copy_that_overflows(case), case.settings
     loop = LoopConfig(
@@ -113,7 +123,7 @@ def run_trainer(case: Case) -> FastResult:
         deterministic=False,
         output_dir=None,
     )
-    config = TrainingConfig(optimizer=_optimizer_config(settings), training=loop)
+    config = TrainingConfig(optimizer=_optimizer_config(settings), training=loop, distributed=distributed)
     trainer = Trainer(model, config, schedule=settings.schedule)
     # The trainer refuses a validation without a target token, where the specification says NaN.
     validated = not settings.validation or any(count_targets(batch["labels"]) for batch in settings.validation)
@@ -121,6 +131,7 @@ def run_trainer(case: Case) -> FastResult:
         EpochLoader(case.epochs), settings.validation if settings.validation and validated else None
     )
     records = [record for record in history.train if not math.isnan(record["loss"])]  # NaN: skipped steps alone
+    totals = [record["tokens"] for record in records]
     return FastResult(
         _weights(model),
         _moments(model, trainer.optimizer),
@@ -128,8 +139,9 @@ def run_trainer(case: Case) -> FastResult:
         [record["lr"] for record in records],
         [record["loss"] for record in records],
         [record["grad_norm"] for record in records],
+        [record["tokens"] - before for before, record in zip([0, *totals], records)],
         [record["val_loss"] for record in history.validation] if validated else None,
-        trainer.best_weights,
+        gathered(trainer.best_weights),
     )
 
 
@@ -195,7 +207,11 @@ def _optimizer_config(settings: spec.Settings) -> OptimizerConfig:
 
 
 def _copy_that_overflows(case: Case) -> nn.Module:
-    """A copy of the model in which one gradient is not finite in the windows of `overflow_steps`."""
+    """A copy of the model in which one gradient is not finite in the windows of `overflow_steps`.
+
+    It is that of the first trainable weight, an embedding, and made so at the embedding's output: sharding puts another
+    weight in its place, and a hook on the weight itself would be lost.
+    """
     model = copy.deepcopy(case.model).train()
     windows_of_case = case.windows()
     doomed = {
@@ -208,18 +224,25 @@ def _copy_that_overflows(case: Case) -> nn.Module:
         overflows = inputs[0].data_ptr() in doomed
 
     model.register_forward_pre_hook(look_at_batch)
+    def spoil(_: nn.Module, inputs: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * math.inf if overflows else gradient)
+
     victim = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-    victim.register_hook(lambda gradient: gradient * math.inf if overflows else gradient)
+    owner = next(m for m in model.modules() if any(p is victim for p in m.parameters(recurse=False)))
+    assert isinstance(owner, nn.Embedding)
+    owner.register_forward_hook(spoil)
     return model
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return gathered({name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
 def _moments(model: nn.Module, optimizer: Optimizer) -> dict[str, dict[str, Any]]:
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        names[parameter]: {kind: value for kind, value in state.items() if value is not None}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    moments = {
+        names[id(parameter)]: {kind: value for kind, value in state.items() if value is not None}
         for parameter, state in optimizer.state.items()
     }
+    return gathered(moments)

@@ -1,0 +1,155 @@
+"""Ranks for tests: processes that join over gloo, run one function of a test module together, and wait for the next.
+
+They start once a session, and join again after an error, which parts them. A function that hangs costs its test the
+time-out, and the processes, which are then started anew.
+"""
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+JOINED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+TIMEOUT = 60.0  # of a test's function, in seconds
+
+
+@dataclass
+class Outcome:
+    """What one rank's call came to.
+
+    Attributes:
+        value: what the function returned. error: what it raised, or None.
+        seconds: from the start of the call to its end.
+    """
+
+    value: Any = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+
+class Pool:
+    """`world` processes that are the ranks of one group; with one alone, the group of one that torchrun makes."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._joined = False
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> list[Any]:
+        """Call `function(*args)` on every rank, return what it gives on each, or raise the first error.
+
+        function: one at the top of a module in this folder. An error that says that another rank failed comes last.
+        """
+        outcomes = self.outcomes(function, *args, timeout=timeout)
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        own = [error for error in errors if type(error).__name__ != "RankError"]
+        for error in own or errors:
+            raise error
+        return [outcome.value for outcome in outcomes]
+
+    def outcomes(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> list[Outcome]:
+        """The same, with each rank's own error in place of its value; TimeoutError where a rank does not come back."""
+        if not self._processes:
+            self._start()
+        port = None if self._joined else free_port()
+        # pytest imports a test module under its bare name
+        name = f"tests.distributed.{function.__module__.rpartition('.')[2]}"
+        task = pickle.dumps((port, name, function.__name__, args))
+        for connection in self._connections:
+            connection.send_bytes(task)
+        deadline = time.monotonic() + timeout
+        answers: dict[int, Outcome] = {}
+        while len(answers) < self.world:
+            waiting = [one for rank, one in enumerate(self._connections) if rank not in answers]
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                missing = [rank for rank in range(self.world) if rank not in answers]
+                self.close()
+                told = "; ".join(f"rank {rank}: {answer.error}" for rank, answer in sorted(answers.items()))
+                raise TimeoutError(f"no answer from ranks {missing} within {timeout:g} s; the others: {told or 'none'}")
+            for connection in ready:
+                rank = self._connections.index(connection)  # type: ignore[arg-type]
+                try:
+                    answers[rank] = pickle.loads(self._connections[rank].recv_bytes())
+                except EOFError:
+                    answers[rank] = Outcome(error=RuntimeError(f"the process of rank {rank} died"))
+        outcomes = [answers[rank] for rank in range(self.world)]
+        self._joined = all(outcome.error is None for outcome in outcomes)
+        if not all(process.is_alive() for process in self._processes):
+            self.close()
+        return outcomes
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._processes, self._connections, self._joined = [], [], False
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.world):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(rank, self.world, there), daemon=True)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._connections.append(here)
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def serve(rank: int, world: int, connection: Connection) -> None:
+    """The life of one rank: join, call, answer."""
+    import torch
+    import torch.distributed as dist
+
+    from course_lm.distributed import connect, leave
+
+    torch.set_num_threads(1)
+    os.fsync = lambda descriptor: None  # as in conftest.py
+    while True:
+        try:
+            port, module, name, args = pickle.loads(connection.recv_bytes())
+        except EOFError:  # the tests have ended
+            return
+        started = time.monotonic()
+        outcome = Outcome()
+        try:
+            if port is not None:
+                leave()
+                if dist.is_initialized():  # by a test itself
+                    dist.destroy_process_group()
+                numbers = (rank, rank, world, "127.0.0.1", port, "tests")
+                os.environ.update({key: str(value) for key, value in zip(JOINED, numbers)})
+                connect(timeout_seconds=20.0)
+            outcome.value = getattr(importlib.import_module(module), name)(*args)
+        except BaseException as error:
+            outcome.error = error
+        outcome.seconds = time.monotonic() - started
+        connection.send_bytes(packed(outcome))
+
+
+def packed(outcome: Outcome) -> bytes:
+    """The outcome as bytes; an error that cannot be sent is told in words."""
+    try:
+        content = pickle.dumps(outcome)
+        pickle.loads(content)
+        return content
+    except Exception as error:
+        said = f"{type(outcome.error).__name__}: {outcome.error}" if outcome.error else f"cannot be sent: {error}"
+        return pickle.dumps(Outcome(error=RuntimeError(said), seconds=outcome.seconds))

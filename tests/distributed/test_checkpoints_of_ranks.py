@@ -1,0 +1,460 @@
+"""Checkpoints of several ranks: any number of ranks reads them, damage is seen, code in them is not run."""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from course_lm.checkpoints import (
+    CheckpointError,
+    latest_checkpoint,
+    load_checkpoint,
+    load_latest,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from course_lm.checkpoints.shard_files import SUMS
+from course_lm.config import TrainingConfig
+from course_lm.distributed import DistributedConfig, connect
+from course_lm.shards import is_sharded
+from course_lm.trainer import Trainer
+from tests.distributed.pool import Pool
+from tests.full_disk import leaving_free, small_disk
+from tests.training_run import NAME, assert_same, configure, loaders, model_of, without_measures
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:the checkpoint was saved with distributed")]
+
+Ranks = Callable[[int], Pool]
+SHARDED = DistributedConfig(strategy="fsdp", checkpoint="sharded")
+FULL = DistributedConfig(strategy="fsdp", checkpoint="full")
+DDP = DistributedConfig(strategy="ddp", checkpoint="sharded")
+
+
+def config_of(folder: Path, distributed: DistributedConfig, **training: Any) -> TrainingConfig:
+    """Five steps of three micro-batches; a checkpoint after the second, the fourth and the last."""
+    return replace(configure(folder, max_steps=5, **training), distributed=distributed)
+
+
+def run(folder: Path, distributed: DistributedConfig) -> dict[str, Any]:
+    """On a rank: train to the end, or go on to it; the whole state."""
+    trainer = Trainer(model_of(), config_of(folder, distributed))
+    trainer.train(loaders("bucketed")[0])
+    return trainer.state_dict()
+
+
+def states_after_loading(path: Path, distributed: DistributedConfig) -> tuple[dict[str, Any], list[str]]:
+    """On a rank: load a state; all of it, and the names of the weights of which this rank holds a part."""
+    trainer = Trainer(model_of(), config_of(path.parent.parent, distributed))
+    trainer.load_checkpoint(path)
+    return trainer.state_dict(), [name for name, value in trainer.model.named_parameters() if is_sharded(value)]
+
+
+@pytest.fixture(scope="module")
+def kept(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of four ranks that wrote its parts by themselves: its folder, which no test changes, and its end."""
+    folder = tmp_path_factory.mktemp("kept")
+    return folder / NAME, ranks(4).run(run, folder, SHARDED)[0]
+
+
+@pytest.fixture
+def damaged(kept: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
+    """A copy of that run's folder, to be damaged."""
+    return Path(shutil.copytree(kept[0], tmp_path / NAME))
+
+
+def shards_of(path: Path) -> Path:
+    """The folder of this checkpoint's parts."""
+    (folder,) = path.parent.glob(f"{path.stem}.*.shards")
+    return folder
+
+
+def first_shard(path: Path) -> Path:
+    return min(shards_of(path).glob("*.safetensors"))
+
+
+def same_values(mine: dict[str, Any], other: dict[str, Any]) -> None:
+    """Equal bit for bit, but for the settings of the ranks and what a machine measures."""
+    mine, other = without_measures(mine), without_measures(other)
+    assert_same({**mine, "config": None}, {**other, "config": None})
+
+
+def test_four_ranks_write_one_file_of_parts_each(kept: tuple[Path, dict[str, Any]]) -> None:
+    names = sorted(path.name for path in shards_of(kept[0] / "checkpoint_last.pt").iterdir())
+    assert len(names) == 5
+    assert names[0] == SUMS
+
+
+def test_the_list_of_checksums_is_one_that_sha256sum_reads(kept: tuple[Path, dict[str, Any]]) -> None:
+    folder = shards_of(kept[0] / "checkpoint_last.pt")
+    assert os.system(f"cd '{folder}' && sha256sum --quiet --check {SUMS}") == 0
+
+
+def test_one_process_reads_whole_tensors_equal_to_the_gathered_ones(kept: tuple[Path, dict[str, Any]]) -> None:
+    folder, state = kept
+    same_values(load_checkpoint(folder / "checkpoint_last.pt"), state)
+
+
+@pytest.mark.parametrize(
+    ("world", "distributed"), [(1, FULL), (2, SHARDED), (2, DDP), (4, FULL)], ids=["1", "2-fsdp", "2-ddp", "4-fsdp"]
+)
+def test_any_number_of_ranks_reads_what_four_have_written(
+    ranks: Ranks, kept: tuple[Path, dict[str, Any]], world: int, distributed: DistributedConfig
+) -> None:
+    folder, expected = kept
+    for state, parts in ranks(world).run(states_after_loading, folder / "checkpoint_last.pt", distributed):
+        same_values(state, expected)
+        assert bool(parts) == (world > 1 and distributed.strategy == "fsdp")
+
+
+def test_a_full_checkpoint_of_a_sharded_model_is_the_same_state_in_one_file(
+    ranks: Ranks, kept: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    (state, *_) = ranks(4).run(run, tmp_path, FULL)
+    same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.pt"), state)
+    same_values(state, kept[1])
+    assert not list((tmp_path / NAME).glob("*.shards"))
+
+
+def test_ranks_that_hold_the_whole_model_write_one_file(ranks: Ranks, tmp_path: Path) -> None:
+    (state, *_) = ranks(2).run(run, tmp_path, DDP)
+    same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.pt"), state)
+    assert not list((tmp_path / NAME).glob("*.shards"))
+
+
+# Damage to the newest checkpoint: each is seen, and the one before it is used.
+
+
+def truncate(newest: Path) -> None:
+    shard = first_shard(newest)
+    shard.write_bytes(shard.read_bytes()[:-7])
+
+
+def flip_a_bit(newest: Path) -> None:
+    shard = first_shard(newest)
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 16
+    shard.write_bytes(content)
+
+
+def remove_a_shard(newest: Path) -> None:
+    first_shard(newest).unlink()
+
+
+def add_a_file(newest: Path) -> None:
+    shard = first_shard(newest)
+    shutil.copy(shard, shard.with_name("shard-00009-model-00001-of-00001.safetensors"))
+
+
+def edit_the_sums(newest: Path) -> None:
+    flip_a_bit(newest)
+    list_again(shards_of(newest))
+
+
+def remove_the_sums(newest: Path) -> None:
+    (shards_of(newest) / SUMS).unlink()
+
+
+def rename_the_folder_away(newest: Path) -> None:
+    folder = shards_of(newest)
+    folder.rename(folder.with_name("moved"))
+
+
+def put_the_older_file_in_its_place(newest: Path) -> None:
+    shutil.copy(newest.with_name("checkpoint_step_4.pt"), newest)
+
+
+def put_the_older_parts_in_its_place(newest: Path) -> None:
+    folder = shards_of(newest)
+    shutil.rmtree(folder)
+    shutil.copytree(shards_of(newest.with_name("checkpoint_step_4.pt")), folder)
+
+
+def swap_two_shards(newest: Path) -> None:
+    one, two, *_ = sorted(shards_of(newest).glob("*.safetensors"))
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+
+
+DAMAGE = {
+    truncate: "is damaged: its bytes do not match its checksum",
+    flip_a_bit: "is damaged: its bytes do not match its checksum",
+    swap_two_shards: "is damaged: its bytes do not match its checksum",
+    remove_a_shard: "is missing",
+    add_a_file: "has a file more, shard-00009-model-00001-of-00001.safetensors",
+    edit_the_sums: f"{SUMS} is not the one that was written",
+    remove_the_sums: f"{SUMS} is missing",
+    rename_the_folder_away: "is missing",
+    put_the_older_file_in_its_place: "is missing",
+    put_the_older_parts_in_its_place: f"{SUMS} is not the one that was written",
+}
+
+
+def list_again(folder: Path) -> str:
+    """Write a list of checksums that fits; its own digest."""
+    files = sorted(path for path in folder.iterdir() if path.name != SUMS)
+    text = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    (folder / SUMS).write_text(text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def seal_again(path: Path, change: Callable[[dict[str, Any]], None] = lambda state: None) -> None:
+    """Change the state in a checkpoint's one file, and let all checksums fit what lies beside it."""
+    folder = shards_of(path)
+    state = torch.load(path, weights_only=True)
+    change(state)
+    save_checkpoint(path, state, shards=list_again(folder), serial=int(folder.name.split(".")[-2]))
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_damage_is_named_in_one_line_and_the_next_older_checkpoint_is_used(
+    kept: tuple[Path, dict[str, Any]], damaged: Path, damage: Callable[[Path], None]
+) -> None:
+    newest = damaged / "checkpoint_last.pt"
+    damage(newest)
+    with pytest.raises(CheckpointError, match=re.escape(DAMAGE[damage])) as refused:
+        load_checkpoint(newest)
+    assert str(newest) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    with pytest.warns(UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.pt"):
+        found = load_latest(damaged)
+    assert found is not None
+    assert found[0].name == "checkpoint_step_4.pt"
+    assert_same(found[1], load_checkpoint(kept[0] / "checkpoint_step_4.pt"))
+
+
+def refused_load(path: Path) -> tuple[BaseException | None, dict[str, Any], dict[str, Any]]:
+    """On a rank: what a load raises, and the trainer's state before and after."""
+    trainer = Trainer(model_of(), config_of(path.parent.parent, SHARDED))
+    before = trainer.state_dict()
+    try:
+        trainer.load_checkpoint(path)
+        return None, before, before
+    except Exception as error:
+        return error, before, trainer.state_dict()
+
+
+def test_a_damaged_checkpoint_changes_nothing_on_any_rank(ranks: Ranks, damaged: Path) -> None:
+    flip_a_bit(damaged / "checkpoint_last.pt")
+    for error, before, after in ranks(2).run(refused_load, damaged / "checkpoint_last.pt"):
+        assert isinstance(error, CheckpointError)
+        assert_same(after, before)
+
+
+def test_ranks_go_on_from_the_older_one_and_end_where_they_had_ended(
+    ranks: Ranks, kept: tuple[Path, dict[str, Any]], damaged: Path
+) -> None:
+    flip_a_bit(damaged / "checkpoint_last.pt")
+    for state in ranks(4).run(run, damaged.parent, SHARDED):
+        same_values(state, kept[1])
+    same_values(load_checkpoint(damaged / "checkpoint_last.pt"), kept[1])
+
+
+# Files with code in them, or with lies, and checksums that fit.
+
+
+class Payload:
+    """Unpickling it creates a folder: harmless code that stands for any other."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+def refused_in_one_line(path: Path) -> str:
+    with pytest.raises(CheckpointError) as refused:
+        load_checkpoint(path)
+    assert "\n" not in str(refused.value)
+    assert str(path) in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("writer", [pickle.dumps, torch.save], ids=["pickle", "torch"])
+def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path: Path, writer: Any) -> None:
+    path, target = damaged / "checkpoint_last.pt", tmp_path / "was_here"
+    if writer is pickle.dumps:
+        first_shard(path).write_bytes(pickle.dumps(Payload(target)))
+    else:
+        torch.save(Payload(target), first_shard(path))
+    seal_again(path)
+    refused_in_one_line(path)
+    assert not target.exists()
+
+
+def test_metadata_with_code_in_it_is_not_read(kept: tuple[Path, dict[str, Any]], damaged: Path, tmp_path: Path) -> None:
+    path, target = damaged / "checkpoint_last.pt", tmp_path / "was_here"
+    (shards_of(path) / ".metadata").write_bytes(pickle.dumps(Payload(target)))  # the name that torch gives its own
+    seal_again(path)
+    same_values(load_checkpoint(path), kept[1])
+    assert not target.exists()
+
+
+def test_a_state_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path: Path) -> None:
+    from course_lm.checkpoints import files
+
+    path, target = damaged / "checkpoint_last.pt", tmp_path / "was_here"
+    folder = shards_of(path)
+    state = torch.load(path, weights_only=True)
+    with open(path, "w+b") as file:
+        files._write(file, {**state, "x": Payload(target)}, int(folder.name.split(".")[-2]), list_again(folder))
+    assert "is refused" in refused_in_one_line(path)
+    assert not target.exists()
+    torch.load(path, weights_only=False)
+    assert target.exists(), "the payload must be live, or this test shows nothing"
+
+
+def weight_in(state: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the mark of a weight that lies in parts."""
+    return next((name, value) for name, value in state["model"].items() if isinstance(value, dict))
+
+
+def claim_a_shape(shape: list[Any]) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
+        weight_in(state)[1]["sharded"][0] = shape
+
+    return change
+
+
+def claim_a_type(name: Any) -> Callable[[dict[str, Any]], None]:
+    def change(state: dict[str, Any]) -> None:
+        weight_in(state)[1]["sharded"][1] = name
+
+    return change
+
+
+def claim_another_tensor(state: dict[str, Any]) -> None:
+    state["model"]["unwritten"] = {"sharded": [[2, 2], "float32"]}
+
+
+LIES = {
+    "larger by far": claim_a_shape([2**40]),
+    "beyond any address": claim_a_shape([2**61, 2**61]),
+    "another shape": claim_a_shape([3, 5]),
+    "negative": claim_a_shape([-1]),
+    "no numbers": claim_a_shape(["a"]),
+    "no list": claim_a_shape(None),  # type: ignore[arg-type]
+    "another type": claim_a_type("float64"),
+    "no type": claim_a_type("load"),
+    "type that is no text": claim_a_type(3),
+    "a tensor that no shard holds": claim_another_tensor,
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_state_that_does_not_fit_its_shards_is_refused_in_one_line(damaged: Path, lie: str) -> None:
+    seal_again(damaged / "checkpoint_last.pt", LIES[lie])
+    refused_in_one_line(damaged / "checkpoint_last.pt")
+
+
+def with_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the header of a safetensors file."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    new = json.dumps(header).encode()
+    path.write_bytes(len(new).to_bytes(8, "little") + new + content[8 + length :])
+
+
+def huge_offsets(header: dict[str, Any]) -> None:
+    next(value for name, value in header.items() if name != "__metadata__")["data_offsets"] = [0, 2**50]
+
+
+def renamed_tensor(header: dict[str, Any]) -> None:
+    name = next(name for name in header if name != "__metadata__")
+    header["other"] = header.pop(name)
+
+
+def without_metadata(header: dict[str, Any]) -> None:
+    header.pop("__metadata__", None)
+
+
+@pytest.mark.parametrize("change", [huge_offsets, renamed_tensor, without_metadata], ids=lambda one: one.__name__)
+def test_a_shard_with_a_header_that_lies_is_refused_in_one_line(damaged: Path, change: Any) -> None:
+    path = damaged / "checkpoint_last.pt"
+    with_header(first_shard(path), change)
+    seal_again(path)
+    refused_in_one_line(path)
+
+
+# Folders that no checkpoint needs.
+
+
+def folders_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.shards")}
+
+
+def test_each_folder_of_parts_belongs_to_one_checkpoint(kept: tuple[Path, dict[str, Any]]) -> None:
+    """Among them were some that the run itself has replaced or pruned."""
+    paths = list(kept[0].glob("checkpoint_*.pt"))
+    assert folders_in(kept[0]) == {shards_of(path).name for path in paths}
+    assert len(paths) > 2
+
+
+def test_what_a_killed_save_has_left_is_never_used_and_removed_at_the_next_save(damaged: Path) -> None:
+    left = damaged / "checkpoint_last.99.shards"
+    shutil.copytree(shards_of(damaged / "checkpoint_last.pt"), left)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest_checkpoint(damaged) == damaged / "checkpoint_last.pt"
+    before = folders_in(damaged) - {left.name}
+    save_checkpoint(damaged / "checkpoint_step_6.pt", {"step": 6})
+    assert folders_in(damaged) == before
+
+
+def test_pruning_removes_the_parts_of_what_it_deletes_and_no_others(damaged: Path) -> None:
+    deleted = prune_checkpoints(damaged, 0)
+    assert {path.name for path in deleted} >= {"checkpoint_step_4.pt"}
+    remaining = list(damaged.glob("checkpoint_*.pt"))
+    assert folders_in(damaged) == {shards_of(path).name for path in remaining}
+    load_checkpoint(damaged / "checkpoint_last.pt")
+
+
+def test_replacing_a_checkpoint_removes_the_parts_of_the_old_one(damaged: Path) -> None:
+    old = shards_of(damaged / "checkpoint_last.pt")
+    save_checkpoint(damaged / "checkpoint_last.pt", {"step": 6})
+    assert not old.exists()
+    assert shards_of(damaged / "checkpoint_step_4.pt").exists()
+
+
+def save_on_a_full_disk(folder: Path, distributed: DistributedConfig, free: int) -> BaseException | None:
+    """On a rank: save twice under one name, the second time without room; what that raised."""
+    trainer, group = Trainer(model_of(), config_of(folder, distributed)), connect()
+    path = folder / "checkpoint_last.pt"
+    trainer.save_checkpoint(path)
+    filled = leaving_free(folder, free)
+    group.leader_does(filled.__enter__)
+    try:
+        trainer.save_checkpoint(path)
+    except Exception as error:
+        return error
+    finally:
+        group.leader_does(lambda: filled.__exit__(None, None, None))
+    return None
+
+
+@pytest.mark.parametrize("distributed", [SHARDED, FULL], ids=["sharded", "full"])
+@pytest.mark.parametrize("free", [0, 6_000], ids=["no room at all", "room for half a shard"])
+def test_a_full_disk_costs_nothing_and_is_an_os_error_on_every_rank(
+    ranks: Ranks, tmp_path: Path, distributed: DistributedConfig, free: int
+) -> None:
+    with small_disk(tmp_path / "disk", 4) as folder:
+        for error in ranks(2).run(save_on_a_full_disk, folder, distributed, free):
+            assert isinstance(error, OSError), error
+            assert "\n" not in str(error)
+            assert "what was saved before is untouched" in str(error)
+        assert load_checkpoint(folder / "checkpoint_last.pt")["step"] == 0
+        save_checkpoint(folder / "checkpoint_step_1.pt", {"step": 1})
+        assert len(folders_in(folder)) == (distributed is SHARDED)

@@ -40,7 +40,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 temporary.unlink()
             raise
-        sync_folder(path.parent)
+        _sync_folder(path.parent)
     except OSError as error:
         reason = f"{error.strerror or error} (what was saved before is untouched)"
         raise OSError(error.errno, f"cannot write {path}: {reason}") from error
@@ -55,8 +55,7 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> None:
                 leftover.unlink()
 
 
-def sync_folder(folder: Path) -> None:
-    """Force the entries of a folder to the disk."""
+def _sync_folder(folder: Path) -> None:
     if os.name != "posix":  # elsewhere a folder cannot be opened, and a rename is durable by itself
         return
     descriptor = os.open(folder, os.O_RDONLY)

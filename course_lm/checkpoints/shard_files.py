@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lm.checkpoints.atomic_write import atomic_file, sync_folder
+from course_lm.checkpoints.atomic_write import atomic_file
 from course_lm.shards import is_sharded
 from course_lm.validation import ensure, one_line
 
@@ -113,7 +113,6 @@ def write_sums(folder: Path, sums: Mapping[str, str]) -> str:
     text = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()
     with atomic_file(folder / SUMS) as file:
         file.write(text)
-    sync_folder(folder.parent)
     return hashlib.sha256(text).hexdigest()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from course_lm.classroom.atlas import Atlas, load_atlas
 from course_lm.monitoring import History, Record, smooth
@@ -238,6 +238,86 @@ def flipped_bits(changes: np.ndarray) -> Figure:
     for place, name in ((11, "23 bits of fraction"), (26, "exponent"), (31, "sign")):
         axes.text(place, 4e3, name, ha="center")
     axes.text(29.3, 3e2, "no number", ha="right", va="center")
+    return figure
+
+
+def reported_and_held_out(runs: Mapping[str, tuple[Sequence[float], float]], window: int = 10) -> Figure:
+    """The training loss that each run reports, the mean of `window` steps, and as a dot its loss on held-out text.
+
+    `runs` maps a name to (losses of all steps, held-out loss at the end), in nats per token.
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 3.8))
+    ends = []
+    for (name, (losses, held_out)), colour in zip(runs.items(), (BLUE, RED, ORANGE, GREEN)):
+        means = np.convolve(losses, np.full(window, 1 / window), mode="valid")
+        axes.plot(range(window, len(losses) + 1), means, color=colour)
+        axes.plot(len(losses), held_out, "o", color=colour, markersize=10, clip_on=False)
+        ends.append((float(means[-1]), name, colour))
+    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
+    axes.text(0.97, 0.95, "lines: reported\ndots: held out", transform=axes.transAxes, ha="right", va="top")
+    axes.margins(x=0.01)
+    label_ends(axes, ends)
+    return figure
+
+
+def steps_over_time(runs: Mapping[str, Sequence[tuple[float, int]]], killed: tuple[float, int]) -> Figure:
+    """The last step in the logs of two runs, over the seconds since the first one, and where a rank was killed.
+
+    `killed` is a moment of the second run.
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 3.4))
+    began = 0.0
+    for (name, seen), colour, side in zip(runs.items(), (BLUE, RED), ("left", "right")):
+        began = min(seconds for seconds, step in seen if step > 0)
+        ended = min(seconds for seconds, step in seen if step == seen[-1][1])
+        moments = [(seconds - began, step) for seconds, step in seen if began <= seconds <= ended]
+        axes.step(*zip(*moments), where="post", color=colour)
+        axes.text(ended - began, seen[-1][1] + 0.5, name, color=colour, ha=side, va="bottom")
+    axes.plot(killed[0] - began, killed[1], "x", color=INK, markersize=11, markeredgewidth=3)
+    axes.text(killed[0] - began, killed[1] - 1.2, "  SIGKILL", va="top")
+    axes.set(xlabel="seconds since the first step", ylabel="last step in the log")
+    axes.margins(y=0.14)
+    return figure
+
+
+def bytes_of_a_rank(held: Mapping[str, Mapping[str, int]]) -> Figure:
+    """What one rank holds: for each strategy a bar of weights, gradients and what else `held` names, in bytes."""
+    figure, axes = plt.subplots(figsize=(8, 0.6 + 0.7 * len(held)))
+    for row, parts in enumerate(held.values()):
+        left = 0.0
+        for (kind, size), colour in zip(parts.items(), (SKY, ORANGE, GREEN, PURPLE)):
+            axes.barh(row, size / 1e6, left=left, color=colour)
+            if row == 0:
+                axes.text(left + size / 2e6, row, kind, ha="center", va="center")
+            left += size / 1e6
+    axes.set_yticks(range(len(held)), list(held))
+    axes.set(xlabel="MB held by one rank, without activations")
+    axes.invert_yaxis()
+    return figure
+
+
+def rank_tiles(ranks: Sequence[Mapping[str, Sequence[int]]]) -> Figure:
+    """What each rank holds at several moments: a panel for each moment, a row for each rank, a tile for each number.
+
+    `ranks` has one mapping for each rank, from the moment's name to numbers. A number of the first moment has the
+    colour of its rank wherever it stands; a new one is white.
+    """
+    moments = list(ranks[0])
+    colours = (SKY, ORANGE, GREEN, PURPLE, BLUE, RED)
+    first = [[int(number) for number in rank[moments[0]]] for rank in ranks]
+    origin = {number: colours[row % len(colours)] for row, numbers in enumerate(first) for number in numbers}
+    width = max(len(rank[moment]) for rank in ranks for moment in moments)
+    figure, panels = plt.subplots(1, len(moments), figsize=(10, 2.6), layout="constrained")
+    for axes, moment in zip(panels, moments):
+        for row, rank in enumerate(ranks):
+            for column, number in enumerate(rank[moment]):
+                colour = origin.get(int(number), "white")
+                axes.add_patch(Rectangle((column, row), 0.94, 0.9, facecolor=colour, edgecolor=GREY, linewidth=1))
+                axes.text(column + 0.47, row + 0.46, str(int(number)), ha="center", va="center", fontsize=13)
+        axes.set(title=moment, xlim=(-0.1, width), ylim=(len(ranks), -0.1), aspect="equal")
+        axes.axis("off")
+    for row in range(len(ranks)):
+        panels[0].text(-0.3, row + 0.46, f"rank {row}", ha="right", va="center")
     return figure
 
 

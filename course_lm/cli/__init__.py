@@ -7,7 +7,8 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 from course_lm import __version__
@@ -17,40 +18,55 @@ DEFAULT_CONFIG = "python-docs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code."""
+    """Run one command; return the exit code. Of several ranks, rank 0 alone writes to standard output."""
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
-    if os.environ.get("RANK", "0") != "0":
-        warnings.simplefilter("ignore")  # rank 0 says the same
     try:
-        options, rest = _parser().parse_known_args(arguments)
-        return options.command(options, rest)
+        with _silent() if _follows() else nullcontext():
+            options, rest = _parser().parse_known_args(arguments)
+            return options.command(options, rest)
     # A loss or gradient that is not finite, too little memory, a rank that hangs: the input was good, the run failed.
     except (FloatingPointError, MemoryError, TimeoutError) as error:
-        return _fail(error, 1)
+        return _fail(f"error: {error}", 1)
     except (ValueError, OSError, ImportError) as error:
-        return _fail(error, 2)
+        return _fail(f"error: {error}", 2)
     except KeyboardInterrupt:
-        print("course-lm: interrupted", file=sys.stderr)
-        return 130
-    except RuntimeError as error:
-        if not hasattr(error, "exit_code"):  # RankError, whose module takes seconds to import
+        return _fail("interrupted", 130)
+    except Exception as error:
+        if hasattr(error, "exit_code"):  # RankError, whose module takes seconds to import
+            return _fail(f"error: {error}", error.exit_code)
+        if _speaks():
             raise
-        return _fail(error, error.exit_code)  # type: ignore[attr-defined]
+        return 1
     finally:
         warnings.formatwarning = formatted
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(text: str, code: int) -> int:
     if _speaks():
-        print(f"course-lm: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"course-lm: {' '.join(text.split())}", file=sys.stderr)
     return code
 
 
 def _speaks() -> bool:
     """Whether this process prints an error: of the ranks that torchrun has started, the first that has one."""
-    joining = sys.modules.get("course_lm.distributed.joining")
-    group = None if joining is None else joining.joined_group()
-    return os.environ.get("RANK", "0") == "0" if group is None else group.speaks_first()
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return True
+    from course_lm.distributed.joining import speaks_first
+
+    return speaks_first()
+
+
+def _follows() -> bool:
+    """Whether this process is a rank other than 0, which says the same."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """No output and no warnings; errors are printed all the same."""
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _one_line_warning(message: Warning | str, *place: object) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -47,6 +48,9 @@ def train_on_text(config: TrainingConfig) -> int:
         if folder is not None:
             group.leader_does(lambda: _export(folder, run, config))
     if trainer.interrupted is not None:
+        if group.world > 1:
+            # torchrun sends SIGTERM to all others as soon as one has ended; each is to end with this code
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 128 + trainer.interrupted
     if group.leads:
         print(report(run, trainer, time.perf_counter() - started))

@@ -12,6 +12,8 @@ from course_lm.distributed.ranks import Group
 from course_lm.validation import one_line
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NAME = "course_lm"  # of what the ranks write into the store
+_SECONDS_TO_ASK = 10.0
 _one: dict[str, Group] = {}  # the group that this process has joined, under "group"
 
 
@@ -61,7 +63,7 @@ def connect(timeout_seconds: float = 600.0) -> Group:
         world,
         local_rank=local_rank,
         process_group=dist.group.WORLD,
-        store=PrefixStore("course_lm", store),
+        store=PrefixStore(_NAME, store),
         timeout_seconds=timeout_seconds,
         joined=True,
     )
@@ -71,6 +73,28 @@ def connect(timeout_seconds: float = 600.0) -> Group:
 def joined_group() -> Group | None:
     """The group that this process has joined, also where an error has parted it; None for a group of one."""
     return _one.get("group")
+
+
+def speaks_first() -> bool:
+    """Whether this process prints an error: of the ranks that torchrun has started, the first that has one.
+
+    A rank may have one before it has joined the others, such as a misspelt key. Then it asks torchrun's own store,
+    for torchrun ends the other ranks as soon as one has ended, and none of them may have said why.
+    """
+    if (group := joined_group()) is not None:
+        return group.speaks_first()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True  # nobody can be asked: a line too many is better than none
+    try:
+        environment = _environment(os.environ)
+        if environment is None:
+            return True
+        rank, world, _ = environment
+        return PrefixStore(_NAME, _store(rank, world, _SECONDS_TO_ASK)).add("said", 1) == 1
+    except ValueError:  # the environment is no good, which all ranks say
+        return os.environ.get("RANK", "0") == "0"
+    except RuntimeError:
+        return True
 
 
 def leave() -> None:

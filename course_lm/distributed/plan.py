@@ -10,7 +10,8 @@ Sources: Rajbhandari et al. 2020, "ZeRO", section 5 for what is held and 7 for w
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -224,14 +225,16 @@ def _shards(ranks: int, strategy: str, shard_size: int | None, optimizer: Optimi
     return int(shard_size or 1)
 
 
+@lru_cache
 def _units(model: ModelConfig, vocab_size: int, max_length: int) -> tuple[list[Shape], list[Shape], list[list[Shape]]]:
     """Shapes of all parameters in the model's order, of those in the root, and of those in each block."""
-    with torch.device("meta"):  # shapes without memory
-        built = GPT(model, vocab_size, max_length)
+    with torch.device("meta"):  # shapes without memory; all blocks are alike, and one is built fast
+        built = GPT(replace(model, n_layer=1), vocab_size, max_length)
     named = {name: tuple(weight.shape) for name, weight in built.named_parameters()}
     root = [shape for name, shape in named.items() if not name.startswith("blocks.")]
-    blocks = [[tuple(weight.shape) for weight in block.parameters()] for block in built.blocks]
-    return [*named.values()], root, blocks
+    block = [shape for name, shape in named.items() if name.startswith("blocks.")]
+    before = next(place for place, name in enumerate(named) if name.startswith("blocks."))
+    return [*root[:before], *model.n_layer * block, *root[before:]], root, model.n_layer * [block]
 
 
 def _padded(shapes: Sequence[Shape], shards: int) -> int:

@@ -63,6 +63,7 @@ class Group:
         self.process_group, self.timeout_seconds = process_group, timeout_seconds
         self._store = store
         self.failed = False
+        self._first: bool | None = None  # whether this rank is the first to speak, once it has asked
 
     @property
     def leads(self) -> bool:
@@ -162,6 +163,11 @@ class Group:
 
     def speaks_first(self) -> bool:
         """Whether this rank is the first to ask: of an error that several ranks have, one line is printed."""
+        if self._first is None:
+            self._first = self._asks_first()
+        return self._first
+
+    def _asks_first(self) -> bool:
         if self._store is None:
             return self.leads
         try:
@@ -190,6 +196,7 @@ class Group:
 
     def _leave_word(self, error: BaseException) -> None:
         """Write down, for the others, why this rank ends; the first word counts."""
+        self.speaks_first()  # asks now: who reads the word has only this rank's message to print
         told = {"rank": self.rank, "message": " ".join(str(error).split()), "exit_code": exit_code_of(error)}
         with suppress(RuntimeError):
             if self._store is not None:

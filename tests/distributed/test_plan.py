@@ -86,6 +86,8 @@ CASES = {
     "Adafactor": Case(TINY, 6, optimizer=OptimizerConfig(type="adafactor")),
     "buckets of DDP": Case(ModelConfig(3, 2, 512, 0.0), 3, vocab_size=4000, micro_batches=6),
     "a bucket that the last parameter fills": Case(ModelConfig(1, 1, 32, 0.0), 3, vocab_size=2**14),
+    # norm, block and positions: 4 * 128 * (2 + 12 * 128 + 13 + 497) bytes are 1 MiB, the first bucket
+    "a bucket filled to the byte": Case(ModelConfig(1, 1, 128, 0.0), 3, vocab_size=7, max_length=497),
 }
 
 
@@ -149,6 +151,20 @@ def test_the_plan_has_the_activations_of_its_precision_and_device():
             told = tiny_plan(precision=precision, device=device).activations
             assert told == activation_bytes(TINY, 301, 17, 2, precision, device)
     assert tiny_plan(precision="bf16").activations_stored < tiny_plan(precision="fp32").activations_stored
+
+
+def test_elsewhere_than_on_a_cpu_dropout_keeps_bytes_and_no_scores_are_kept():
+    model, vocab_size, length, rows = SIZES["deep"]
+    layers, heads, tokens = model.n_layer, model.n_head, rows * length
+    wide, square = tokens * model.d_model, tokens * length
+
+    def saved(precision: str) -> int:
+        cpu, cuda = (activation_bytes(model, vocab_size, length, rows, precision, one) for one in ("cpu", "cuda"))
+        return cpu - cuda
+
+    assert saved("fp32") == (2 * layers + 1) * (4 - 1) * wide
+    scores = 2 * heads * square - (2 * square + 4 * heads * tokens)  # against one mask, and a number for each row
+    assert saved("bf16") == layers * (2 * (2 - 1) * wide + scores) + (4 - 1) * wide
 
 
 # What follows from the definitions

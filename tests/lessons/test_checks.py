@@ -447,6 +447,7 @@ def test_a_loss_that_cannot_train_is_refused_in_its_own_words(loss, words):
         (3.0, torch.tensor([1.0, 2.0]), "many numbers where one is expected: their sum"),
         ([1, 2], {1, 2}, "the result is a set"),
         ("a", b"a", "bytes where text is expected"),
+        ([[0], [1], []], [[0, 1], [], []], ""),
         ([1.0, 2.5, 4.0], [7.0, 2.0, 9.1], ""),
         (1.0, 3.7, ""),
     ],

@@ -1,7 +1,8 @@
 """Feedback for the lessons: predictions before a surprise, and one check for each exercise.
 
 A file is named as the lesson is. report.py compares an answer with what is right; mistakes/ names what is wrong with
-it; predict.py asks what stands in predictions/. `checks.last` is the latest report of an answer that failed.
+it; simulated_ranks.py stands in for many processes; predict.py asks what stands in predictions/. `checks.last` is the
+latest report of an answer that failed.
 """
 
 from course_lm.classroom.checks.accumulation import accumulate_gradient, mean_factors, token_windows, tokens_per_step
@@ -14,6 +15,7 @@ from course_lm.classroom.checks.checkpoints import (
 )
 from course_lm.classroom.checks.clipping import clip_coefficient, first_bad_parameter, global_norm, unscaled_and_clipped
 from course_lm.classroom.checks.curriculum import admitted, root_threshold, seeds_needed, word_cost
+from course_lm.classroom.checks.distributed import agree_to_skip, loss_to_backward, my_share, norm_of_parts
 from course_lm.classroom.checks.loss import (
     corpus_perplexity,
     log_sum_exp,
@@ -37,6 +39,7 @@ __all__ = [
     "accumulate_gradient",
     "adamw_step",
     "admitted",
+    "agree_to_skip",
     "allowed_attention",
     "bits_per_byte",
     "checkpoints_left",
@@ -56,10 +59,13 @@ __all__ = [
     "logged_perplexity",
     "logits_gradient",
     "loss_from_ids",
+    "loss_to_backward",
     "lost_to_truncation",
     "mean_factors",
+    "my_share",
     "nearest_bf16",
     "newest_intact",
+    "norm_of_parts",
     "optimizer_steps",
     "padding_share",
     "position_after",

@@ -13,6 +13,7 @@ from course_lm.classroom.widgets.lr_finder import draw_lr_reading, lr_finder_exp
 from course_lm.classroom.widgets.monitoring import draw_early_stopping, monitoring_explorer
 from course_lm.classroom.widgets.next_token import draw_next_token, temperature_explorer
 from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
+from course_lm.classroom.widgets.ranks import draw_ranks, rank_plan, ranks_explorer
 from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, schedule_explorer
 from course_lm.classroom.widgets.tokens import draw_tokens, token_explorer
 from course_lm.classroom.widgets.trainer import (
@@ -38,6 +39,7 @@ __all__ = [
     "draw_next_token",
     "draw_number_formats",
     "draw_pacing",
+    "draw_ranks",
     "draw_schedules",
     "draw_tokens",
     "draw_training_memory",
@@ -49,6 +51,8 @@ __all__ = [
     "number_format_explorer",
     "pacing_explorer",
     "paint_batch",
+    "rank_plan",
+    "ranks_explorer",
     "row_gradients",
     "rows_that_fit",
     "schedule_explorer",

@@ -8,6 +8,7 @@ optimizer's state.
 
 import math
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -121,6 +122,7 @@ def train_step(
         loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group, seeds)
         parameters = trained_parameters(optimizer)
         check_gradients(parameters, model)
+        _check_same_gradients(optimizer, process_group)
         precision.scaler.unscale_(optimizer)
         grad_norm, finite = _clip(parameters, max_grad_norm, clip)
         result = _update(optimizer, precision, loss, tokens, grad_norm, finite)
@@ -241,6 +243,8 @@ def _accumulate_gradients(
     """Backward through every micro-batch; return the step's mean loss."""
     device = device_of(model)
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
+    # the ranks average their gradients, a step sums them; in fp16 that waits, or more ranks would overflow sooner
+    factor = 1 if precision.scales else ranks
     divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only in `_update`, which skips
     total = torch.zeros((), device=device)
     for index, batch in enumerate(micro_batches):
@@ -253,9 +257,31 @@ def _accumulate_gradients(
             # not around backward(): autograd takes each forward operation's type by itself
             with precision.autocast():
                 loss = loss_sum(loss_fn, forward_logits(model, batch), batch["labels"])
-            precision.scaler.scale(loss * ranks / divisor).backward()  # DDP averages over ranks, a step sums
+            precision.scaler.scale(loss * factor / divisor).backward()
         total = total + loss.detach()  # else the graph of each micro-batch would stay in memory
+    if ranks > factor:
+        torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], ranks)
     return _total(total, device, process_group) / divisor
+
+
+def _check_same_gradients(optimizer: Optimizer, process_group: dist.ProcessGroup | None) -> None:
+    """Refuse a step in which the ranks of a sharded model have used other weights than one another.
+
+    Each rank sends the gradients that it has, one after the other: what was added up may belong to different weights.
+    """
+    held = held_parameters(optimizer)
+    if not any(is_sharded(parameter) for parameter in held):
+        return
+    digest = zlib.crc32(bytes(parameter.grad is not None for parameter in held))
+    # on the CPU where that group can, and the host waits for no accelerator
+    device = "cpu" if "cpu" in dist.get_backend_config(process_group) else held[0].device
+    extremes = torch.tensor([digest, -digest], device=device)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=process_group)
+    if int(extremes[0]) != -int(extremes[1]):
+        raise ValueError(
+            "the ranks of a sharded model must all use the same of its weights in a step, got gradients of others on "
+            'some: take distributed.strategy "ddp"'
+        )
 
 
 def _clip(parameters: list[Tensor], max_norm: float | None, clip: Callable[..., object]) -> tuple[Tensor, Tensor]:

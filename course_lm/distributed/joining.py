@@ -152,8 +152,8 @@ def _store(rank: int, world: int, timeout_seconds: float) -> Store:
             "left: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or --max-restarts 0"
         )
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    if not port.isdecimal():
-        raise ValueError(f"MASTER_PORT of the environment must be a whole number, got {port!r}")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"MASTER_PORT of the environment must be a whole number of at most 65535, got {port!r}")
     wait = timedelta(seconds=timeout_seconds)
     store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)  # pyright: ignore
     return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

@@ -16,7 +16,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-JOINED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+import torch.distributed as dist
+
+JOINED = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+)
 TIMEOUT = 60.0  # of a test's function, in seconds
 
 
@@ -55,14 +60,19 @@ class Pool:
             raise error
         return [outcome.value for outcome in outcomes]
 
-    def outcomes(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT) -> list[Outcome]:
-        """The same, with each rank's own error in place of its value; TimeoutError where a rank does not come back."""
+    def outcomes(
+        self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, ends: bool = False
+    ) -> list[Outcome]:
+        """The same, with each rank's own error in place of its value; TimeoutError where a rank does not come back.
+
+        ends: let an error end the process of its rank, as it ends a program. Gloo closes no connection before.
+        """
         if not self._processes:
             self._start()
-        port = None if self._joined else free_port()
+        port = None if self._joined else self._new_store()
         # pytest imports a test module under its bare name
         name = f"tests.distributed.{function.__module__.rpartition('.')[2]}"
-        task = pickle.dumps((port, name, function.__name__, args))
+        task = pickle.dumps((port, name, function.__name__, args, ends))
         for connection in self._connections:
             connection.send_bytes(task)
         deadline = time.monotonic() + timeout
@@ -83,7 +93,7 @@ class Pool:
                     answers[rank] = Outcome(error=RuntimeError(f"the process of rank {rank} died"))
         outcomes = [answers[rank] for rank in range(self.world)]
         self._joined = all(outcome.error is None for outcome in outcomes)
-        if not all(process.is_alive() for process in self._processes):
+        if ends or not all(process.is_alive() for process in self._processes):
             self.close()
         return outcomes
 
@@ -98,6 +108,11 @@ class Pool:
         for process in self._processes:
             process.join()
         self._processes, self._connections, self._joined = [], [], False
+
+    def _new_store(self) -> int:
+        """Where the ranks find each other and leave their words; as torchrun's, it outlives them."""
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        return self._store.port
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -120,7 +135,6 @@ def free_port() -> int:
 def serve(rank: int, world: int, connection: Connection) -> None:
     """The life of one rank: join, call, answer."""
     import torch
-    import torch.distributed as dist
 
     from course_lm.distributed import connect, leave
 
@@ -128,7 +142,7 @@ def serve(rank: int, world: int, connection: Connection) -> None:
     os.fsync = lambda descriptor: None  # as in conftest.py
     while True:
         try:
-            port, module, name, args = pickle.loads(connection.recv_bytes())
+            port, module, name, args, ends = pickle.loads(connection.recv_bytes())
         except EOFError:  # the tests have ended
             return
         started = time.monotonic()
@@ -138,14 +152,16 @@ def serve(rank: int, world: int, connection: Connection) -> None:
                 leave()
                 if dist.is_initialized():  # by a test itself
                     dist.destroy_process_group()
-                numbers = (rank, rank, world, "127.0.0.1", port, "tests")
-                os.environ.update({key: str(value) for key, value in zip(JOINED, numbers)})
+                values = (rank, rank, world, "127.0.0.1", port, "tests", True)
+                os.environ.update({key: str(value) for key, value in zip(JOINED, values)})
                 connect(timeout_seconds=20.0)
             outcome.value = getattr(importlib.import_module(module), name)(*args)
         except BaseException as error:
             outcome.error = error
         outcome.seconds = time.monotonic() - started
         connection.send_bytes(packed(outcome))
+        if ends and outcome.error is not None:
+            os._exit(1)
 
 
 def packed(outcome: Outcome) -> bytes:

@@ -24,7 +24,7 @@ from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.shards import gathered, is_sharded
 from course_lm.trainer import Trainer
-from tests.distributed.pool import Pool, free_port
+from tests.distributed.pool import JOINED, Pool, free_port
 from tests.training_run import LENGTH, VOCABULARY, configure, loaders
 
 Ranks = Callable[[int], Pool]
@@ -58,7 +58,7 @@ def train(make: Callable[[], Made], config: TrainingConfig) -> dict[str, Any]:
     numbers = ("loss", "grad_norm", "tokens", "val_loss", "accuracy", "skipped")
     return {
         "weights": gathered(dict(trainer.model.named_parameters())),
-        "records": [[record.get(name, 0.0) for name in numbers] for record in trainer.history],
+        "records": [[record.get(name, 0.0) for name in numbers] for record in trainer.history.records],
         "scale": trainer.precision.state_dict().get("scale"),
         "sharded": any(is_sharded(parameter) for parameter in trainer.model.parameters()),
         "kind": type(trainer.runner).__name__,
@@ -130,8 +130,8 @@ COMPLETE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
         ({"RANK": "-1"}, "RANK of the environment must be a whole number, got '-1'"),
         ({"RANK": "2"}, "RANK must be less than WORLD_SIZE 2, got 2"),
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK of the environment must be a whole number, got 'x'"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT of the environment must be a whole number, got 'http'"),
-        ({"MASTER_PORT": "99999"}, "MASTER_PORT"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT of the environment must be a whole number of at most 65535, got 'http'"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT of the environment must be a whole number of at most 65535, got"),
         ({"WORLD_SIZE": None, "TORCHELASTIC_RUN_ID": "x"}, "WORLD_SIZE"),
     ],
 )
@@ -152,8 +152,8 @@ def with_a_group_of_its_own(port: int, make: Callable[[], Made], config: Trainin
     """On a rank: leave the group, make one as any program does, and train."""
     rank, world = connect().rank, connect().world
     leave()
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
-        os.environ.pop(name, None)
+    for name in JOINED:
+        del os.environ[name]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     group = connect()
     assert (group.rank, group.world, group.process_group) == (rank, world, dist.group.WORLD)
@@ -258,20 +258,17 @@ def test_a_model_that_is_wrapped_already_trains_as_one_process_would(ranks: Rank
 
 
 class SometimesUsed(nn.Module):
-    """A bigram whose extra weights are used only in micro-batches with an even sum, and others never."""
+    """A bigram that uses one of two tables by the sum of a micro-batch's tokens, and some weights never."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, VOCABULARY)
-        self.layers = nn.ModuleList([nn.Linear(VOCABULARY, VOCABULARY, bias=False), nn.Linear(3, 3)])
-        self.gain = nn.Parameter(torch.ones(VOCABULARY))
+        self.even, self.odd = nn.Linear(VOCABULARY, VOCABULARY), nn.Linear(VOCABULARY, VOCABULARY)
         self.never = nn.Parameter(torch.ones(5))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         logits = self.table(input_ids)
-        if int(input_ids.sum()) % 2 == 0:
-            logits = self.layers[0](logits) * self.gain
-        return logits
+        return logits + (self.odd(logits) if int(input_ids.sum()) % 2 else self.even(logits))
 
 
 def sometimes_used() -> Made:
@@ -281,12 +278,30 @@ def sometimes_used() -> Made:
 
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (3, DDP), (2, FSDP), (3, FSDP)])
-def test_weights_that_some_micro_batches_do_not_use(
-    ranks: Ranks, world: int, distributed: DistributedConfig, optimizer: str
+@pytest.mark.parametrize("world", [2, 3])
+def test_weights_that_only_some_ranks_use_are_trained_as_by_one_process(
+    ranks: Ranks, world: int, optimizer: str
 ) -> None:
-    config = replace(config_of(distributed), optimizer=OptimizerConfig(type=optimizer, learning_rate=0.1))
+    config = replace(config_of(DDP), optimizer=OptimizerConfig(type=optimizer, learning_rate=0.1))
     assert_same_run(ranks, world, sometimes_used, config)
+
+
+class NeverUsed(SometimesUsed):
+    """One that uses the same table for every micro-batch."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.even(self.table(input_ids))
+
+
+def never_used() -> Made:
+    torch.manual_seed(0)
+    return NeverUsed().double(), {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_weights_that_no_rank_uses_stay_as_they_are(ranks: Ranks, distributed: DistributedConfig) -> None:
+    assert_same_run(ranks, 2, never_used, config_of(distributed))
 
 
 # Refusals.
@@ -380,6 +395,14 @@ def test_what_ranks_with_whole_models_cannot_train_is_refused_too(ranks: Ranks, 
 
 
 @pytest.mark.long
+def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_update(ranks: Ranks) -> None:
+    """torch would add up the gradient of one table on one rank and that of the other table on the other."""
+    config = config_of(FSDP, gradient_accumulation_steps=2)
+    said = refusals(ranks, 2, sometimes_used, config)
+    assert "the ranks of a sharded model must all use the same of its weights in a step" in said
+
+
+@pytest.mark.long
 def test_adafactor_by_its_name_is_refused_where_weights_are_sharded(ranks: Ranks) -> None:
     config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="adafactor"))
     assert "got Adafactor" in refusals(ranks, 2, plain, config)
@@ -388,7 +411,7 @@ def test_adafactor_by_its_name_is_refused_where_weights_are_sharded(ranks: Ranks
 @pytest.mark.long
 def test_adafactor_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> None:
     config = replace(config_of(DDP), optimizer=OptimizerConfig(type="adafactor", learning_rate=1e-2))
-    assert_same_run(ranks, 2, plain, config)
+    assert_same_run(ranks, 2, plain, config, 1e-5)  # it divides the gradient of a key's bias by its own size: rounding
 
 
 @pytest.mark.long
@@ -452,13 +475,13 @@ def train_with_a_broken_loader(distributed: DistributedConfig, rank: int) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
-@pytest.mark.parametrize("broken", [0, 1, 2])
+@pytest.mark.parametrize(("distributed", "broken"), [(DDP, 0), (FSDP, 1), (DDP, 2)])
 def test_an_error_of_one_rank_ends_all_within_seconds(
     ranks: Ranks, distributed: DistributedConfig, broken: int
 ) -> None:
     ranks(3).run(one_rank)  # so that starting them does not count
-    for rank, outcome in enumerate(ranks(3).outcomes(train_with_a_broken_loader, distributed, broken)):
+    outcomes = ranks(3).outcomes(train_with_a_broken_loader, distributed, broken, ends=True)
+    for rank, outcome in enumerate(outcomes):
         assert outcome.seconds < 15
         if rank == broken:
             assert isinstance(outcome.error, OSError)
@@ -489,9 +512,7 @@ def test_every_micro_batch_of_a_window_is_computed_once_and_all_ranks_compute_eq
         assert mine == list(range(rank, length, world))
 
 
-@given(
-    length=st.integers(1, 30), start=st.integers(0, 5), window=window_sizes, world=st.integers(1, 6), data=st.data()
-)
+@given(length=st.integers(1, 30), start=st.integers(0, 5), window=window_sizes, world=st.integers(1, 6), data=st.data())
 def test_a_rank_reads_the_batches_that_its_shares_look_at_and_no_others(
     length: int, start: int, window: int, world: int, data: st.DataObject
 ) -> None:

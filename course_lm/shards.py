@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_sharded(value: object) -> TypeGuard[Any]:
@@ -61,6 +61,17 @@ def gathered(tree: Any, *, keep: bool = True) -> Any:
         return known[id(tensor)]
 
     return map_tensors(tree, gather)
+
+
+def hold_parts(model: nn.Module) -> None:
+    """Let a model after `fully_shard` hold its parts alone, as its optimizer does; of any other nothing changes.
+
+    After a forward pass without a backward pass it keeps weights whole, by default those of the outermost module.
+    """
+    if hasattr(model, "reshard"):
+        for module in model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()  # type: ignore[operator]
 
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:

@@ -27,7 +27,7 @@ from course_lm.optim import check_gradients, check_optimizer, name_of
 from course_lm.precision import Precision
 from course_lm.rates import check_rates, set_learning_rate
 from course_lm.reproducibility import seed_generators
-from course_lm.shards import is_sharded, part_of
+from course_lm.shards import hold_parts, is_sharded, part_of
 from course_lm.validation import require
 
 ON_NONFINITE = ("raise", "skip")
@@ -96,6 +96,7 @@ def train_step(
             state are as they were.
     """
     _check_arguments(micro_batches, max_grad_norm, clip, precision, on_nonfinite)
+    hold_parts(model)
     check_optimizer(optimizer, model)
     loss_fn = adapt_loss(loss_fn)
     check_rates(optimizer, lr)

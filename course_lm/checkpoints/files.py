@@ -40,6 +40,7 @@ from course_lm.checkpoints.shard_files import (
     whole_on_cpu,
 )
 from course_lm.checkpoints.weights import is_dense
+from course_lm.shards import is_sharded
 
 FORMAT_VERSION = 2
 # not checkpoint_best.pt: going on from it would repeat the steps after it, so it is the last resort
@@ -93,14 +94,16 @@ def prepare_save(folder: str | os.PathLike[str]) -> int:
     return _next_serial(folder)
 
 
-def as_plain(state: Any) -> Any:
+def as_plain(state: Any, *, sharded: bool = False) -> Any:
     """Return `state` as what a checkpoint can hold, in dicts, lists and tuples of its own; tensors are not copied.
+
+    sharded: whether tensors of which this rank holds a part are let through as they are.
 
     NumPy's scalars become numbers, an enumeration of strings or numbers becomes its value, every kind of dict a dict,
     a named tuple a tuple, and a parameter the tensor in it.
     Raises ValueError, naming its place, for what has no plain form or could not be read again.
     """
-    return _Plain(math.inf).convert(state)
+    return _Plain(math.inf, sharded).convert(state)
 
 
 def load_checkpoint(
@@ -182,8 +185,8 @@ def _installed_version(name: str) -> str:
 class _Plain:
     """Converts a state; keeps its way through dicts and lists to the value at hand, for its messages."""
 
-    def __init__(self, most_parts: float) -> None:
-        self.most_parts, self.parts = most_parts, 0
+    def __init__(self, most_parts: float, let_sharded_through: bool = False) -> None:
+        self.most_parts, self.parts, self.let_sharded_through = most_parts, 0, let_sharded_through
         self.way: list[tuple[str, Any]] = []
 
     def convert(self, value: Any) -> Any:
@@ -219,6 +222,8 @@ class _Plain:
         return self._inside("'s key {!r}", key, key)
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        if self.let_sharded_through and is_sharded(value):
+            return value.detach()
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise self._unfit(value)
         if vars(value):

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from course_lm.distributed.ranks import Group
 from course_lm.distributed.settings import DistributedConfig
 from course_lm.packed_forward import keep_plain_twin, logits_of
-from course_lm.shards import is_sharded
+from course_lm.shards import hold_parts, is_sharded
 
 
 def wrap(model: nn.Module, config: DistributedConfig, group: Group) -> nn.Module:
@@ -38,6 +38,7 @@ def wrap(model: nn.Module, config: DistributedConfig, group: Group) -> nn.Module
         if ranks != group.world:
             raise ValueError(f"the model's DistributedDataParallel has {ranks} ranks, the run {group.world}")
         return model
+    hold_parts(model)
     if any(is_sharded(parameter) for parameter in model.parameters()):
         if not hasattr(model, "set_requires_gradient_sync"):
             raise ValueError(f"{kind} is sharded, but not by fully_shard: give the model itself, or use fully_shard")

@@ -17,6 +17,7 @@ from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
+from course_lm.shards import hold_parts
 
 
 @torch.no_grad()
@@ -59,6 +60,7 @@ def evaluate(
             tokens = tokens + count_targets(batch["labels"])
             correct = correct + count_correct(logits, batch["labels"])
             num_bytes += float(batch.get("num_bytes", math.nan))  # nan from one batch stays to the end
+    hold_parts(model)
     nats, tokens, correct = group.sum(nats), group.sum(tokens), group.sum(correct)
     num_bytes = float(group.sum(torch.tensor(num_bytes, dtype=torch.float64)))
     if not tokens:

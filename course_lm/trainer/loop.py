@@ -489,7 +489,7 @@ class Trainer:
             ValueError: it belongs to a run with other settings, weights or parameters, or is not the state of a run;
                 then the trainer is as it was.
         """
-        state = as_plain(state)
+        state = as_plain(state, sharded=True)
         parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
         check_run_state(state, self._live_state(), parameters)
         check_same_run(self.config, state["config"])

@@ -87,6 +87,10 @@ class Pool:
             self.close()
         return outcomes
 
+    def part(self) -> None:
+        """Let the ranks join anew for the next call."""
+        self._joined = False
+
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import course_lm.clipping
 import course_lm.step
-import course_lm.trainer.loop
 from course_lm import spec
 from course_lm.distributed import DistributedConfig
 from course_lm.shards import part_of
@@ -118,7 +116,12 @@ def rank_means() -> Iterator[None]:
 @contextlib.contextmanager
 def local_norm() -> Iterator[None]:
     """Each rank clips by the norm of its own parts."""
-    with mock.patch("course_lm.clipping.whole", part_of):
+    total_norm = torch.nn.utils.get_total_norm
+
+    def of_own_parts(gradients: list[Tensor]) -> Tensor:
+        return total_norm([part_of(gradient) for gradient in gradients])
+
+    with mock.patch("torch.nn.utils.get_total_norm", of_own_parts):
         yield
 
 
@@ -127,6 +130,7 @@ def all_data_everywhere() -> Iterator[None]:
     """Every rank reads all the data."""
     with (
         mock.patch("course_lm.trainer.loop.share", lambda window, group: window),
+        mock.patch("course_lm.trainer.loop.Trainer._seeds", lambda trainer, window: None),  # one for each of the share
         mock.patch("tests.oracle.fast_path.share", lambda window, group: window),
     ):
         yield

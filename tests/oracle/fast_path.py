@@ -71,7 +71,7 @@ class EpochLoader:
 class ScalingOnly(Precision):
     """fp16's real gradient scaler around a forward pass that stays in float64."""
 
-    def autocast(self, *, keep_casts: bool = True) -> AbstractContextManager:
+    def autocast(self) -> AbstractContextManager:
         return nullcontext()
 
 

@@ -1,0 +1,542 @@
+"""Ranks at the edges: what they accept from outside, what they refuse, and what does not depend on their number."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lm.batching import Loader, Share
+from course_lm.config import TrainingConfig
+from course_lm.distributed import DistributedConfig, Group, RankError, connect, leave, share
+from course_lm.loss import next_token_loss
+from course_lm.lr_finder import find_lr
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.shards import gathered, is_sharded
+from course_lm.trainer import Trainer
+from tests.distributed.pool import Pool, free_port
+from tests.training_run import LENGTH, VOCABULARY, configure, loaders
+
+Ranks = Callable[[int], Pool]
+Made = tuple[nn.Module, dict[str, Any]]
+
+DDP, FSDP = DistributedConfig(strategy="ddp"), DistributedConfig(strategy="fsdp")
+HYBRID = DistributedConfig(strategy="hybrid", shard_size=2)
+
+
+def gpt(dtype: torch.dtype = torch.float64, dropout: float = 0.2, checkpointing: bool = False) -> GPT:
+    torch.manual_seed(0)
+    config = ModelConfig(n_layer=2, n_head=2, d_model=8, dropout=dropout, gradient_checkpointing=checkpointing)
+    return GPT(config, VOCABULARY, LENGTH).to(dtype)
+
+
+def plain(**settings: Any) -> Made:
+    return gpt(**settings), {}
+
+
+def config_of(distributed: DistributedConfig, **training: Any) -> TrainingConfig:
+    """Six steps of three micro-batches, and two validations; nothing is written."""
+    settings = {"max_steps": 6, "eval_steps": 3, "logging_steps": 1, "max_grad_norm": 0.5, **training}
+    return replace(configure("", **{**settings, "output_dir": None}), distributed=distributed)
+
+
+def train(make: Callable[[], Made], config: TrainingConfig) -> dict[str, Any]:
+    """On a rank: what a run leaves. `make` gives the model, and what else a trainer is to be given."""
+    model, given = make()
+    trainer = Trainer(model, config, **given)
+    trainer.train(*loaders("bucketed"))
+    numbers = ("loss", "grad_norm", "tokens", "val_loss", "accuracy", "skipped")
+    return {
+        "weights": gathered(dict(trainer.model.named_parameters())),
+        "records": [[record.get(name, 0.0) for name in numbers] for record in trainer.history],
+        "scale": trainer.precision.state_dict().get("scale"),
+        "sharded": any(is_sharded(parameter) for parameter in trainer.model.parameters()),
+        "kind": type(trainer.runner).__name__,
+    }
+
+
+def assert_near(mine: dict[str, Any], other: dict[str, Any], tolerance: float) -> None:
+    """The same records and weights, to a part of `tolerance`."""
+    assert torch.tensor(mine["records"]).allclose(torch.tensor(other["records"]), tolerance, tolerance)
+    assert mine["weights"].keys() == other["weights"].keys()
+    for name, value in other["weights"].items():
+        gap = (mine["weights"][name].double() - value.double()).norm() / value.double().norm().clamp(min=1e-300)
+        assert gap <= tolerance, f"{name} differs by {gap:.1e}"
+    assert mine["scale"] == other["scale"]
+
+
+def assert_same_run(ranks: Ranks, world: int, make: Any, config: TrainingConfig, tolerance: float = 1e-9) -> None:
+    """The run of `world` ranks is that of one, on each of them."""
+    (alone,) = ranks(1).run(train, make, config)
+    for of_rank in ranks(world).run(train, make, config):
+        assert_near(of_rank, alone, tolerance)
+
+
+def refusals(ranks: Ranks, world: int, make: Any, config: TrainingConfig, kind: type[Exception] = ValueError) -> str:
+    """What the ranks say when they refuse, all the same and each in one line."""
+    errors = [outcome.error for outcome in ranks(world).outcomes(train, make, config)]
+    own = [error for error in errors if not isinstance(error, RankError)]
+    assert own, errors
+    for error in own:
+        assert isinstance(error, kind), repr(error)
+        assert "\n" not in str(error)
+    for error in errors:
+        assert error is not None
+        assert str(own[0]) in str(error)
+    return str(own[0])
+
+
+# Joining.
+
+
+def test_without_torchrun_the_group_is_this_process_alone() -> None:
+    group = connect()
+    assert (group.rank, group.world, group.joined, group.process_group) == (0, 1, False, None)
+    assert not dist.is_initialized()
+
+
+def one_rank() -> dict[str, Any]:
+    group = connect()
+    return {"world": group.world, "joined": group.joined, "initialised": dist.is_initialized()}
+
+
+@pytest.mark.long
+def test_one_rank_alone_is_joined_and_makes_no_process_group(ranks: Ranks) -> None:
+    assert ranks(1).run(one_rank) == [{"world": 1, "joined": True, "initialised": False}]
+
+
+COMPLETE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict.fromkeys(["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"]), "but RANK and MASTER_ADDR and MASTER_PO"),
+        ({"RANK": None}, "WORLD_SIZE is 2, but RANK of the environment is missing"),
+        ({"MASTER_PORT": None}, "but MASTER_PORT of the environment is missing: start the ranks with torchrun"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE of the environment must be a whole number, got 'two'"),
+        ({"WORLD_SIZE": "0"}, "RANK must be less than WORLD_SIZE 0, got 0"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE of the environment must be a whole number, got ''"),
+        ({"RANK": "-1"}, "RANK of the environment must be a whole number, got '-1'"),
+        ({"RANK": "2"}, "RANK must be less than WORLD_SIZE 2, got 2"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK of the environment must be a whole number, got 'x'"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT of the environment must be a whole number, got 'http'"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT"),
+        ({"WORLD_SIZE": None, "TORCHELASTIC_RUN_ID": "x"}, "WORLD_SIZE"),
+    ],
+)
+def test_an_environment_that_names_no_ranks_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], message: str
+) -> None:
+    for name, value in {**COMPLETE, **changed}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError) as refused:
+        connect(timeout_seconds=1.0)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def with_a_group_of_its_own(port: int, make: Callable[[], Made], config: TrainingConfig) -> dict[str, Any]:
+    """On a rank: leave the group, make one as any program does, and train."""
+    rank, world = connect().rank, connect().world
+    leave()
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        os.environ.pop(name, None)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    group = connect()
+    assert (group.rank, group.world, group.process_group) == (rank, world, dist.group.WORLD)
+    assert connect() is group
+    return train(make, config)
+
+
+@pytest.mark.long
+def test_a_process_group_of_the_programs_own_is_taken(ranks: Ranks) -> None:
+    config = config_of(DDP)
+    (alone,) = ranks(1).run(train, plain, config)
+    try:
+        for of_rank in ranks(2).run(with_a_group_of_its_own, free_port(), plain, config):
+            assert_near(of_rank, alone, 1e-9)
+    finally:
+        ranks(2).part()
+
+
+# One run, however many ranks, whatever they are given.
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, DDP), (4, FSDP), (4, HYBRID)])
+def test_dropout_is_that_of_one_process(ranks: Ranks, world: int, distributed: DistributedConfig) -> None:
+    assert_same_run(ranks, world, plain, config_of(distributed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_gradient_checkpointing_changes_nothing(ranks: Ranks, distributed: DistributedConfig) -> None:
+    assert_same_run(ranks, 2, partial(plain, checkpointing=True), config_of(distributed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, HYBRID)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_each_number_format_gives_the_run_of_one_process(
+    ranks: Ranks, world: int, distributed: DistributedConfig, precision: str
+) -> None:
+    config = config_of(distributed, precision=precision)
+    assert_same_run(ranks, world, partial(plain, dtype=torch.float32), config, 1e-4 if precision == "fp32" else 2e-2)
+
+
+def overflowing_in_low_rows() -> Made:
+    """fp16 overflows in the third and the fourth micro-batch, and only in rows of the embedding that rank 0 holds."""
+    model, seen = gpt(torch.float32), []
+    start = connect().rank
+
+    def spoil(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if not output.requires_grad:
+            return
+        number = start + len(seen) * connect().world  # in a window of as many micro-batches as it has ranks, or alone
+        seen.append(number)
+        if number in (2, 3):
+            output.register_hook(lambda gradient: gradient.masked_fill((inputs[0] < 66)[..., None], math.inf))
+
+    model.token_embedding.register_forward_hook(spoil)
+    return model, {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, FSDP), (4, HYBRID)])
+def test_an_overflow_in_one_ranks_parts_lowers_the_loss_scale_on_all(
+    ranks: Ranks, world: int, distributed: DistributedConfig
+) -> None:
+    config = config_of(distributed, precision="fp16", gradient_accumulation_steps=4)
+    (alone,) = ranks(1).run(train, overflowing_in_low_rows, config)
+    assert alone["scale"] == 2.0**15
+    for of_rank in ranks(world).run(train, overflowing_in_low_rows, config):
+        assert_near(of_rank, alone, 2e-2)
+
+
+def in_ddp() -> Made:
+    return (DistributedDataParallel(gpt()) if connect().world > 1 else gpt()), {}
+
+
+def after_fully_shard() -> Made:
+    from torch.distributed.fsdp import fully_shard
+
+    model = gpt()
+    if connect().world > 1:
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return model, {}
+
+
+def wholly_sharded_with_an_optimizer() -> Made:
+    """One unit alone, which keeps its weights whole after a forward pass; and an optimizer of the caller's."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = gpt()
+    if connect().world > 1:
+        fully_shard(model)
+    return model, {"optimizer": torch.optim.AdamW(model.parameters(), lr=3e-3)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [in_ddp, after_fully_shard, wholly_sharded_with_an_optimizer])
+def test_a_model_that_is_wrapped_already_trains_as_one_process_would(ranks: Ranks, make: Any) -> None:
+    assert_same_run(ranks, 2, make, config_of(DDP))
+
+
+class SometimesUsed(nn.Module):
+    """A bigram whose extra weights are used only in micro-batches with an even sum, and others never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, VOCABULARY)
+        self.layers = nn.ModuleList([nn.Linear(VOCABULARY, VOCABULARY, bias=False), nn.Linear(3, 3)])
+        self.gain = nn.Parameter(torch.ones(VOCABULARY))
+        self.never = nn.Parameter(torch.ones(5))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits = self.table(input_ids)
+        if int(input_ids.sum()) % 2 == 0:
+            logits = self.layers[0](logits) * self.gain
+        return logits
+
+
+def sometimes_used() -> Made:
+    torch.manual_seed(0)
+    return SometimesUsed().double(), {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (3, DDP), (2, FSDP), (3, FSDP)])
+def test_weights_that_some_micro_batches_do_not_use(
+    ranks: Ranks, world: int, distributed: DistributedConfig, optimizer: str
+) -> None:
+    config = replace(config_of(distributed), optimizer=OptimizerConfig(type=optimizer, learning_rate=0.1))
+    assert_same_run(ranks, world, sometimes_used, config)
+
+
+# Refusals.
+
+
+def in_old_fsdp() -> Made:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(gpt(), device_id=torch.device("cpu")), {}
+
+
+def optimizer_built_before_sharding() -> Made:
+    model = gpt()
+    return model, {"optimizer": torch.optim.AdamW(model.parameters())}
+
+
+class Halving(torch.optim.SGD):
+    """An optimizer of one's own."""
+
+
+def sharded_with(kind: Callable[..., torch.optim.Optimizer], **settings: Any) -> Made:
+    model, _ = after_fully_shard()
+    parameters = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    return model, {"optimizer": kind(parameters, lr=0.1, **settings)}
+
+
+class WithWeights(nn.Module):
+    """A loss that learns a temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, logits: Tensor, labels: Tensor, reduction: Any = "mean") -> Tensor:
+        return next_token_loss(logits * self.scale, labels, reduction=reduction)
+
+
+def loss_with_weights() -> Made:
+    model, loss = gpt(), WithWeights()
+    return model, {"loss_fn": loss, "optimizer": torch.optim.AdamW([*model.parameters(), *loss.parameters()])}
+
+
+class Running(nn.Module):
+    """A model with a running mean, as a BatchNorm has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = gpt()
+        self.register_buffer("mean", torch.zeros(VOCABULARY, dtype=torch.float64))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits = self.inside(input_ids, attention_mask)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean((0, 1))
+        return logits - self.mean
+
+
+def with_running_mean() -> Made:
+    return Running(), {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (in_old_fsdp, "FullyShardedDataParallel cannot be trained here: give the model itself, or use fully_shard"),
+        (optimizer_built_before_sharding, "optimizer must hold parameters of the model"),
+        (partial(sharded_with, torch.optim.Adafactor), "got Adafactor: take one of Adagrad"),
+        (partial(sharded_with, torch.optim.Muon), "got Muon: take one of Adagrad"),
+        (partial(sharded_with, Halving), "got Halving: take one of Adagrad"),
+        (partial(sharded_with, torch.optim.SGD, fused=True), "optimizer must be SGD with fused=False"),
+        (loss_with_weights, "optimizer must hold parameters of the model|put weights of the loss into the model"),
+        (with_running_mean, "the model must not change its buffers with several ranks"),
+    ],
+)
+def test_what_ranks_with_parts_cannot_train_is_refused_in_one_line(ranks: Ranks, make: Any, message: str) -> None:
+    said = refusals(ranks, 2, make, config_of(FSDP))
+    assert any(part in said for part in message.split("|")), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (loss_with_weights, "put weights of the loss into the model"),
+        (with_running_mean, "the model must not change its buffers with several ranks"),
+    ],
+)
+def test_what_ranks_with_whole_models_cannot_train_is_refused_too(ranks: Ranks, make: Any, message: str) -> None:
+    assert message in refusals(ranks, 2, make, config_of(DDP))
+
+
+@pytest.mark.long
+def test_adafactor_by_its_name_is_refused_where_weights_are_sharded(ranks: Ranks) -> None:
+    config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="adafactor"))
+    assert "got Adafactor" in refusals(ranks, 2, plain, config)
+
+
+@pytest.mark.long
+def test_adafactor_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> None:
+    config = replace(config_of(DDP), optimizer=OptimizerConfig(type="adafactor", learning_rate=1e-2))
+    assert_same_run(ranks, 2, plain, config)
+
+
+@pytest.mark.long
+def test_sgd_trains_sharded_weights(ranks: Ranks) -> None:
+    config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="sgd", learning_rate=0.1))
+    assert_same_run(ranks, 2, plain, config)
+
+
+@pytest.mark.long
+def test_a_shard_size_that_does_not_divide_the_ranks_is_refused_in_one_line(ranks: Ranks) -> None:
+    said = refusals(ranks, 3, plain, config_of(HYBRID))
+    assert said == "distributed.shard_size must divide the number of ranks, 3, got 2"
+
+
+# The range test.
+
+
+def sweep(make: Callable[[], Made]) -> list[float]:
+    """On a rank: the losses of a range test, each rank over the same data."""
+    model, _ = make()
+    optimizer = build_optimizer(model, OptimizerConfig(type="sgd", learning_rate=0.1))
+    train_loader, val_loader = loaders("bucketed")
+    return find_lr(model, train_loader, optimizer, num_iter=6, accumulation_steps=3, val_loader=val_loader).losses
+
+
+def quiet_in_ddp() -> Made:
+    model = gpt(dropout=0.0)
+    return (DistributedDataParallel(model) if connect().world > 1 else model), {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [partial(plain, dropout=0.0), quiet_in_ddp], ids=["plain", "ddp"])
+def test_a_range_test_on_many_ranks_gives_the_losses_of_one(ranks: Ranks, make: Any) -> None:
+    (alone,) = ranks(1).run(sweep, make)
+    for losses in ranks(2).run(sweep, make):
+        assert losses == pytest.approx(alone, rel=1e-9)
+
+
+# A rank that fails.
+
+
+class Breaking:
+    """A loader that raises at its fifth batch, on one rank."""
+
+    def __init__(self, batches: list[Any], rank: int) -> None:
+        self.batches, self.rank = batches, rank
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, batch in enumerate(self.batches):
+            if index == 4 and connect().rank == self.rank:
+                raise OSError("the disk is gone")
+            yield batch
+
+
+def train_with_a_broken_loader(distributed: DistributedConfig, rank: int) -> None:
+    batches = list(loaders("bucketed")[0])
+    Trainer(gpt(), config_of(distributed)).train(Breaking(batches, rank))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_an_error_of_one_rank_ends_all_within_seconds(
+    ranks: Ranks, distributed: DistributedConfig, broken: int
+) -> None:
+    ranks(3).run(one_rank)  # so that starting them does not count
+    for rank, outcome in enumerate(ranks(3).outcomes(train_with_a_broken_loader, distributed, broken)):
+        assert outcome.seconds < 15
+        if rank == broken:
+            assert isinstance(outcome.error, OSError)
+            assert str(outcome.error) == "the disk is gone"
+        else:
+            assert isinstance(outcome.error, RankError)
+            assert str(outcome.error) == f"rank {broken}: the disk is gone"
+            assert outcome.error.exit_code == 2
+
+
+# Shares.
+
+window_sizes = st.integers(1, 9)
+
+
+@given(length=st.integers(1, 9), world=st.integers(1, 6))
+def test_every_micro_batch_of_a_window_is_computed_once_and_all_ranks_compute_equally_many(
+    length: int, world: int
+) -> None:
+    row = torch.ones(2, 3, dtype=torch.long)
+    window = [{"input_ids": row * index, "attention_mask": row, "labels": row * index} for index in range(length)]
+    parts = [share(window, Group(rank, world)) for rank in range(world)]
+    assert len({len(part) for part in parts}) == 1
+    real = [batch for part in parts for batch in part if (batch["labels"] != -100).any()]
+    assert sorted(int(batch["input_ids"][0, 0]) for batch in real) == list(range(length))
+    for rank, part in enumerate(parts):
+        mine = [int(batch["input_ids"][0, 0]) for batch in part if (batch["labels"] != -100).any()]
+        assert mine == list(range(rank, length, world))
+
+
+@given(
+    length=st.integers(1, 30), start=st.integers(0, 5), window=window_sizes, world=st.integers(1, 6), data=st.data()
+)
+def test_a_rank_reads_the_batches_that_its_shares_look_at_and_no_others(
+    length: int, start: int, window: int, world: int, data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, world - 1))
+    start = min(start * window, length)  # a run goes on at the start of a window
+    looked_at = set()
+    for first in range(start, length, window):
+        size = min(window, length - first)
+        mine = list(range(rank, size, world))
+        looked_at |= {first + place for place in mine or [0]}
+    read = Share(rank, world, window).of_epoch(list(range(length)), start)
+    assert [index for index in read if index is not None] == sorted(looked_at)
+    for first in range(0, length - start, window):
+        share_of_none = read[first : first + window]
+        mine = share_of_none[rank::world]
+        assert all(batch is not None for batch in mine or share_of_none[:1])
+
+
+def count_made(steps: int) -> tuple[int, int]:
+    """On a rank: how many batches its training loader makes in so many steps, and its validation loader in a pass."""
+    made = [0, 0]
+    train_loader, val_loader = loaders("bucketed")
+
+    def counted(loader: Loader, place: int) -> None:
+        collate = loader.collate
+
+        def count(rows: Tensor) -> Any:
+            made[place] += 1
+            return collate(rows)
+
+        loader.collate = count  # type: ignore[method-assign]
+
+    counted(train_loader, 0)
+    counted(val_loader, 1)
+    trainer = Trainer(gpt(), config_of(DDP, max_steps=steps, eval_steps=steps))
+    trainer.train(train_loader, val_loader)
+    return made[0], made[1]
+
+
+@pytest.mark.long
+def test_a_rank_makes_its_own_micro_batches_alone(ranks: Ranks) -> None:
+    (alone,) = ranks(1).run(count_made, 2)
+    assert alone[0] >= 6
+    # of three micro-batches in each of two windows: one each; DataLoader makes none ahead without workers
+    assert [made for made, _ in ranks(3).run(count_made, 2)] == [2, 2, 2]
+    assert [made for made, _ in ranks(2).run(count_made, 2)] == [4, 2]
+    # a fourth rank has none of its own, and makes the first of each window for its form
+    assert [made for made, _ in ranks(4).run(count_made, 2)] == [2, 2, 2, 2]

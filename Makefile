@@ -51,9 +51,11 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(PY) -m pyright
 
-# One process more: many of these tests wait for a browser, or for a process that was killed.
-test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser
-	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests
+# One process more: many of these tests wait for a browser, or for a process that was killed. Then those that start many
+# processes themselves, alone: beside them a page of the browser would come too late.
+test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser, many ranks
+	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests --ignore tests/distributed
+	$(ONE_THREAD) $(PY) -m pytest -m slow tests/distributed
 
 # One process: beside others a test is slow for no reason of its own.
 durations: $(VENV)/.test ## the 20 slowest tests of `make test`, and the seconds of each file

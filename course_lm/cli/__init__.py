@@ -32,8 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except Exception as error:
-        if hasattr(error, "exit_code"):  # RankError, whose module takes seconds to import
-            return _fail(f"error: {error}", error.exit_code)
+        code = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
+        if code is not None:
+            return _fail(f"error: {error}", code)
         if _speaks():
             raise
         return 1

@@ -51,9 +51,8 @@ class Plan:
         reduce_scatter: (W - 1) n where n bytes stay on each rank. Gloo, on CPUs, does an all-reduce in its place and
             sends twice as much.
         all_reduce: 2 (W - 1) / W of the n bytes that each rank has, rounded down once for the sum of a step.
-        collectives: calls in one step; not in DDP's first two, of which the first has a single bucket and the second
-            agrees on the others. The loop's own of a few bytes (targets, loss, norm, the agreement to stop) are left
-            out here and above.
+        collectives: calls in one step. Those of a few bytes (targets, loss, norm, the agreement to stop, DDP's list of
+            parameters that were used) are left out here and above.
         passes: micro-batches that each rank computes in one step, empty ones included.
     """
 
@@ -249,9 +248,9 @@ def _own(shape: Shape, shards: int, index: int) -> Shape:
 
 
 def _buckets(shapes: Sequence[Shape]) -> int:
-    """DDP's buckets: filled as gradients come, the last layer's first, and closed at the parameter that fills them."""
+    """DDP's buckets: filled in the model's order, and closed at the parameter that fills them."""
     count, filled, limit = 0, 0, FIRST_BUCKET
-    for shape in reversed(shapes):
+    for shape in shapes:
         filled += WORD * math.prod(shape)
         if filled >= limit:
             count, filled, limit = count + 1, 0, BUCKET

@@ -133,7 +133,7 @@ class Trainer:
         if self.device.type == "cpu":
             tune_allocator()
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
-        self.runner = wrap(model.to(self.device), config.distributed, self.group)
+        self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
         if self.settings.compile:
             self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)

@@ -85,9 +85,9 @@ CASES = {
     "SGD without momentum": Case(TINY, 6, optimizer=PLAIN_SGD),
     "Adafactor": Case(TINY, 6, optimizer=OptimizerConfig(type="adafactor")),
     "buckets of DDP": Case(ModelConfig(3, 2, 512, 0.0), 3, vocab_size=4000, micro_batches=6),
-    "a bucket that the last parameter fills": Case(ModelConfig(1, 1, 32, 0.0), 3, vocab_size=2**14),
-    # norm, block and positions: 4 * 128 * (2 + 12 * 128 + 13 + 497) bytes are 1 MiB, the first bucket
-    "a bucket filled to the byte": Case(ModelConfig(1, 1, 128, 0.0), 3, vocab_size=7, max_length=497),
+    "a bucket that the first parameter fills": Case(ModelConfig(1, 1, 32, 0.0), 3, vocab_size=2**14),
+    # both embeddings and the block: 4 * 128 * (7 + 492 + 12 * 128 + 13) bytes are 1 MiB, the first bucket
+    "a bucket filled to the byte": Case(ModelConfig(1, 1, 128, 0.0), 3, vocab_size=7, max_length=492),
 }
 
 

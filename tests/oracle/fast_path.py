@@ -224,6 +224,7 @@ def _copy_that_overflows(case: Case) -> nn.Module:
         overflows = inputs[0].data_ptr() in doomed
 
     model.register_forward_pre_hook(look_at_batch)
+
     def spoil(_: nn.Module, inputs: Any, output: Tensor) -> None:
         if output.requires_grad:
             output.register_hook(lambda gradient: gradient * math.inf if overflows else gradient)

@@ -46,6 +46,7 @@ def my_share(fn: Callable[..., object]) -> Report:
                 lambda length, rank, world: blocks(length, rank, world, -(-length // world)),
                 lambda length, rank, world: blocks(length, rank, world, length // world),
                 lambda length, rank, world: torch.arange(length).tensor_split(world)[rank].tolist(),
+                lambda length, rank, world: [one for one in range(length) if one * world // length == rank],
             ),
             "the window is cut into blocks of neighbours, and the tail is dropped": lambda length, rank, world: list(
                 range(rank * (length // world), (rank + 1) * (length // world))
@@ -107,6 +108,7 @@ def loss_to_backward(fn: Callable[..., object]) -> Report:
             "two ranks, 6 and 2 targets": ([[3.0, 1.5], [-1.0, 0.25]], [6, 2]),
             "three ranks, one without a target": ([[2.0, -0.5], [0.0, 0.0], [1.0, 4.0]], [5, 0, 9]),
             "no rank has a target": ([[0.0, 0.0], [0.0, 0.0]], [0, 0]),
+            "three ranks, fewer targets than ranks": ([[0.0, 0.0], [2.0, 1.0], [0.0, 0.0]], [0, 1, 0]),
             "one rank with one target": ([[1.0, -3.0]], [1]),
         },
         run=_gradients,
@@ -123,6 +125,9 @@ def loss_to_backward(fn: Callable[..., object]) -> Report:
             "the loss is divided by world, which the engine does already": AnyOf(
                 Edit(f"(world / {counted})", f"(1 / {counted} / world)"),
                 lambda loss_sum, targets, all_reduce, world: loss_sum / (all_reduce(targets) * world),
+            ),
+            "the mean number of targets is kept from falling below 1, not their total": Edit(
+                divided, "loss_sum / max(1, total / world)"
             ),
             "all_reduce is called only where a rank has targets: a rank without one would hang the others": Edit(
                 before, f"    total = {total} if targets else 0\n"

@@ -9,9 +9,9 @@ import torch
 # The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
 TAUGHT = ("distributed",)
 SABOTAGE = (
-    "distributed/sharing.py",
-    "window[group.rank :: group.world]",
-    "window[group.rank + 1 :: group.world]",
+    "step.py",
+    "loss * ranks / divisor",
+    "loss / divisor",
 )
 
 

@@ -1,0 +1,474 @@
+"""Claims about whole commands under torchrun: one run, whatever the number of its processes, and however it is ended.
+
+Real ranks train a toy model; a run of one process, or one that nobody disturbed, says what must come out.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from course_lm.checkpoints import load_checkpoint
+from course_lm.trainer.run import sole_writer
+from tests.distributed.commands import NAME, Command, Ended, course_lm, started, torchrun, train, write_text
+from tests.training_run import assert_same, outcome, without_measures
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux: ranks are found in /proc")
+LONG = ("--training.max_steps=40", "--model.dropout=0.1")
+FSDP = "--distributed.strategy=fsdp"
+DDP = "--distributed.strategy=ddp"
+SHARDED = (FSDP, "--distributed.checkpoint=sharded")
+
+
+class Runs:
+    """Runs that nobody disturbs, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.text = folder, write_text(folder / "text.txt")
+        self._made: dict[tuple[Any, ...], tuple[Path, Ended]] = {}
+
+    def made(self, ranks: int | None, *arguments: str) -> tuple[Path, Ended]:
+        """The output folder of a finished run, and what the command printed."""
+        key = (ranks, *arguments)
+        if key not in self._made:
+            output = self.folder / str(len(self._made))
+            ended = self.run(ranks, output, *arguments)
+            assert ended.code == 0, ended.err
+            self._made[key] = output, ended
+        return self._made[key]
+
+    def run(self, ranks: int | None, output: Path, *arguments: str) -> Ended:
+        """Train, or go on training, to the end."""
+        with started(output, self.command(ranks, output, *arguments)) as command:
+            return command.end()
+
+    def command(self, ranks: int | None, output: Path, *arguments: str) -> list[str]:
+        return course_lm(ranks, *train(self.text, output, *arguments))
+
+    def stop(self, ranks: int, output: Path, end: Callable[[Command], None], *arguments: str) -> Ended:
+        """Start a run, and end it once it has made some steps; `end` gets the command."""
+        with started(output, self.command(ranks, output, *arguments)) as command:
+            command.wait_until(lambda: steps(output) >= 4, "the fourth step")
+            end(command)
+            return command.end()
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("torchrun"))
+
+
+def records(output: Path) -> list[dict[str, Any]]:
+    lines = (output / NAME / "metrics.jsonl").read_text().splitlines()
+    return without_measures([json.loads(line) for line in lines])
+
+
+def steps(output: Path) -> int:
+    """The last step that the run has recorded so far."""
+    file = output / NAME / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def assert_close(mine: Path, other: Path, absolute: float = 1e-5) -> None:
+    """The same records, up to the order of summation."""
+    assert len(records(mine)) == len(records(other))
+    for one, two in zip(records(mine), records(other)):
+        assert one.keys() == two.keys()
+        loss = "val_loss" if one["event"] == "validation" else "loss"
+        for key, value in one.items():
+            rough = isinstance(value, float)
+            tolerance = absolute if key == loss else 30 * absolute * max(1.0, abs(value)) if rough else 0
+            assert value == two[key] or (rough and abs(value - two[key]) <= tolerance), (key, one, two)
+
+
+def end_state(output: Path) -> dict[str, Any]:
+    """All that a run has left, but for the serial numbers in the names of folders of shards."""
+    state = outcome(output)
+    state["files"] = sorted(re.sub(r"\.\d+\.shards$", ".shards", name) for name in state["files"])
+    state["weights"] = safetensors.torch.load_file(output / NAME / "model.safetensors")
+    return state
+
+
+def exit_codes(ended: Ended) -> list[int]:
+    """What torchrun says of each rank that failed."""
+    return [int(code) for code in re.findall(r"exitcode  : (-?\d+) ", ended.err)]
+
+
+def terminate_a_rank(command: Command) -> None:
+    os.kill(command.ranks()[1], signal.SIGTERM)
+
+
+def terminate_torchrun(command: Command) -> None:
+    command.process.send_signal(signal.SIGTERM)
+
+
+def press_ctrl_c(command: Command) -> None:
+    command.process.send_signal(signal.SIGINT)
+
+
+# The number of processes
+
+
+@pytest.mark.slow(seconds=100)
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, DDP), (2, FSDP), (4, FSDP)])
+def test_the_records_are_the_same_whatever_the_number_of_processes(runs, ranks, strategy):
+    one, _ = runs.made(1, "--model.dropout=0.1")
+    many, _ = runs.made(ranks, "--model.dropout=0.1", strategy)
+    assert_close(many, one)
+
+
+@pytest.mark.slow(seconds=40)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_records_under_torchrun_are_those_of_a_plain_command(runs, ranks):
+    assert_close(runs.made(ranks)[0], runs.made(None)[0])
+
+
+@pytest.mark.slow(seconds=30)
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, FSDP)])
+def test_one_process_writes(runs, ranks, strategy):
+    output, ended = runs.made(ranks, "--model.dropout=0.1", strategy)
+    for once in ("documents to train on", "optimizer steps", "xz -9e alone"):
+        assert ended.out.count(once) == 1
+    assert ended.err.count("0/12 steps [00:00<?]") == 1, "one bar"
+    assert len(ended.err.replace("\r", "\n").strip().splitlines()) <= ended.err.count("steps ["), ended.err
+    trained = [record["step"] for record in records(output) if record["event"] == "train"]
+    assert trained == list(range(1, 13))
+
+
+# Stopping and going on
+
+
+@pytest.mark.slow(seconds=90)
+@pytest.mark.parametrize(
+    ("end", "then", "settings"),
+    [(terminate_torchrun, None, (DDP,)), (terminate_a_rank, 1, (FSDP,)), (press_ctrl_c, 2, SHARDED)],
+)
+def test_a_run_stopped_under_four_processes_goes_on_under_fewer(runs, tmp_path, end, then, settings):
+    stopped = runs.stop(4, tmp_path, end, *settings, *LONG)
+    name = "SIGINT" if end is press_ctrl_c else "SIGTERM"
+    assert stopped.out.count(f"stopped by {name} after step") == 1, stopped.err
+    assert 4 <= steps(tmp_path) < 40 and not stopped.own
+    went_on = runs.run(then, tmp_path, *settings, *LONG)
+    assert went_on.code == 0 and went_on.out.count("resumed ") == 1, went_on.err
+    assert_close(tmp_path, runs.made(1, *LONG)[0], absolute=1e-4)  # rounding grows from step to step
+
+
+@pytest.mark.slow(seconds=70)
+@pytest.mark.parametrize(("ranks", "settings"), [(2, (DDP,)), (2, (FSDP,)), (2, SHARDED), (3, (DDP,)), (3, SHARDED)])
+def test_a_stopped_run_ends_bit_for_bit_like_one_never_stopped(runs, tmp_path, ranks, settings):
+    stopped = runs.stop(ranks, tmp_path, terminate_a_rank, *settings, *LONG)
+    assert exit_codes(stopped) == [143] * ranks, stopped.err
+    assert stopped.out.count("stopped by SIGTERM after step") == 1 and not stopped.own
+    assert 4 <= steps(tmp_path) < 40
+    went_on = runs.run(ranks, tmp_path, *settings, *LONG)
+    assert went_on.code == 0 and went_on.out.count("resumed ") == 1, went_on.err
+    assert_same(end_state(tmp_path), end_state(runs.made(ranks, *settings, *LONG)[0]))
+
+
+@pytest.mark.slow(seconds=20)
+def test_ctrl_c_before_the_first_step_says_so_once(runs, tmp_path):
+    with started(tmp_path, runs.command(2, tmp_path)) as command:
+        # the text is read, and the ranks have joined, from the moment that the folder is locked
+        command.wait_until(lambda: (tmp_path / f".{NAME}.lock").exists(), "the lock of the folder")
+        press_ctrl_c(command)
+        ended = command.end()
+    assert ended.own in (["course-lm: interrupted"], []), ended.err
+    assert "Traceback" not in ended.err.partition("torch/distributed/run.py")[0].rpartition("Traceback")[0], ended.err
+
+
+# Processes that die
+
+
+def next_ranks(command: Command, known: set[int]) -> list[int]:
+    """The processes of both ranks, once torchrun has started them anew; `known` holds those of earlier starts."""
+    command.wait_until(lambda: len(set(command.ranks().values()) - known) == 2, "the next start of the ranks")
+    ranks = command.ranks()
+    known |= set(ranks.values())
+    return list(ranks.values())
+
+
+def kill_at_random(command: Command, output: Path, kills: int) -> list[int]:
+    """Kill a random rank at a random moment, again and again; return the steps that were recorded until then."""
+    draw, hit, known = random.Random(0), [0], set()
+    for number in range(kills):
+        ranks = next_ranks(command, known)
+        if number % 3:
+            command.wait_until(lambda: steps(output) > hit[-1], "the next step")
+            time.sleep(draw.uniform(0, 0.3))
+        else:
+            time.sleep(draw.uniform(0, 6))
+        os.kill(draw.choice(ranks), signal.SIGKILL)
+        hit.append(steps(output))
+    return hit
+
+
+@pytest.mark.slow(seconds=200)
+@pytest.mark.parametrize(("kills", "settings"), [(10, (DDP,)), (4, SHARDED)])
+def test_a_run_whose_ranks_are_killed_and_started_anew_ends_like_one_never_disturbed(runs, tmp_path, kills, settings):
+    long = (*settings, "--model.dropout=0.1", "--training.max_steps=300", "--training.save_steps=2")
+    arguments = ["-m", "course_lm", *train(runs.text, tmp_path, *long)]
+    with started(tmp_path, torchrun(2, "--max-restarts=20", program=arguments)) as command:
+        hit = kill_at_random(command, tmp_path, kills)
+        ended = command.end()
+    assert ended.code == 0, ended.err
+    print("killed after steps", hit)
+    assert len(set(hit)) > kills // 2, "the run must get on between the kills"
+    assert_same(end_state(tmp_path), end_state(runs.made(2, *long)[0]))
+
+
+# A rank in trouble
+
+# The command, on whose rank 1 something happens in the third step; a file says when.
+TROUBLE = """
+import os, sys, time
+from pathlib import Path
+from course_lm.cli import main
+from course_lm.trainer import loop
+
+count, train_step = 0, loop.train_step
+
+def troubled(*arguments, **options):
+    global count
+    count += 1
+    if count == 3 and os.environ["RANK"] == "1":
+        Path("trouble").touch()
+        {trouble}
+    return train_step(*arguments, **options)
+
+loop.train_step = troubled
+sys.exit(main())
+"""
+
+
+def end_in_trouble(runs: Runs, folder: Path, trouble: str, seconds: float, *arguments: str) -> Ended:
+    """The end of a command of two ranks, which must come within so many seconds of the trouble."""
+    script = folder / "script.py"
+    script.write_text(TROUBLE.format(trouble=trouble))
+    words = torchrun(2, program=[str(script), *train(runs.text, folder / "runs", *arguments)])
+    with started(folder, words) as command:
+        command.wait_until((folder / "trouble").exists, "the trouble")
+        return command.end(seconds)
+
+
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+@pytest.mark.parametrize(("error", "code"), [("OSError", 2), ("FloatingPointError", 1), ("LookupError", 1)])
+def test_a_rank_that_raises_ends_all_with_its_exit_code_and_its_message_once(runs, tmp_path, error, code, strategy):
+    ended = end_in_trouble(runs, tmp_path, f"raise {error}('the dog has' + ' eaten it')", 30, strategy)
+    assert ended.err.count("the dog has eaten it") == 1, ended.err
+    assert code in exit_codes(ended) and set(exit_codes(ended)) <= {code, -15}, ended.err
+    unforeseen = error == "LookupError"  # of that alone a traceback helps
+    assert len(ended.own) == (not unforeseen), ended.err
+    assert ("in troubled" in ended.err) == unforeseen
+
+
+@pytest.mark.slow(seconds=60)
+def test_a_rank_that_hangs_ends_the_run_after_the_time_out_that_the_message_names(runs, tmp_path):
+    # torchrun gives a rank that does not obey SIGTERM thirty seconds
+    ended = end_in_trouble(runs, tmp_path, "time.sleep(3600)", 60, "--distributed.timeout_seconds=5")
+    (line,) = ended.own
+    assert "rank 0 has waited for another rank for 5 s (distributed.timeout_seconds)" in line
+    assert exit_codes(ended)[-1] == 1 and set(exit_codes(ended)) <= {1, -9, -15}, ended.err
+
+
+SCRIPT = """
+import sys
+from course_lm.distributed import connect
+from course_lm.trainer import Trainer
+from tests.training_run import configure, counting, loaders, model_of
+
+rank = connect().rank
+
+def act(count):
+    if rank == 1 and count == 2:
+        open("trouble", "w").close()
+        raise LookupError("the dog has eaten it")
+
+Trainer(model_of(), configure("runs"), loss_fn=counting(act)).train(*loaders("packed"))
+"""
+
+
+@pytest.mark.slow(seconds=20)
+def test_a_program_of_ones_own_ends_when_a_rank_raises_and_every_rank_says_which(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with started(tmp_path, torchrun(3, program=[str(script)])) as command:
+        command.wait_until((tmp_path / "trouble").exists, "the trouble")
+        ended = command.end(30)
+    assert ended.err.count("LookupError: the dog has eaten it") == 1, ended.err
+    assert 1 in exit_codes(ended) and set(exit_codes(ended)) <= {1, -15}
+    own = ended.err.partition("torch/distributed/run.py")[0]
+    assert own.count("the dog has eaten it") == 1 + own.count("RankError: rank 1: the dog has eaten it")
+
+
+# Bad input
+
+BAD = {
+    "a misspelt key": (["--training.max_stps=3"], "max_stps"),
+    "a bad value": (["--training.batch_size=0"], "batch_size must be at least 1, got 0"),
+    "no corpus": (["--data.corpus=/nowhere/text.txt"], "no file /nowhere/text.txt"),
+    "an optimizer that cannot be sharded": ([FSDP, "--optimizer.type=adafactor"], "Adafactor"),
+    "a shard size that does not divide": (
+        ["--distributed.strategy=hybrid", "--distributed.shard_size=3"],
+        "shard_size must divide the number of ranks, 2, got 3",
+    ),
+    "no place to write": (["--training.output_dir=/proc/runs"], "/proc"),
+}
+
+
+def assert_refused(ended: Ended, *parts: str) -> None:
+    """One line of ours, exit code 2, and nothing on standard output."""
+    assert len(ended.own) == 1 and not ended.out, ended.err
+    assert all(part in ended.own[0] for part in parts), ended.own
+    if ended.code != 2:  # torchrun itself ends with 1
+        assert 2 in exit_codes(ended) and set(exit_codes(ended)) <= {2, -15}, ended.err
+    assert ended.err.count("Traceback") <= ended.err.count("torch/distributed/run.py"), ended.err
+
+
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_once_and_nothing_is_written(runs, tmp_path, case):
+    arguments, part = BAD[case]
+    assert_refused(runs.run(2, tmp_path, *arguments), part)
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.slow(seconds=30)
+def test_a_shard_size_that_does_not_divide_four_ranks_is_refused_once(runs, tmp_path):
+    arguments = ["--distributed.strategy=hybrid", "--distributed.shard_size=3"]
+    assert_refused(runs.run(4, tmp_path, *arguments), "divide the number of ranks, 4, got 3")
+
+
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_a_misspelt_key_is_said_once_whichever_rank_is_late(runs, tmp_path, late):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, time\nif os.environ.get('RANK') == '{late}':\n    time.sleep(3)\n"
+    )
+    words = runs.command(2, tmp_path, "--training.max_stps=3")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    with started(tmp_path, words, environment) as command:
+        assert_refused(command.end(), "max_stps")
+
+
+@pytest.mark.long
+def test_world_size_without_torchrun_is_refused(runs, tmp_path):
+    with started(tmp_path, runs.command(None, tmp_path), {"WORLD_SIZE": "2"}) as command:
+        assert_refused(command.end(), "WORLD_SIZE is 2", "torchrun")
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.slow(seconds=20)
+def test_a_range_test_on_several_ranks_is_refused(runs, tmp_path):
+    words = course_lm(2, "find-lr", *train(runs.text, tmp_path)[1:])
+    with started(tmp_path, words) as command:
+        assert_refused(command.end(), "find-lr runs in one process")
+
+
+@pytest.mark.slow(seconds=20)
+def test_a_folder_in_which_another_run_trains_is_refused(runs, tmp_path):
+    with sole_writer(tmp_path / NAME):
+        assert_refused(runs.run(2, tmp_path), "another process is training in")
+    assert not (tmp_path / NAME).exists()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@pytest.mark.slow(seconds=40)
+def test_a_folder_that_holds_a_run_with_other_settings_is_refused_and_stays_as_it_is(runs, tmp_path):
+    shutil.copytree(runs.made(None)[0] / NAME, tmp_path / NAME)
+    before = files(tmp_path / NAME)
+    ended = runs.run(2, tmp_path, "--optimizer.learning_rate=1e-3")
+    assert "optimizer.learning_rate 0.003, this run has 0.001" in "".join(ended.own)
+    assert len(ended.own) == 1 and exit_codes(ended)[-1] == 2, ended.err
+    assert files(tmp_path / NAME) == before
+
+
+# What people do
+
+SETTINGS = {
+    "curriculum": ["--curriculum.enabled=true", "--curriculum.strategy=length"],
+    "early stopping": [
+        "--training.early_stopping_patience=1",
+        "--training.early_stopping_threshold=9.0",
+        "--training.eval_steps=2",
+        "--training.max_steps=40",
+    ],
+    "gradient checkpointing": ["--model.gradient_checkpointing=true"],
+    "no accumulation": ["--training.gradient_accumulation_steps=1"],
+    "epochs": ["--training.max_steps=null", "--training.num_epochs=2"],
+}
+
+
+@pytest.mark.slow(seconds=50)
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_mean_under_torchrun_what_they_mean_without(runs, case, strategy):
+    alone, _ = runs.made(None, *SETTINGS[case])
+    together, _ = runs.made(2, strategy, *SETTINGS[case])
+    assert_close(together, alone)
+    if case == "early stopping":
+        assert steps(together) == 4
+
+
+@pytest.mark.slow(seconds=30)
+def test_gradient_checkpointing_under_fsdp_changes_nothing(runs):
+    assert_close(runs.made(2, FSDP, "--model.gradient_checkpointing=true")[0], runs.made(2, FSDP)[0])
+
+
+@pytest.mark.slow(seconds=30)
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+def test_bf16_is_as_near_to_one_process_as_its_rounding(runs, strategy):
+    arguments = ["--training.precision=bf16"]
+    assert_close(runs.made(2, strategy, *arguments)[0], runs.made(None, *arguments)[0], absolute=3e-3)
+
+
+@pytest.mark.slow(seconds=30)
+@pytest.mark.parametrize("settings", [(DDP,), SHARDED])
+def test_the_best_weights_come_back_at_the_end(runs, settings):
+    rate = ["--optimizer.learning_rate=0.5", "--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0"]
+    output, ended = runs.made(2, *settings, *rate, "--training.eval_steps=1", "--training.restore_best=true")
+    losses = {record["step"]: record["val_loss"] for record in records(output) if record["event"] == "validation"}
+    best = min(losses, key=losses.__getitem__)
+    assert best != 12, "the run must get worse for this test to tell anything"
+    assert f"lowest validation loss after step {best:>22}" in ended.out
+    exported = safetensors.torch.load_file(output / NAME / "model.safetensors")
+    kept = load_checkpoint(output / NAME / "checkpoint_best.pt")["model"]
+    torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
+
+
+@pytest.mark.slow(seconds=40)
+def test_resume_never_puts_the_old_run_aside_once(runs, tmp_path):
+    shutil.copytree(runs.made(None)[0] / NAME, tmp_path / NAME)
+    ended = runs.run(2, tmp_path, "--training.resume=never")
+    assert ended.code == 0 and "resumed" not in ended.out, ended.err
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [NAME, f"{NAME}.1"]
+    assert_close(tmp_path, runs.made(None)[0])
+
+
+@pytest.mark.slow(seconds=30)
+def test_a_finished_run_started_again_has_nothing_left_to_train(runs, tmp_path):
+    shutil.copytree(runs.made(2)[0] / NAME, tmp_path / NAME)
+    ended = runs.run(2, tmp_path)
+    assert ended.code == 0 and ended.out.count("nothing is left to train") == 1, ended.err
+    assert_close(tmp_path, runs.made(2)[0])
+
+
+@pytest.mark.slow(seconds=20)
+@pytest.mark.parametrize("words", [["train", "--help"], ["plan", "--config=tiny", "--ranks=2"]])
+def test_rank_0_alone_prints(tmp_path, words: Sequence[str]):
+    with started(tmp_path, course_lm(2, *words)) as many, started(tmp_path, course_lm(None, *words)) as one:
+        assert many.end().out == one.end().out

@@ -28,6 +28,7 @@ from course_lm.trainer import Trainer
 from .cases import Batch, Case
 
 TOLERANCE = 1e-10
+ONE_WAY = DistributedConfig()  # as many ranks as there are, each with the whole model
 
 
 @dataclass
@@ -76,7 +77,7 @@ class ScalingOnly(Precision):
 
 
 def run_train_step(
-    case: Case, precision: Precision | None = None, distributed: DistributedConfig = DistributedConfig()
+    case: Case, precision: Precision | None = None, distributed: DistributedConfig = ONE_WAY
 ) -> FastResult:
     """Train a copy of the case's model by `train_step` in a bare loop."""
     model, settings, group = _copy_that_overflows(case), case.settings, connect()
@@ -109,7 +110,7 @@ def run_train_step(
     )
 
 
-def run_trainer(case: Case, distributed: DistributedConfig = DistributedConfig()) -> FastResult:
+def run_trainer(case: Case, distributed: DistributedConfig = ONE_WAY) -> FastResult:
     """Train a copy of the case's model by `Trainer`, which writes no files."""
     model, settings = _copy_that_overflows(case), case.settings
     loop = LoopConfig(

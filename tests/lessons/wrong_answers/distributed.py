@@ -10,7 +10,7 @@ import torch
 TAUGHT = ("distributed",)
 SABOTAGE = (
     "step.py",
-    "loss * ranks / divisor",
+    "loss * factor / divisor",
     "loss / divisor",
 )
 

@@ -260,7 +260,9 @@ def _accumulate_gradients(
             precision.scaler.scale(loss * factor / divisor).backward()
         total = total + loss.detach()  # else the graph of each micro-batch would stay in memory
     if ranks > factor:
-        torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], ranks)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(ranks)
     return _total(total, device, process_group) / divisor
 
 

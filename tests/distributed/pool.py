@@ -22,7 +22,8 @@ JOINED = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
 )
-TIMEOUT = 60.0  # of a test's function, in seconds
+TIMEOUT = 90.0  # of a test's function, in seconds; the start of the processes is in it
+WAIT = 45.0  # of a rank for another
 
 
 @dataclass
@@ -111,7 +112,7 @@ class Pool:
 
     def _new_store(self) -> int:
         """Where the ranks find each other and leave their words; as torchrun's, it outlives them."""
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore
         return self._store.port
 
     def _start(self) -> None:
@@ -154,7 +155,7 @@ def serve(rank: int, world: int, connection: Connection) -> None:
                     dist.destroy_process_group()
                 values = (rank, rank, world, "127.0.0.1", port, "tests", True)
                 os.environ.update({key: str(value) for key, value in zip(JOINED, values)})
-                connect(timeout_seconds=20.0)
+                connect(timeout_seconds=WAIT)
             outcome.value = getattr(importlib.import_module(module), name)(*args)
         except BaseException as error:
             outcome.error = error

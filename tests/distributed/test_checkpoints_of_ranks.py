@@ -186,7 +186,7 @@ def swap_two_shards(newest: Path) -> None:
     two.write_bytes(first)
 
 
-DAMAGE = {
+DAMAGE: dict[Callable[[Path], None], str] = {
     truncate: "is damaged: its bytes do not match its checksum",
     flip_a_bit: "is damaged: its bytes do not match its checksum",
     swap_two_shards: "is damaged: its bytes do not match its checksum",

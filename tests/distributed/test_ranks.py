@@ -489,9 +489,7 @@ def test_every_micro_batch_of_a_window_is_computed_once_and_all_ranks_compute_eq
         assert mine == list(range(rank, length, world))
 
 
-@given(
-    length=st.integers(1, 30), start=st.integers(0, 5), window=window_sizes, world=st.integers(1, 6), data=st.data()
-)
+@given(length=st.integers(1, 30), start=st.integers(0, 5), window=window_sizes, world=st.integers(1, 6), data=st.data())
 def test_a_rank_reads_the_batches_that_its_shares_look_at_and_no_others(
     length: int, start: int, window: int, world: int, data: st.DataObject
 ) -> None:

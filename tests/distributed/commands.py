@@ -6,6 +6,7 @@ sessions of their own.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -46,8 +47,8 @@ class Ended:
 
     @property
     def own(self) -> list[str]:
-        """The lines on standard error that come from course_lm, not from torchrun."""
-        return [line for line in self.err.splitlines() if line.startswith("course-lm:")]
+        """What course_lm says on standard error, torchrun's report left out; it may follow a bar in the same line."""
+        return re.findall(r"course-lm: .*", self.err)
 
 
 class Command:

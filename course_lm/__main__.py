@@ -11,9 +11,9 @@ from course_lm.cli import main
 
 code = main()
 joining = sys.modules.get("course_lm.distributed.joining")
-group = None if joining is None else joining.joined_group()
-if group is not None and group.failed:
-    # Without the interpreter's clean end: threads of a broken connection may abort it, with another exit code.
+if joining is not None and joining.joined_group() is not None:
+    # Not by the interpreter's own end: it meets threads of torch's connections, which now and then abort the process
+    # ("terminate called without an active exception") after all its work is done.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -20,7 +20,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow durations notebooks mutants lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow test-ranks durations notebooks mutants lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -55,7 +55,10 @@ types: $(VENV)/.test
 # processes themselves, alone: beside them a page of the browser would come too late.
 test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser, many ranks
 	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests --ignore tests/distributed
-	$(ONE_THREAD) $(PY) -m pytest -m slow tests/distributed
+	$(ONE_THREAD) $(PY) -m pytest -m "slow and not ranks" tests/distributed
+
+test-ranks: $(VENV)/.test ## every command on many processes: stopped, killed, hung, given bad input
+	$(ONE_THREAD) $(PY) -m pytest -m ranks tests/distributed
 
 # One process: beside others a test is slow for no reason of its own.
 durations: $(VENV)/.test ## the 20 slowest tests of `make test`, and the seconds of each file

@@ -23,6 +23,12 @@ from course_lm.trainer.run import sole_writer
 from tests.distributed.commands import NAME, Command, Ended, course_lm, started, torchrun, train, write_text
 from tests.training_run import assert_same, outcome, without_measures
 
+
+def seldom(*values: object) -> Any:
+    """A case that `make test-ranks` runs, and `make test-slow` does not: a command takes many seconds."""
+    return pytest.param(*values, marks=pytest.mark.ranks)
+
+
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux: ranks are found in /proc")
 LONG = ("--training.max_steps=40", "--model.dropout=0.1")
 FSDP = "--distributed.strategy=fsdp"
@@ -121,7 +127,7 @@ def press_ctrl_c(command: Command) -> None:
 
 
 @pytest.mark.slow(seconds=100)
-@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, DDP), (2, FSDP), (4, FSDP)])
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, FSDP), seldom(4, DDP), seldom(2, FSDP)])
 def test_the_records_are_the_same_whatever_the_number_of_processes(runs, ranks, strategy):
     one, _ = runs.made(1, "--model.dropout=0.1")
     many, _ = runs.made(ranks, "--model.dropout=0.1", strategy)
@@ -129,13 +135,13 @@ def test_the_records_are_the_same_whatever_the_number_of_processes(runs, ranks, 
 
 
 @pytest.mark.slow(seconds=40)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [seldom(1), 2])
 def test_the_records_under_torchrun_are_those_of_a_plain_command(runs, ranks):
     assert_close(runs.made(ranks)[0], runs.made(None)[0])
 
 
 @pytest.mark.slow(seconds=30)
-@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, FSDP)])
+@pytest.mark.parametrize(("ranks", "strategy"), [seldom(2, DDP), (4, FSDP)])
 def test_one_process_writes(runs, ranks, strategy):
     output, ended = runs.made(ranks, "--model.dropout=0.1", strategy)
     for once in ("documents to train on", "optimizer steps", "xz -9e alone"):
@@ -152,7 +158,7 @@ def test_one_process_writes(runs, ranks, strategy):
 @pytest.mark.slow(seconds=90)
 @pytest.mark.parametrize(
     ("end", "then", "settings"),
-    [(terminate_torchrun, None, (DDP,)), (terminate_a_rank, 1, (FSDP,)), (press_ctrl_c, 2, SHARDED)],
+    [seldom(terminate_torchrun, None, (DDP,)), seldom(terminate_a_rank, 1, (FSDP,)), (press_ctrl_c, 2, SHARDED)],
 )
 def test_a_run_stopped_under_four_processes_goes_on_under_fewer(runs, tmp_path, end, then, settings):
     stopped = runs.stop(4, tmp_path, end, *settings, *LONG)
@@ -165,7 +171,10 @@ def test_a_run_stopped_under_four_processes_goes_on_under_fewer(runs, tmp_path, 
 
 
 @pytest.mark.slow(seconds=70)
-@pytest.mark.parametrize(("ranks", "settings"), [(2, (DDP,)), (2, (FSDP,)), (2, SHARDED), (3, (DDP,)), (3, SHARDED)])
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [(2, (DDP,)), seldom(2, (FSDP,)), seldom(2, SHARDED), seldom(3, (DDP,)), (3, SHARDED)],
+)
 def test_a_stopped_run_ends_bit_for_bit_like_one_never_stopped(runs, tmp_path, ranks, settings):
     stopped = runs.stop(ranks, tmp_path, terminate_a_rank, *settings, *LONG)
     assert exit_codes(stopped) == [143] * ranks, stopped.err
@@ -176,6 +185,7 @@ def test_a_stopped_run_ends_bit_for_bit_like_one_never_stopped(runs, tmp_path, r
     assert_same(end_state(tmp_path), end_state(runs.made(ranks, *settings, *LONG)[0]))
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=20)
 def test_ctrl_c_before_the_first_step_says_so_once(runs, tmp_path):
     with started(tmp_path, runs.command(2, tmp_path)) as command:
@@ -214,7 +224,7 @@ def kill_at_random(command: Command, output: Path, kills: int) -> list[int]:
 
 
 @pytest.mark.slow(seconds=200)
-@pytest.mark.parametrize(("kills", "settings"), [(10, (DDP,)), (4, SHARDED)])
+@pytest.mark.parametrize(("kills", "settings"), [seldom(10, (DDP,)), (4, SHARDED)])
 def test_a_run_whose_ranks_are_killed_and_started_anew_ends_like_one_never_disturbed(runs, tmp_path, kills, settings):
     long = (*settings, "--model.dropout=0.1", "--training.max_steps=300", "--training.save_steps=2")
     arguments = ["-m", "course_lm", *train(runs.text, tmp_path, *long)]
@@ -262,8 +272,8 @@ def end_in_trouble(runs: Runs, folder: Path, trouble: str, seconds: float, *argu
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("strategy", [DDP, FSDP])
-@pytest.mark.parametrize(("error", "code"), [("OSError", 2), ("FloatingPointError", 1), ("LookupError", 1)])
+@pytest.mark.parametrize("strategy", [DDP, seldom(FSDP)])
+@pytest.mark.parametrize(("error", "code"), [("OSError", 2), seldom("FloatingPointError", 1), ("LookupError", 1)])
 def test_a_rank_that_raises_ends_all_with_its_exit_code_and_its_message_once(runs, tmp_path, error, code, strategy):
     ended = end_in_trouble(runs, tmp_path, f"raise {error}('the dog has' + ' eaten it')", 30, strategy)
     assert ended.err.count("the dog has eaten it") == 1, ended.err
@@ -337,19 +347,21 @@ def assert_refused(ended: Ended, *parts: str) -> None:
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("case", [next(iter(BAD)), *map(seldom, [*BAD][1:])])
 def test_bad_input_is_refused_once_and_nothing_is_written(runs, tmp_path, case):
     arguments, part = BAD[case]
     assert_refused(runs.run(2, tmp_path, *arguments), part)
     assert not (tmp_path / NAME).exists()
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=30)
 def test_a_shard_size_that_does_not_divide_four_ranks_is_refused_once(runs, tmp_path):
     arguments = ["--distributed.strategy=hybrid", "--distributed.shard_size=3"]
     assert_refused(runs.run(4, tmp_path, *arguments), "divide the number of ranks, 4, got 3")
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("late", ["0", "1"])
 def test_a_misspelt_key_is_said_once_whichever_rank_is_late(runs, tmp_path, late):
@@ -369,6 +381,7 @@ def test_world_size_without_torchrun_is_refused(runs, tmp_path):
     assert not (tmp_path / NAME).exists()
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=20)
 def test_a_range_test_on_several_ranks_is_refused(runs, tmp_path):
     words = course_lm(2, "find-lr", *train(runs.text, tmp_path)[1:])
@@ -376,6 +389,7 @@ def test_a_range_test_on_several_ranks_is_refused(runs, tmp_path):
         assert_refused(command.end(), "find-lr runs in one process")
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=20)
 def test_a_folder_in_which_another_run_trains_is_refused(runs, tmp_path):
     with sole_writer(tmp_path / NAME):
@@ -387,6 +401,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=40)
 def test_a_folder_that_holds_a_run_with_other_settings_is_refused_and_stays_as_it_is(runs, tmp_path):
     shutil.copytree(runs.made(None)[0] / NAME, tmp_path / NAME)
@@ -413,6 +428,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=50)
 @pytest.mark.parametrize("strategy", [DDP, FSDP])
 @pytest.mark.parametrize("case", SETTINGS)
@@ -424,11 +440,13 @@ def test_settings_mean_under_torchrun_what_they_mean_without(runs, case, strateg
         assert steps(together) == 4
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=30)
 def test_gradient_checkpointing_under_fsdp_changes_nothing(runs):
     assert_close(runs.made(2, FSDP, "--model.gradient_checkpointing=true")[0], runs.made(2, FSDP)[0])
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=30)
 @pytest.mark.parametrize("strategy", [DDP, FSDP])
 def test_bf16_is_as_near_to_one_process_as_its_rounding(runs, strategy):
@@ -436,6 +454,7 @@ def test_bf16_is_as_near_to_one_process_as_its_rounding(runs, strategy):
     assert_close(runs.made(2, strategy, *arguments)[0], runs.made(None, *arguments)[0], absolute=3e-3)
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=30)
 @pytest.mark.parametrize("settings", [(DDP,), SHARDED])
 def test_the_best_weights_come_back_at_the_end(runs, settings):
@@ -450,6 +469,7 @@ def test_the_best_weights_come_back_at_the_end(runs, settings):
     torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=40)
 def test_resume_never_puts_the_old_run_aside_once(runs, tmp_path):
     shutil.copytree(runs.made(None)[0] / NAME, tmp_path / NAME)
@@ -459,6 +479,7 @@ def test_resume_never_puts_the_old_run_aside_once(runs, tmp_path):
     assert_close(tmp_path, runs.made(None)[0])
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=30)
 def test_a_finished_run_started_again_has_nothing_left_to_train(runs, tmp_path):
     shutil.copytree(runs.made(2)[0] / NAME, tmp_path / NAME)
@@ -467,6 +488,7 @@ def test_a_finished_run_started_again_has_nothing_left_to_train(runs, tmp_path):
     assert_close(tmp_path, runs.made(2)[0])
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("words", [["train", "--help"], ["plan", "--config=tiny", "--ranks=2"]])
 def test_rank_0_alone_prints(tmp_path, words: Sequence[str]):

@@ -231,5 +231,7 @@ def _plain_copy(error: Exception) -> Exception:
     """The error as one that every process can build, without what hangs on it."""
     for kind in _COPIED:
         if isinstance(error, kind):
-            return kind(*error.args[:2]) if issubclass(kind, OSError) else kind(str(error))
+            if isinstance(error, OSError) and error.errno is not None:
+                return kind(error.errno, error.strerror, error.filename)
+            return kind(str(error))
     return RankError(f"rank 0: {type(error).__name__}: {one_line(error)}")

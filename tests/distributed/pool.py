@@ -91,6 +91,7 @@ class Pool:
                 try:
                     answers[rank] = pickle.loads(self._connections[rank].recv_bytes())
                 except EOFError:
+                    ends = True  # none can be asked again
                     answers[rank] = Outcome(error=RuntimeError(f"the process of rank {rank} died"))
         outcomes = [answers[rank] for rank in range(self.world)]
         self._joined = all(outcome.error is None for outcome in outcomes)

@@ -21,7 +21,7 @@ from tests.oracle import fast_path
 from tests.oracle.cases import Case, cases, count, deterministic
 from tests.oracle.fast_path import FastResult, assert_same
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:skipped a step")]
+pytestmark = [pytest.mark.slow(seconds=20), pytest.mark.filterwarnings("ignore:skipped a step")]
 
 Ranks = Callable[[int], Pool]
 Answer = tuple[FastResult, FastResult]

@@ -215,6 +215,7 @@ def overflowing_in_low_rows() -> Made:
     return model, {}
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, FSDP), (4, HYBRID)])
 def test_an_overflow_in_one_ranks_parts_lowers_the_loss_scale_on_all(
@@ -401,6 +402,7 @@ def test_what_ranks_with_whole_models_cannot_train_is_refused_too(ranks: Ranks, 
     assert message in refusals(ranks, 2, make, config_of(DDP))
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
 def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_update(ranks: Ranks) -> None:
     """torch would add up the gradient of one table on one rank and that of the other table on the other."""
@@ -409,6 +411,7 @@ def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_
     assert "the ranks of a sharded model must all use the same of its weights in a step" in said
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
 def test_adafactor_by_its_name_is_refused_where_weights_are_sharded(ranks: Ranks) -> None:
     config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="adafactor"))
@@ -427,6 +430,7 @@ def test_sgd_trains_sharded_weights(ranks: Ranks) -> None:
     assert_same_run(ranks, 2, plain, config)
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused_in_one_line(ranks: Ranks) -> None:
     said = refusals(ranks, 3, plain, config_of(HYBRID))
@@ -481,6 +485,7 @@ def train_with_a_broken_loader(distributed: DistributedConfig, rank: int) -> Non
     Trainer(gpt(), config_of(distributed)).train(Breaking(batches, rank))
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(("distributed", "broken"), [(DDP, 0), (FSDP, 1), (DDP, 2)])
 def test_an_error_of_one_rank_ends_all_within_seconds(

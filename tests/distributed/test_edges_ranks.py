@@ -371,6 +371,7 @@ def with_running_mean() -> Made:
     return Running(), {}
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -390,6 +391,7 @@ def test_what_ranks_with_parts_cannot_train_is_refused_in_one_line(ranks: Ranks,
     assert any(part in said for part in message.split("|")), said
 
 
+@pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("make", "message"),

@@ -169,6 +169,7 @@ def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed):
         assert name in passed
 
 
+@pytest.mark.slow(seconds=20)
 def test_the_new_lesson_runs_and_keeps_the_promises_of_a_lesson(followed):
     run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '15', '--write']))")
     which = "15-weight or every_check or readme or (15_weight and (public_name or at_its_proof))"

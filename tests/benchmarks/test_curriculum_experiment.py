@@ -41,7 +41,7 @@ def test_every_run_is_there():
         assert all([len(losses) for losses in runs] == [POINTS] * SEEDS for runs in found["losses"].values())
 
 
-@pytest.mark.long
+@pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_it_was_measured_on_the_text_that_ships(corpus):
     fresh, stored = json.loads(json.dumps(describe(corpus))), RESULTS["corpora"][corpus]

@@ -85,7 +85,7 @@ def test_bare_loop_and_trainer_take_the_same_steps():
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.long
+@pytest.mark.slow(seconds=10)
 def test_every_table_is_printed(capsys):
     results = throughput.run(TINY, workloads.measure)
     printed = capsys.readouterr().out

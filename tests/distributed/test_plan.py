@@ -57,9 +57,9 @@ def test_the_first_a_middle_and_the_last_of_many_ranks_hold_and_send_what_was_pl
 @pytest.mark.parametrize(
     "case",
     [
-        Case(GPT2, 64, "fsdp", None, 128, 50257, 1024, batch_size=1),
+        pytest.param(Case(GPT2, 64, "fsdp", None, 128, 50257, 1024, batch_size=1), marks=pytest.mark.slow(seconds=5)),
         Case(GPT2, 256, "hybrid", 8, 32, 50257, 1024, batch_size=1),
-        Case(GPT2, 1024, "hybrid", 64, 32, 50257, 1024, batch_size=1),
+        pytest.param(Case(GPT2, 1024, "hybrid", 64, 32, 50257, 1024, batch_size=1), marks=pytest.mark.slow(seconds=5)),
         pytest.param(Case(GPT2, 1024, "fsdp", None, 1, 50257, 1024, batch_size=1), marks=pytest.mark.slow(seconds=60)),
     ],
     ids=lambda case: f"{case.strategy}-{case.ranks}",

@@ -126,7 +126,9 @@ def test_a_killed_rank_ends_the_call(two):
         two.run(dies)
 
 
-@pytest.mark.parametrize("fault", [leaves_early, raises_on_rank_1, dies])
+@pytest.mark.parametrize(
+    "fault", [raises_on_rank_1, *(pytest.param(one, marks=pytest.mark.slow(seconds=5)) for one in (leaves_early, dies))]
+)
 def test_after_a_failed_call_the_next_one_works(two, fault):
     with pytest.raises((RuntimeError, TimeoutError)):
         two.run(fault, timeout_seconds=1)
@@ -149,7 +151,14 @@ def test_after_close_run_starts_new_processes():
 KILL = "import threading, os, signal; threading.Timer(2, os.kill, (os.getpid(), signal.SIGKILL)).start();"
 
 
-@pytest.mark.parametrize("end", ["pass", KILL, f"{KILL} import time; ranks.run(time.sleep, 60)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("pass", marks=pytest.mark.slow(seconds=5)),
+        pytest.param(KILL, marks=pytest.mark.slow(seconds=5)),
+        f"{KILL} import time; ranks.run(time.sleep, 60)",
+    ],
+)
 def test_no_rank_outlives_the_kernel(end):
     told = python(PROGRAM + f"import os\nranks = Ranks(2)\nprint(*ranks.run(os.getpid), flush=True)\n{end}")
     ranks = [int(number) for number in told.stdout.split()]

@@ -119,7 +119,7 @@ def terminate_and_go_on(server: Server, straight: Straight, folder: Path, config
     assert_same(outcome(folder), straight.outcome)
 
 
-@pytest.mark.long
+@pytest.mark.slow(seconds=10)
 def test_a_run_terminated_three_times_ends_like_one_never_stopped(server, short_run, tmp_path):
     terminate_and_go_on(server, short_run, tmp_path, SHORT_RUN, times=3)
 

@@ -250,7 +250,10 @@ def stop_and_go_on(folder: Path, kind: str, stop: int, workers: bool = False) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stop", [2, BATCHES, BATCHES + 1, BATCHES + 3])
+@pytest.mark.parametrize(
+    "stop",
+    [2, BATCHES + 1, *(pytest.param(stop, marks=pytest.mark.slow(seconds=1)) for stop in (BATCHES, BATCHES + 3))],
+)
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.filterwarnings("ignore:it cannot be checked")
 def test_every_loader_goes_on_to_the_bit(kind, stop, tmp_path):

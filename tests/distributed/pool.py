@@ -117,7 +117,8 @@ class Pool:
         return self._store.port
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # PyTorch is imported once for all ranks
+        context.set_forkserver_preload(["course_lm.trainer", "torch.distributed.fsdp"])
         for rank in range(self.world):
             here, there = context.Pipe()
             process = context.Process(target=serve, args=(rank, self.world, there), daemon=True)

@@ -458,7 +458,7 @@ def test_iterating_leaves_the_global_random_state_alone() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name_and_value(options: dict, message: str) -> None:
-    settings = {"batch_size": 2, "max_length": 8, **options}
+    settings: dict[str, Any] = {"batch_size": 2, "max_length": 8, **options}
     with pytest.raises(ValueError, match=message):
         make_loader(["text"], TOKENIZER, **settings)
 

@@ -141,7 +141,7 @@ def serve(rank: int, world: int, connection: Connection) -> None:
     from course_lm.distributed import connect, leave
 
     torch.set_num_threads(1)
-    os.fsync = lambda descriptor: None  # as in conftest.py
+    os.fsync = lambda fd: None  # as in conftest.py
     while True:
         try:
             port, module, name, args, ends = pickle.loads(connection.recv_bytes())

@@ -113,7 +113,7 @@ class Pool:
 
     def _new_store(self) -> int:
         """Where the ranks find each other and leave their words; as torchrun's, it outlives them."""
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return self._store.port
 
     def _start(self) -> None:

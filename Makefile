@@ -28,7 +28,7 @@ help: ## list the commands
 lab: $(VENV)/.lab ## open the lessons in JupyterLab
 	@$(VENV)/bin/course-lm lab
 
-# Side by side: pyright alone would leave one of two processors idle for half the time.
+# Side by side: the tests need not wait for the checks.
 test: $(VENV)/.test ## lint, types, all tests but the slow ones, and every lesson
 	@$(MAKE) --no-print-directory --jobs 3 style types tests-and-lessons
 
@@ -41,7 +41,7 @@ check: $(VENV)/.test ## the fast loop: lint, types, fast tests
 fast-tests: $(VENV)/.test
 	$(PYTEST) -m "not slow and not long" --hypothesis-profile=quick -q tests
 
-lint: style types ## ruff, import order, pyright
+lint: style types ## ruff, import order, types
 
 style: $(VENV)/.test
 	$(PY) -m ruff check .
@@ -49,7 +49,7 @@ style: $(VENV)/.test
 	$(VENV)/bin/lint-imports
 
 types: $(VENV)/.test
-	$(PY) -m pyright
+	$(PY) -m pyrefly check --summary=none
 
 # One process more: many of these tests wait for a browser, or for a process that was killed. Then those that start many
 # processes themselves, alone: beside them a page of the browser would come too late.

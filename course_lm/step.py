@@ -145,7 +145,7 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     while not isinstance(inside, DistributedDataParallel):
         if not hasattr(inside, "_orig_mod"):  # the name that torch.compile gives what it wraps
             break
-        inside = inside._orig_mod  # type: ignore[assignment]
+        inside = inside._orig_mod
     if isinstance(inside, DistributedDataParallel):
         return inside.process_group
     mesh = next((parameter.device_mesh for parameter in model.parameters() if is_sharded(parameter)), None)

@@ -31,8 +31,8 @@ def small_trainer(max_steps: int, observers: Any = (), **settings: Any) -> Train
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=32), VOCABULARY, LENGTH)
-    quiet = {"device": "cpu", "precision": "fp32", "gradient_accumulation_steps": 1, "output_dir": None}
-    loop = LoopConfig(max_steps=max_steps, **{**quiet, "eval_steps": 50, **settings})
+    quiet: dict[str, Any] = {"device": "cpu", "precision": "fp32", "gradient_accumulation_steps": 1, "output_dir": None}
+    loop = LoopConfig(max_steps=max_steps, **(quiet | {"eval_steps": 50} | settings))
     rate = ScheduleConfig(type="constant", warmup_steps=0)  # a saved run may go on for longer
     config = TrainingConfig(optimizer=OptimizerConfig(learning_rate=3e-3), lr_scheduler=rate, training=loop)
     return Trainer(model, config, observers=observers)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ training: {batch_size: 32, gradient_accumulation_steps: 4, num_epochs: 10, max_s
 tensorboard: {enabled: false}
 wandb: {enabled: false, project: my-lm, name: null, mode: offline}
 """  # noqa: E501  # exactly as it is documented
-EXPECTED_TREE = {
+EXPECTED_TREE: dict[str, Any] = {
     "experiment_name": "my-lm",
     "data": {
         "corpus": "python-docs",
@@ -107,7 +108,7 @@ def test_the_documented_tree_loads_as_it_stands(tmp_path):
 
 
 def test_the_documented_values_are_the_defaults_but_for_times_that_follow_the_run():
-    defaults = dataclasses.asdict(TrainingConfig())
+    defaults: dict[str, Any] = dataclasses.asdict(TrainingConfig())
     follow_the_run = {"num_epochs": None, "warmup_epochs": None}
     curriculum = {**EXPECTED_TREE["curriculum"], **follow_the_run}
     for name, expected in {**EXPECTED_TREE, "curriculum": curriculum}.items():

@@ -115,7 +115,7 @@ class OwnAttention(nn.Module):
         self.register_buffer("calls", torch.tensor(0))
 
     def attend(self, ids: Tensor, allowed: Tensor) -> Tensor:
-        self.calls += 1  # type: ignore[operator]
+        self.calls += 1
         x = self.embedding(ids)
         far = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool).tril(-self.window)
         mixed = F.scaled_dot_product_attention(x, x, x, attn_mask=allowed & ~far)

@@ -33,7 +33,8 @@ seeds = st.integers(0, 10_000)
 
 def make_model(*, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> GPT:
     """A tiny model with weights large enough that a look at a forbidden position shows in the logits."""
-    config = ModelConfig(**({"n_layer": 2, "n_head": 2, "d_model": 8, "dropout": 0.0} | settings))
+    tiny: dict[str, Any] = {"n_layer": 2, "n_head": 2, "d_model": 8, "dropout": 0.0}
+    config = ModelConfig(**(tiny | settings))
     model = GPT(config, VOCAB, MAX_LENGTH).to(dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -58,8 +58,8 @@ class Traffic(TorchDispatchMode):
         self.to_host: list[torch.dtype] = []
         self.uploads: list[torch.dtype] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, function.overloadpacket
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func.overloadpacket
         by_mask = name is aten.index and any(part is not None and part.dtype == torch.bool for part in args[1])
         if name in READS or by_mask:
             self.reads.append(args[0].dtype)
@@ -71,7 +71,7 @@ class Traffic(TorchDispatchMode):
                 return torch.zeros(source.shape, dtype=source.dtype)
             if not source.is_meta and target.type == "meta" and not kwargs.get("non_blocking"):
                 self.uploads.append(source.dtype)
-        return function(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def make_model(device: str = "cpu", dropout: float = 0.1) -> GPT:

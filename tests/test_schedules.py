@@ -299,7 +299,7 @@ def test_warm_up_and_cosine_equal_torchs_sequence_after_the_first_step(warmup, r
     """torch's LinearLR cannot start at 0, so its sequence differs at k = 0 alone."""
 
     def sequence(optimizer: Optimizer) -> LRScheduler:
-        parts = [LinearLR(optimizer, 1e-9, 1.0, warmup), CosineAnnealingLR(optimizer, rest)]
+        parts: list[LRScheduler] = [LinearLR(optimizer, 1e-9, 1.0, warmup), CosineAnnealingLR(optimizer, rest)]
         return SequentialLR(optimizer, parts, milestones=[warmup])
 
     total = warmup + rest

@@ -285,8 +285,8 @@ def test_a_parameter_without_elements_is_no_bad_one():
 @pytest.mark.filterwarnings("ignore:the optimizer leaves out")
 def test_a_loss_that_is_not_finite_is_refused_where_the_optimizer_has_no_gradient():
     model = make_model()
-    model.unused = nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([model.unused], lr=0.1)
+    model.unused = unused = nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([unused], lr=0.1)
     with pytest.raises(NonFiniteGradientError, match="loss is not finite: loss nan, norm 0, first bad parameter none"):
         train_step(
             model,
@@ -595,10 +595,10 @@ class HostReads(TorchDispatchMode):
         super().__init__()
         self.dtypes: list[torch.dtype] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default):
             self.dtypes.append(args[0].dtype)
-        return function(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16"])

@@ -286,7 +286,7 @@ class _Sink:
 
 def _write(file: BinaryIO, state: dict[str, Any], serial: int, shards: str | None = None) -> None:
     sink = _Sink(file)
-    torch.save(state, sink)  # pyright: ignore[reportArgumentType]  # torch needs only write and flush
+    torch.save(state, sink)  # pyrefly: ignore[bad-argument-type]  # torch needs only write and flush
     if sink.error is not None:
         raise sink.error
     beside = "" if shards is None else f"shards {shards} "
@@ -294,7 +294,7 @@ def _write(file: BinaryIO, state: dict[str, Any], serial: int, shards: str | Non
     file.seek(-2, os.SEEK_END)  # a zip file ends in the length of its comment, which torch leaves at 0
     file.write(struct.pack("<H", len(prefix) + _DIGEST_LENGTH) + prefix)
     file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+    digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type]  # a file has readinto
     file.seek(0, os.SEEK_END)
     file.write(digest.encode())
 

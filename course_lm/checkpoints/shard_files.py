@@ -104,7 +104,7 @@ def sums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
     for name in names:
         with open(folder / name, "r+b") as file:
             os.fsync(file.fileno())
-            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return sums
 
 

@@ -56,7 +56,7 @@ def setup(seed: int = 0, threads: int | None = None) -> None:
     print(f"device {resolve_device('auto')}, {count} CPU thread{'s' if count > 1 else ''}, seed {seed}")
 
 
-def _format_warning(message: Warning | str, category: type[Warning], *_: object) -> str:
+def _format_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
     # Without the file name: it would store a path of the author's machine in the notebook.
     return f"{category.__name__}: {message}\n"
 

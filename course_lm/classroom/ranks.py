@@ -115,7 +115,7 @@ class Ranks:
 
     def _start(self) -> None:
         address = {"host_name": "127.0.0.1", "port": 0, "is_master": True, "wait_for_workers": False}
-        self._store = dist.TCPStore(**address)  # pyright: ignore[reportPrivateImportUsage]
+        self._store = dist.TCPStore(**address)
         self._answers: _Answers = queue.Queue()
         self._ready = False
         environment = {

@@ -70,7 +70,7 @@ def _silent() -> Iterator[None]:
         yield
 
 
-def _one_line_warning(message: Warning | str, *place: object) -> str:
+def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:
     """A warning without the line of code that it comes from, which helps nobody at a command line."""
     return f"course-lm: warning: {' '.join(str(message).split())}\n"
 

@@ -151,11 +151,11 @@ def _verb_glosses(stem: str, gloss: str) -> list[tuple[str, str, str]]:
 
 # Transliteration
 
-_CONSONANTS = dict(zip("कखगघङचछजझञ", ["k", "kh", "g", "gh", "ṅ", "c", "ch", "j", "jh", "ñ"]))
+_CONSONANTS: dict[str, str] = dict(zip("कखगघङचछजझञ", ["k", "kh", "g", "gh", "ṅ", "c", "ch", "j", "jh", "ñ"]))
 _CONSONANTS |= zip("टठडढणतथदधनपफबभम", ["ṭ", "ṭh", "ḍ", "ḍh", "ṇ", "t", "th", "d", "dh", "n", "p", "ph", "b", "bh", "m"])
 _CONSONANTS |= zip("यरलवशषसह", ["y", "r", "l", "v", "ś", "ṣ", "s", "h"])
 _CONSONANTS |= {"क़": "q", "ख़": "x", "ग़": "ġ", "ज़": "z", "ड़": "ṛ", "ढ़": "ṛh", "फ़": "f"}
-_VOWELS = dict(zip("अआइईउऊऋएऐओऔऑ", ["a", "ā", "i", "ī", "u", "ū", "r̥", "e", "ai", "o", "au", "ô"]))
+_VOWELS: dict[str, str] = dict(zip("अआइईउऊऋएऐओऔऑ", ["a", "ā", "i", "ī", "u", "ū", "r̥", "e", "ai", "o", "au", "ô"]))
 _VOWELS |= zip("ािीुूृेैोौॉ", ["ā", "i", "ī", "u", "ū", "r̥", "e", "ai", "o", "au", "ô"])
 _VIRAMA, _UNWRITTEN, _NASAL = "्", "ə", "\u0303"
 _SYLLABLE = re.compile("(?:([क-ह]़?)([ा-ौ]|्)?|([अ-औ]))([ँं])?")

@@ -155,5 +155,5 @@ def _store(rank: int, world: int, timeout_seconds: float) -> Store:
     if not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"MASTER_PORT of the environment must be a whole number of at most 65535, got {port!r}")
     wait = timedelta(seconds=timeout_seconds)
-    store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)  # pyright: ignore
+    store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)
     return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

@@ -130,7 +130,7 @@ class Group:
         value, error = self.tell(outcome)
         if error is not None:
             raise error
-        return value  # type: ignore[return-value]
+        return value
 
     @contextmanager
     def one_fate(self) -> Iterator[None]:

@@ -61,7 +61,7 @@ class ProgressBar:
         shown = [self._shown[key] for key in _SHOWN if key in self._shown]
         if line["ncols"] is None:
             return ", ".join(shown)
-        without = tqdm.format_meter(**{**line, "postfix": None, "ncols": None})  # with a bar of 10
+        without = tqdm.format_meter(**(line | {"postfix": None, "ncols": None}))  # with a bar of 10
         room = line["ncols"] - len(without) + 10 - _LEAST_WIDTH
         lengths = accumulate(len(f", {text}") for text in shown)
         return ", ".join(text for text, length in zip(shown, lengths) if length <= room)

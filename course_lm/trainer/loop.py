@@ -128,7 +128,7 @@ class Trainer:
         self.device = self.group.device_for(config.training.device)
         self.precision = Precision(config.training.precision, self.device)
         # "auto" may mean another precision on another machine: what is saved says what ran
-        self.settings = replace(config.training, precision=self.precision.name)
+        self.settings = replace(config.training, precision=self.precision.name)  # pyrefly: ignore[bad-argument-type]
         self.config = replace(config, training=self.settings)
         if self.device.type == "cpu":
             tune_allocator()

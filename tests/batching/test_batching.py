@@ -83,6 +83,7 @@ def assert_same_batches(left: Iterable[Batch], right: Iterable[Batch]) -> None:
     for one, other in zip(left, right, strict=True):
         assert one.keys() == other.keys()
         for key, value in one.items():
+            # pyrefly: ignore[bad-typed-dict-key]  # a key of both
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
 
 
@@ -138,7 +139,7 @@ def test_num_bytes_of_a_batch_are_the_bytes_of_its_own_targets() -> None:
 @modes
 def test_a_tokenizer_of_another_kind_batches(mode: str) -> None:
     tokenizer = Tokenizer(models.WordLevel({"cat": 0, EOS: 1, "hat": 2, PAD: 3}, unk_token="cat"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     loader = make_loader(["cat hat", " ", "hat"], tokenizer, mode=mode, batch_size=9, max_length=5, shuffle=False)
     seen = sorted(segment for batch in loader for segment in segments_of(batch))
     assert seen == [(1, 0, 2, 1), (1, 2, 1)]
@@ -458,7 +459,7 @@ def test_iterating_leaves_the_global_random_state_alone() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name_and_value(options: dict, message: str) -> None:
-    settings = {"batch_size": 2, "max_length": 8, **options}
+    settings: dict[str, Any] = {"batch_size": 2, "max_length": 8, **options}
     with pytest.raises(ValueError, match=message):
         make_loader(["text"], TOKENIZER, **settings)
 

@@ -141,7 +141,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     started, path = time.perf_counter(), data_file("curve_atlas.json")
-    atlas = {"floor": round(floor_of_held_out(), 4), "log_every": LOG_EVERY, "eval_every": EVAL_EVERY, "runs": {}}
+    atlas: dict[str, Any] = {
+        "floor": round(floor_of_held_out(), 4),
+        "log_every": LOG_EVERY,
+        "eval_every": EVAL_EVERY,
+        "runs": {},
+    }
     if path.exists():
         atlas = json.loads(path.read_text(encoding="utf-8"))
     todo, running = missing(atlas), dict[Future[dict[str, Any]], str]()

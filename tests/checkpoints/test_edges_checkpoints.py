@@ -214,7 +214,7 @@ def run_cases(seeds: range, folder: Path) -> int:
         else:
             try:
                 write(path, mutate(saved_state(), draw))
-            except (RuntimeError, NotImplementedError, AttributeError, TypeError):  # torch cannot write it either
+            except (RuntimeError, AttributeError, TypeError):  # torch cannot write it either
                 continue
         if attempt(trainer, before, path) == "taken":
             taken += 1
@@ -633,7 +633,7 @@ def test_a_parameter_that_only_the_optimizer_knows_has_a_name_too():
 class Factored(torch.optim.Optimizer):
     """Not torch's: keeps a row of each matrix, and would do harm in a trial step."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # pyrefly: ignore[bad-override]  # gives no closure's loss
         for group in self.param_groups:
             for parameter in group["params"]:
                 assert not parameter.is_meta, "a foreign step was tried"

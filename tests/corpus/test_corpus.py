@@ -358,7 +358,7 @@ def test_a_list_without_text_is_refused(texts: list[str]) -> None:
 
 def test_a_list_of_other_things_is_refused_with_the_position() -> None:
     with pytest.raises(ValueError, match="must hold strings, got int at position 1"):
-        load_corpus(["a", 2])  # pyright: ignore[reportArgumentType]
+        load_corpus(["a", 2])  # pyrefly: ignore[bad-argument-type]
 
 
 def test_neg_log_p_of_another_length_is_refused() -> None:

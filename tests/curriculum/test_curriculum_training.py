@@ -132,7 +132,7 @@ def test_by_default_the_last_epoch_admits_everything_without_a_warning(schedule,
     ],
 )
 def test_a_run_that_ends_before_its_curriculum_is_warned_of_with_numbers(given, training, advice, tmp_path):
-    curriculum = CurriculumConfig(**{"enabled": True, "threshold_on": "quantile", **given})
+    curriculum = CurriculumConfig(enabled=True, threshold_on="quantile", **given)
     with pytest.warns(UserWarning, match=rf"admits \d+ of {len(DOCUMENTS)} documents \(\d+%\).*{advice}") as caught:
         over_animals(tmp_path, curriculum, **training)
     assert len(caught) == 1

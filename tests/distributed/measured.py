@@ -128,7 +128,7 @@ def _measure(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
     gathered, traffic = [0], Traffic(case.ranks, case.shards)
     if mesh is None:
         model = replicate(model)
-        model.register_comm_hook(traffic, Traffic.bucket)
+        model.register_comm_hook(traffic, Traffic.bucket)  # pyrefly: ignore[not-callable]  # given to it by `replicate`
     groups = parameter_groups(model, 0.01)
     optimizer = OPTIMIZERS[case.optimizer.type](groups, case.optimizer, False)
     _step(case, model, optimizer)  # DDP settles its buckets, and the optimizer makes its state
@@ -270,7 +270,7 @@ class Traffic:
     def counted(self) -> Iterator[None]:
         """Count the collectives that FSDP2 calls."""
         gather, scatter, reduce = dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce
-        sharding = _fsdp_param_group.foreach_reduce  # type: ignore[attr-defined]
+        sharding = _fsdp_param_group.foreach_reduce
 
         def all_gather(output_tensor: Tensor, input_tensor: Tensor, **rest: Any) -> Any:
             self.collectives += 1

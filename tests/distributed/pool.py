@@ -113,7 +113,7 @@ class Pool:
 
     def _new_store(self) -> int:
         """Where the ranks find each other and leave their words; as torchrun's, it outlives them."""
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return self._store.port
 
     def _start(self) -> None:
@@ -142,7 +142,7 @@ def serve(rank: int, world: int, connection: Connection) -> None:
     from course_lm.distributed import connect, leave
 
     torch.set_num_threads(1)
-    os.fsync = lambda descriptor: None  # as in conftest.py
+    os.fsync = lambda fd: None  # as in conftest.py
     while True:
         try:
             port, module, name, args, ends = pickle.loads(connection.recv_bytes())

@@ -46,8 +46,8 @@ def plain(**settings: Any) -> Made:
 
 def config_of(distributed: DistributedConfig, **training: Any) -> TrainingConfig:
     """Six steps of three micro-batches, and two validations; nothing is written."""
-    settings = {"max_steps": 6, "eval_steps": 3, "logging_steps": 1, "max_grad_norm": 0.5, **training}
-    return replace(configure("", **{**settings, "output_dir": None}), distributed=distributed)
+    settings: dict[str, Any] = {"max_steps": 6, "eval_steps": 3, "logging_steps": 1, "max_grad_norm": 0.5, **training}
+    return replace(configure("", **(settings | {"output_dir": None})), distributed=distributed)
 
 
 def train(make: Callable[[], Made], config: TrainingConfig) -> dict[str, Any]:

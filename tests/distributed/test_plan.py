@@ -134,7 +134,7 @@ def test_under_fsdp_activations_are_the_same_and_autocasts_copies_of_weights_sta
 
 
 def tiny_plan(ranks: int = 4, strategy: str = "fsdp", model: ModelConfig = TINY, **changes: Any) -> Plan:
-    sizes = {"vocab_size": 301, "max_length": 17, "batch_size": 2, "micro_batches": 8}
+    sizes: dict[str, Any] = {"vocab_size": 301, "max_length": 17, "batch_size": 2, "micro_batches": 8}
     return plan(model, ranks, strategy, **{**sizes, **changes})
 
 

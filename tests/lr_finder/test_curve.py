@@ -287,7 +287,7 @@ def test_the_figure_names_the_suggestion_and_the_range_where_they_are():
 
 def test_the_figure_shows_every_point_and_the_smoothed_curve():
     (axes,) = LRFinderResult(RATES, descent(), smoothing=0.9).plot().axes
-    assert np.allclose(axes.collections[0].get_offsets(), np.array([RATES, descent()]).T)  # type: ignore[arg-type]
+    assert np.allclose(axes.collections[0].get_offsets(), np.array([RATES, descent()]).T)
     assert np.allclose(axes.lines[0].get_ydata(), smooth(descent(), 0.9))
 
 

@@ -39,7 +39,7 @@ class Restless(nn.Module):
 def make(optimizer: str = "adamw", steps: int = 2) -> tuple[Restless, Optimizer]:
     torch.manual_seed(0)
     model = Restless()
-    built = build_optimizer(model, OptimizerConfig(type=optimizer, learning_rate=0.1))  # type: ignore[arg-type]
+    built = build_optimizer(model, OptimizerConfig(type=optimizer, learning_rate=0.1))
     train(model, built, steps)
     return model, built
 

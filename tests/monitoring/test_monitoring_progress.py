@@ -91,7 +91,7 @@ def test_metrics_are_shown_as_long_as_the_whole_line_fits() -> None:
     line, seen = bar._bar.format_dict, set()
     for columns in range(40, 160):
         shown = bar._fitting({**line, "ncols": columns})
-        whole = tqdm.format_meter(**{**line, "postfix": shown or None, "ncols": None})  # with a bar of 10
+        whole = tqdm.format_meter(**(line | {"postfix": shown or None, "ncols": None}))  # with a bar of 10
         assert not shown or len(whole) - 10 + _LEAST_WIDTH <= columns
         seen.add(shown)
     bar.close()

@@ -197,7 +197,7 @@ def _changes(losses: list[float]) -> list[float]:
 
 def _optimizer_config(settings: spec.Settings) -> OptimizerConfig:
     return OptimizerConfig(
-        type=settings.optimizer,  # type: ignore[arg-type]
+        type=settings.optimizer,
         learning_rate=settings.schedule(0),
         beta1=settings.beta1,
         beta2=settings.beta2,

@@ -165,7 +165,8 @@ class Session(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(sorted(SAME_RUN)), micro_batch=MICRO_BATCHES)
     def change_what_no_step_depends_on(self, key: str, micro_batch: int) -> None:
-        training = replace(self.config.training, **{key: SAME_RUN[key]})
+        changed: dict[str, Any] = {key: SAME_RUN[key]}
+        training = replace(self.config.training, **changed)
         self.disturb(micro_batch, interrupt)
         self.train(trainer_of(replace(self.config, training=training), self.disturbance))
 

@@ -62,12 +62,12 @@ def tiny_gpt(dropout: float = 0.0) -> GPT:
 
 def configure(lr: float = 1e-2, schedule: ScheduleConfig | None = None, **training: Any) -> TrainingConfig:
     """A small run on the CPU that logs every step and writes nothing, unless told otherwise."""
-    quiet = {"gradient_accumulation_steps": 1, "num_epochs": 1, "precision": "fp32", "device": "cpu"}
+    quiet: dict[str, Any] = {"gradient_accumulation_steps": 1, "num_epochs": 1, "precision": "fp32", "device": "cpu"}
     return TrainingConfig(
         experiment_name="toy",
         optimizer=OptimizerConfig(learning_rate=lr),
         lr_scheduler=schedule or ScheduleConfig(),
-        training=LoopConfig(**{**quiet, "logging_steps": 1, "output_dir": None, **training}),
+        training=LoopConfig(**(quiet | {"logging_steps": 1, "output_dir": None} | training)),
     )
 
 

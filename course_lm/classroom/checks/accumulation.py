@@ -544,7 +544,7 @@ def _one_at_a_time(micro_batches: Iterable[AnyBatch], held: list[int], saved: It
     for micro_batch in micro_batches:
         batch = _Held(micro_batch)  # type: ignore[arg-type]
         given.append(weakref.ref(batch))
-        yield batch  # type: ignore[misc]
+        yield batch
         del batch
         in_graphs = {one.batch for one in saved}
         held.append(max(sum(one() is not None for one in given), len(in_graphs)))

@@ -240,10 +240,10 @@ def _labels_that_count(fn: Callable[..., object], ids: Tensor, mask: Tensor, doc
         "attention_mask: the model then does not see these tokens": mask,
         "document_ids: the model then mixes the documents": documents,
     }
-    before = {words: tensor.clone() for words, tensor in named.items() if tensor is not None}
+    before = {words: (tensor, tensor.clone()) for words, tensor in named.items() if tensor is not None}
     labels = fn(ids, mask, documents)
-    for words, tensor in before.items():
-        if not torch.equal(tensor, named[words]):
+    for words, (tensor, kept) in before.items():
+        if not torch.equal(kept, tensor):
             raise Refused(f"the answer writes into {words}")
     made = as_tensor(labels)
     if made is None or made.shape != ids.shape:

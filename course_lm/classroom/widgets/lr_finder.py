@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import ipywidgets
 from matplotlib.figure import Figure
@@ -30,7 +31,7 @@ def draw_lr_reading(
         The figure; and the reading in words, with the suggestion and the range in numbers.
     """
     first, last = points or (1, len(result.lrs))
-    given = {"smoothing": smoothing, "skip_start": skip_start, "skip_end": skip_end}
+    given: dict[str, Any] = {"smoothing": smoothing, "skip_start": skip_start, "skip_end": skip_end}
     part = replace(
         result,
         lrs=result.lrs[first - 1 : last],

@@ -64,7 +64,7 @@ def count_morphology(text: str) -> MorphologyCounts:
 
     sentences = [_token().findall(sentence) for sentence in _SENTENCE_END.split(_normal(text))]
     counts = [(sum(map(_is_word, tokens)), *count_sentence(tokens)) for tokens in sentences]
-    return MorphologyCounts(*map(sum, zip(*counts)))
+    return MorphologyCounts(*(sum(column) for column in zip(*counts)))
 
 
 def _is_word(token: str) -> bool:

@@ -54,7 +54,7 @@ class Mutants:
         exec("\n".join(self.imports), names)
         return names
 
-    def function(self, changes: Sequence[Change] = ()) -> Callable[..., object]:
+    def function(self, changes: Sequence[Change] = ()) -> "Counted":
         """The solution with these changes, as a function whose loops end. Raises SyntaxError where it is no program."""
         return compiled(apply(self.solution, changes), self._names, 20 * self.rounds + 2_000)
 
@@ -128,7 +128,7 @@ def read(text: str) -> dict[str, Mutants]:
 
 def _mutants(entry: dict[str, Any]) -> Mutants:
     changes = [Change(*place) for place in entry["told_apart"]]
-    return Mutants(**{**entry, "solution": "\n".join(entry["solution"]), "told_apart": changes})
+    return Mutants(**(entry | {"solution": "\n".join(entry["solution"]), "told_apart": changes}))
 
 
 def written(exercises: dict[str, Mutants]) -> str:

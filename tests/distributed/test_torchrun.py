@@ -463,7 +463,7 @@ def test_the_best_weights_come_back_at_the_end(runs, settings):
     losses = {record["step"]: record["val_loss"] for record in records(output) if record["event"] == "validation"}
     best = min(losses, key=losses.__getitem__)
     assert best != 12, "the run must get worse for this test to tell anything"
-    assert f"lowest validation loss after step {best:>22}" in ended.out
+    assert re.search(rf"^lowest validation loss after step +{best}$", ended.out, re.MULTILINE)
     exported = safetensors.torch.load_file(output / NAME / "model.safetensors")
     kept = load_checkpoint(output / NAME / "checkpoint_best.pt")["model"]
     torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)

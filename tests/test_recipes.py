@@ -162,6 +162,7 @@ def run_tests(folder, which, *files):
     return " ".join(re.findall(r"^\S+::(\S+) PASSED", told, re.MULTILINE))
 
 
+@pytest.mark.slow(seconds=10)
 def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed):
     files = ("test_schedules.py", "test_optim.py", "curriculum/test_curriculum_difficulty.py")
     passed = run_tests(followed, "triangular or radam or word_length", *files)

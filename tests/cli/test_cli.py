@@ -163,7 +163,7 @@ def interrupt(arguments: list[str], number: int, metrics_file: Path) -> tuple[in
     return process.returncode, out, err
 
 
-@pytest.mark.long
+@pytest.mark.slow(seconds=10)
 def test_a_second_terminal_is_refused_in_one_line_and_the_first_run_is_whole(text):
     arguments = train(text, "--training.max_steps=100000", "--training.logging_steps=1", "--training.save_steps=1")
     folder = text.parent / "runs" / "toy"

@@ -113,6 +113,7 @@ def test_a_hung_rank_is_ended_and_the_collective_named(two):
     assert str(told.value).endswith(f"waiting in all_reduce, called by leaves_early in line {line}")
 
 
+@pytest.mark.slow(seconds=5)
 def test_all_hung_ranks_are_named():
     with (
         Ranks(3) as three,
@@ -140,6 +141,7 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_its_rank(two):
         two.run(lambda: (number for number in range(3)))
 
 
+@pytest.mark.slow(seconds=5)
 def test_after_close_run_starts_new_processes():
     ranks = Ranks(2)
     before = ranks.run(os.getpid)

@@ -239,7 +239,7 @@ def test_the_bar_in_a_notebook_ends_full_with_every_metric(notebook: Any) -> Non
     assert [(bar["value"], bar["bar_style"]) for bar in bars] == [(200.0, "success")]
 
 
-@pytest.mark.long
+@pytest.mark.slow(seconds=5)
 def test_a_cell_with_a_live_picture_passes_nbval_when_its_output_is_not_compared(notebook: Any, tmp_path: Path) -> None:
     path = tmp_path / "live.ipynb"
     nbformat.write(notebook, path)

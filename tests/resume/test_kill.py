@@ -150,7 +150,7 @@ def last_words(server: Server) -> str:
     return server.log.read_text().splitlines()[-1]
 
 
-@pytest.mark.long
+@pytest.mark.slow(seconds=10)
 def test_a_run_whose_files_may_not_grow_stops_with_one_error_and_goes_on_when_they_may(server, short_run, tmp_path):
     draw = random.Random(4)
     for _ in range(3):

@@ -45,8 +45,11 @@ def declared():
 
 
 def needed():
-    """Every distribution that the package and all its extras need on this machine, however indirectly."""
-    found, waiting = set(), [(canonicalize_name("course-lm"), frozenset(EXTRAS))]
+    """Every distribution that the package and its extras need on this machine, however indirectly.
+
+    All extras but `peers`, which one benchmark needs and no command here installs.
+    """
+    found, waiting = set(), [(canonicalize_name("course-lm"), frozenset(EXTRAS) - {"peers"})]
     while waiting:
         name, extras = waiting.pop()
         if (name, extras) in found:

@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text().splitlines()
 CONDA_SPEC = re.compile(r"[a-z0-9_.-]+\s*([=<>!~]{1,2}\s*[\w.*]+(,[=<>!~]{1,2}[\w.*]+)*)?")
-EXTRAS = PROJECT["optional-dependencies"]
+# All but `peers`, which one benchmark needs and no command here installs.
+EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name != "peers"}
 
 
 def run(*command, cwd=ROOT, **environment):
@@ -45,11 +46,8 @@ def declared():
 
 
 def needed():
-    """Every distribution that the package and its extras need on this machine, however indirectly.
-
-    All extras but `peers`, which one benchmark needs and no command here installs.
-    """
-    found, waiting = set(), [(canonicalize_name("course-lm"), frozenset(EXTRAS) - {"peers"})]
+    """Every distribution that the package and its extras need on this machine, however indirectly."""
+    found, waiting = set(), [(canonicalize_name("course-lm"), frozenset(EXTRAS))]
     while waiting:
         name, extras = waiting.pop()
         if (name, extras) in found:

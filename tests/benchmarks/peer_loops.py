@@ -127,7 +127,7 @@ def hugging_face(task: Task) -> None:
         )
         # it would write into `model.config`, which only its own models have for that
         model = task.model if hasattr(task.model, "generation_config") else nn.Sequential(task.model)
-        Given(model, arguments, optimizers=(task.optimizer, task.rates)).train()
+        Given(model, arguments, optimizers=(task.optimizer, task.rates)).train()  # pyrefly: ignore[bad-argument-type]
 
 
 def lightning(task: Task) -> None:

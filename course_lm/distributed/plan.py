@@ -20,7 +20,9 @@ from course_lm.optim import OptimizerConfig
 from course_lm.validation import require
 
 STRATEGIES = ("ddp", "fsdp", "hybrid")
-NOT_SHARDED = ("adafactor",)  # its step changes a matrix's norm in place, which torch 2.13 cannot do on shards
+# The step of the one changes a matrix's norm in place, which torch 2.13 cannot do on shards; the other multiplies
+# whole matrices.
+NOT_SHARDED = ("adafactor", "muon")
 WORD, HALF, LONG = 4, 2, 8  # bytes of fp32, of bf16 or fp16, of int64
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # where DDP closes a bucket: its first, and each of the others
 
@@ -147,7 +149,8 @@ def plan(
         gradients=shard,
         unsharded_gradients=waiting if sharded else 0,
         exchange=0 if ranks == 1 else shards * max(of_root, of_block) if sharded else whole,
-        moments=sum(_STATE[optimizer.type](_own(shape, shards, rank % shards), optimizer) for shape in shapes),
+        moments=_moments(root, shards, rank % shards, optimizer, hidden=False)
+        + len(blocks) * _moments(blocks[0], shards, rank % shards, optimizer, hidden=True),
         gathered=shards * (of_root + ahead * of_block) if sharded else 0,
         activations=checkpointed if model.gradient_checkpointing else stored,
         activations_checkpointed=checkpointed,
@@ -257,6 +260,16 @@ def _buckets(shapes: Sequence[Shape]) -> int:
     return count + (filled > 0)
 
 
+def _moments(unit: Sequence[Shape], shards: int, index: int, optimizer: OptimizerConfig, *, hidden: bool) -> int:
+    """Bytes of the optimizer's state of a unit; `hidden`: whether its matrices are those that Muon is for."""
+    total = 0
+    for shape in unit:
+        left_to_adamw = optimizer.type == "muon" and not (hidden and len(shape) == 2)
+        state = _STATE["adamw" if left_to_adamw else optimizer.type]
+        total += state(_own(shape, shards, index), optimizer)
+    return total
+
+
 def _adam_state(shape: Shape, optimizer: OptimizerConfig) -> int:
     return 2 * WORD * math.prod(shape) + WORD  # both moments, and the step counter
 
@@ -269,9 +282,14 @@ def _adafactor_state(shape: Shape, optimizer: OptimizerConfig) -> int:
     return WORD * sum(shape) + WORD  # a row and a column of a matrix; a vector whole
 
 
+def _muon_state(shape: Shape, optimizer: OptimizerConfig) -> int:
+    return WORD * math.prod(shape)  # the momentum
+
+
 _STATE: dict[str, Callable[[Shape, OptimizerConfig], int]] = {
     "adamw": _adam_state,
     "adam": _adam_state,
     "sgd": _sgd_state,
     "adafactor": _adafactor_state,
+    "muon": _muon_state,
 }

@@ -415,9 +415,12 @@ def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_
 
 @pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
-def test_adafactor_by_its_name_is_refused_where_weights_are_sharded(ranks: Ranks) -> None:
-    config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="adafactor"))
-    assert "got Adafactor" in refusals(ranks, 2, plain, config)
+@pytest.mark.parametrize(("kind", "told"), [("adafactor", "got Adafactor"), ("muon", "got MuonWithAdamW")])
+def test_what_looks_at_whole_matrices_is_refused_by_its_name_where_weights_are_sharded(
+    ranks: Ranks, kind: str, told: str
+) -> None:
+    config = replace(config_of(FSDP), optimizer=OptimizerConfig(type=kind))  # type: ignore[arg-type]
+    assert told in refusals(ranks, 2, plain, config)
 
 
 @pytest.mark.slow(seconds=5)

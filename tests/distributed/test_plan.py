@@ -84,6 +84,10 @@ CASES = {
     "SGD": Case(TINY, 6, optimizer=SGD),
     "SGD without momentum": Case(TINY, 6, optimizer=PLAIN_SGD),
     "Adafactor": Case(TINY, 6, optimizer=OptimizerConfig(type="adafactor")),
+    "Muon": Case(TINY, 6, optimizer=OptimizerConfig(type="muon")),
+    "Muon, where a hidden matrix has as many rows as the vocabulary": Case(
+        TINY, 6, vocab_size=4 * TINY.d_model, optimizer=OptimizerConfig(type="muon")
+    ),
     "buckets of DDP": Case(ModelConfig(3, 2, 512, 0.0), 3, vocab_size=4000, micro_batches=6),
     "a bucket that the first parameter fills": Case(ModelConfig(1, 1, 32, 0.0), 3, vocab_size=2**14),
     # both embeddings and the block: 4 * 128 * (7 + 492 + 12 * 128 + 13) bytes are 1 MiB, the first bucket
@@ -238,6 +242,10 @@ def test_what_is_held_and_what_is_sent_are_sums():
         (
             {"optimizer": OptimizerConfig(type="adafactor")},
             "optimizer must be one that torch can shard, for fsdp, got 'adafactor'",
+        ),
+        (
+            {"optimizer": OptimizerConfig(type="muon")},
+            "optimizer must be one that torch can shard, for fsdp, got 'muon'",
         ),
     ],
 )

@@ -430,6 +430,19 @@ def test_adafactor_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> N
 
 
 @pytest.mark.slow(seconds=5)
+def test_muon_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> None:
+    config = replace(config_of(DDP), optimizer=OptimizerConfig(type="muon", learning_rate=1e-2))
+    assert_same_run(ranks, 2, plain, config, 1e-2)  # torch orthogonalises in bfloat16
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_the_average_of_the_weights_is_that_of_one_process(ranks: Ranks, distributed: DistributedConfig) -> None:
+    config = config_of(distributed, average_weights=0.8, restore_best=True, eval_steps=2)
+    assert_same_run(ranks, 2, plain, config)
+
+
+@pytest.mark.slow(seconds=5)
 def test_sgd_trains_sharded_weights(ranks: Ranks) -> None:
     config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="sgd", learning_rate=0.1))
     assert_same_run(ranks, 2, plain, config)

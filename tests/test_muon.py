@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from course_lm import muon
 from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
 from course_lm.model import GPT, ModelConfig
-from course_lm.muon import MuonWithAdamW, hidden_matrices
+from course_lm.muon import MuonWithAdamW, hidden_matrices, orthogonalised
 from course_lm.optim import OptimizerConfig, build_optimizer, muon_groups, state_bytes
 from tests.training_run import assert_same
 
@@ -96,7 +99,7 @@ def test_every_trainable_weight_is_in_one_group_and_only_matrices_decay():
 # The update
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
+def orthogonalised_by_hand(matrix: Tensor) -> Tensor:
     """Five Newton-Schulz steps, as the paper writes them; of a tall matrix, on its transpose."""
     a, b, c = NEWTON_SCHULZ
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
@@ -109,7 +112,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 def by_hand(model: nn.Module, steps: int) -> dict[str, Tensor]:
     """The weights after so many steps of the published rules, in float64."""
-    muon, values, moments = set(names_for_muon(model)), {}, {}
+    hidden, values, moments = set(names_for_muon(model)), {}, {}
     for name, parameter in model.named_parameters():
         values[name] = parameter.detach().clone()
         moments[name] = torch.zeros_like(parameter), torch.zeros_like(parameter)
@@ -119,9 +122,9 @@ def by_hand(model: nn.Module, steps: int) -> dict[str, Tensor]:
             gradient, value, (first, second) = parameter.grad, values[name], moments[name]
             assert gradient is not None
             decay = 0.1 if parameter.ndim > 1 else 0.0
-            if name in muon:
+            if name in hidden:
                 first = 0.8 * first + 0.2 * gradient
-                update = orthogonalised(0.8 * first + 0.2 * gradient)  # Nesterov's look ahead
+                update = orthogonalised_by_hand(0.8 * first + 0.2 * gradient)  # Nesterov's look ahead
                 update = update * 0.2 * math.sqrt(max(parameter.shape))  # Liu et al. 2025, equation 4
             else:
                 first, second = 0.9 * first + 0.1 * gradient, 0.9 * second + 0.1 * gradient**2
@@ -131,21 +134,21 @@ def by_hand(model: nn.Module, steps: int) -> dict[str, Tensor]:
     return values
 
 
-def test_both_updates_are_the_published_ones(monkeypatch):
+def test_both_updates_are_the_published_ones():
     model = gpt()
     expected = by_hand(copy.deepcopy(model), steps=6)
-    monkeypatch.setattr(Tensor, "bfloat16", lambda tensor: tensor.clone())  # torch would iterate in bfloat16
     stepped(model, build_optimizer(model, CONFIG), 6)
     torch.testing.assert_close(dict(model.named_parameters()), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_the_weights_are_those_of_torchs_two_optimizers_run_apart():
+def test_with_bf16_hardware_the_weights_are_those_of_torchs_two_optimizers_run_apart(monkeypatch):
+    monkeypatch.setattr(muon, "fast_bf16", lambda device: True)
     model, other = gpt(dtype=torch.float32), gpt(dtype=torch.float32)
     stepped(model, build_optimizer(model, CONFIG), 5)
     hidden = hidden_matrices(other)
     ids = {id(parameter) for parameter in hidden}
     rest = [parameter for parameter in other.parameters() if id(parameter) not in ids]
-    muon = torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1, momentum=0.8, adjust_lr_fn="match_rms_adamw")
+    for_hidden = torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1, momentum=0.8, adjust_lr_fn="match_rms_adamw")
     groups = [
         {"params": [parameter for parameter in rest if parameter.ndim > 1], "weight_decay": 0.1},
         {"params": [parameter for parameter in rest if parameter.ndim == 1], "weight_decay": 0.0},
@@ -153,9 +156,26 @@ def test_the_weights_are_those_of_torchs_two_optimizers_run_apart():
     adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.9), eps=1e-3, fused=True)
     for seed in range(5):
         give_gradients(other, seed)
-        muon.step()
+        for_hidden.step()
         adamw.step()
     assert_same(dict(model.state_dict()), dict(other.state_dict()))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_float32_is_iterated_in_bfloat16_only_where_the_hardware_multiplies_it(fast, monkeypatch):
+    monkeypatch.setattr(muon, "fast_bf16", lambda device: fast)
+    matrix = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    assert orthogonalised(matrix, NEWTON_SCHULZ, 5, 1e-7).dtype == (torch.bfloat16 if fast else torch.float32)
+    assert orthogonalised(matrix.double(), NEWTON_SCHULZ, 5, 1e-7).dtype == torch.float64
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 12), columns=st.integers(1, 12), seed=st.integers(0, 99))
+def test_all_singular_values_of_an_update_are_about_one(rows, columns, seed):
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    assume(float(torch.linalg.svdvals(matrix).min()) > 0.05 * float(matrix.norm()))  # of tiny ones five steps are few
+    values = torch.linalg.svdvals(orthogonalised(matrix, NEWTON_SCHULZ, 5, 1e-7))
+    assert float(values.min()) > 0.6 and float(values.max()) < 1.25
 
 
 def test_the_update_of_a_matrix_has_the_size_that_adamws_has():

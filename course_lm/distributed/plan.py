@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes of one rank. All but `moments` are the same on each rank; rank 0 has the largest.
+    """Bytes of one rank. All but `moments` and `average` are the same on each rank; rank 0 has the largest.
 
     Attributes:
         weights: fp32 weights; of a sharded one the rank's rows and its padding, for torch allocates both.
@@ -42,6 +42,7 @@ class Plan:
         exchange: copies in which gradients travel: DDP's buckets, or the padded gradients of the largest unit.
         moments: the optimizer's state after its first step, step counters included. Torch pads no state, so a rank
             without a row of a weight has only its counter.
+        average: a copy of the rank's weights, where the run averages them, without padding.
         gathered: whole weights under FSDP, padded, in the backward pass: the root's, which stay from the forward pass
             on, a block's, and those of the block that is gathered ahead.
         activations: of one micro-batch of full rows, at their largest: with the model's own `gradient_checkpointing`.
@@ -66,6 +67,7 @@ class Plan:
     unsharded_gradients: int
     exchange: int
     moments: int
+    average: int
     gathered: int
     activations: int
     activations_checkpointed: int
@@ -79,7 +81,7 @@ class Plan:
     @property
     def held(self) -> int:
         """The sum of all parts. Not all are at their largest at the same time; temporary tensors come on top."""
-        kept = self.weights + self.gradients + self.moments
+        kept = self.weights + self.gradients + self.moments + self.average
         return kept + self.unsharded_gradients + self.exchange + self.gathered + self.activations
 
     @property
@@ -99,6 +101,7 @@ def plan(
     micro_batches: int,
     shard_size: int | None = None,
     optimizer: OptimizerConfig | None = None,
+    averages: bool = False,
     precision: str = "fp32",
     device: str = "cuda",
     rank: int = 0,
@@ -110,9 +113,10 @@ def plan(
         batch_size: rows of a micro-batch.
         micro_batches: gradient accumulation steps, those of all ranks together.
         optimizer: AdamW by default.
+        averages: whether the run keeps an average of the weights.
         precision: "fp32", "bf16" or "fp16".
         device: "cpu" or another; only activations depend on it.
-        rank: whose moments; rank 0 has most.
+        rank: whose moments and average; rank 0 has most.
 
     Raises:
         ValueError: names the argument, its value and what is accepted.
@@ -151,6 +155,7 @@ def plan(
         exchange=0 if ranks == 1 else shards * max(of_root, of_block) if sharded else whole,
         moments=_moments(root, shards, rank % shards, optimizer, hidden=False)
         + len(blocks) * _moments(blocks[0], shards, rank % shards, optimizer, hidden=True),
+        average=averages * sum(WORD * math.prod(_own(shape, shards, rank % shards)) for shape in shapes),
         gathered=shards * (of_root + ahead * of_block) if sharded else 0,
         activations=checkpointed if model.gradient_checkpointing else stored,
         activations_checkpointed=checkpointed,

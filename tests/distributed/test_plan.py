@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from course_lm.averaging import WeightAverage
 from course_lm.distributed.plan import STRATEGIES, Plan, activation_bytes, plan
 from course_lm.model import GPT, ModelConfig, count_parameters
 from course_lm.optim import OptimizerConfig
+from course_lm.shards import part_of
 from tests.distributed.measured import Case, on_a_simulated_rank, on_real_ranks, shard, simulated
 from tests.distributed.saved import measured_activations
 
@@ -100,6 +102,18 @@ def test_what_a_rank_holds_and_sends_was_planned(name):
     case = CASES[name]
     for rank in (0, case.ranks - 1):
         assert_as_planned(case, rank, on_a_simulated_rank(case, rank))
+
+
+@pytest.mark.parametrize("ranks", [6, 80])
+def test_an_average_takes_the_rows_of_a_rank(ranks):
+    case = SHARDED.but(ranks=ranks)
+    for rank in (0, ranks - 1):
+        with simulated(case, rank) as mesh:
+            model = GPT(case.model, case.vocab_size, case.max_length)
+            shard(model, mesh)
+            averages = WeightAverage(model, 0.9).state_dict().values()
+        told = tiny_plan(ranks, vocab_size=301, max_length=17, rank=rank, averages=True).average
+        assert told == sum(part_of(one).untyped_storage().nbytes() for one in averages)
 
 
 # Activations

@@ -5,13 +5,13 @@ with a message that names neither, and looking there would make every step wait.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from course_lm.batching import IGNORE_INDEX
+from course_lm.embeddings import embedded_tokens
 from course_lm.forward import unwrap
 from course_lm.model import positions_of
 from course_lm.packed_forward import Parameters
@@ -60,13 +60,7 @@ def vocabulary_size(model: nn.Module) -> int | None:
 
     It is the one that `get_input_embeddings()` names, as in Hugging Face's models, or else the model's largest.
     """
-    module = unwrap(model)
-    embeddings = module.modules()
-    if hasattr(module, "get_input_embeddings"):
-        with suppress(NotImplementedError):  # some of Hugging Face's cannot tell
-            embeddings = [module.get_input_embeddings()]  # type: ignore[operator]
-    # the largest: embeddings of positions have as a rule fewer rows than the vocabulary
-    return max((one.num_embeddings for one in embeddings if isinstance(one, nn.Embedding)), default=None)
+    return embedded_tokens(unwrap(model))
 
 
 def _kind(value: object) -> str:

@@ -74,6 +74,8 @@ class LoopConfig:
         save_steps: optimizer steps between checkpoints.
         save_total_limit: how many `checkpoint_step_*.pt` and `checkpoint_epoch_*.pt` are kept, or null for all.
         restore_best: give the model its best weights back when the run is over; without validation, the last ones.
+        average_weights: decay of an exponential moving average of the weights over the steps (0.99 spans about 100),
+            which is validated, kept as the best and exported; or null.
         early_stopping_patience: validations without improvement before the run stops, or null.
         early_stopping_threshold: by how many nats per token the loss must fall to count as an improvement.
         seed: fixes weights, dropout and the order of the data.
@@ -96,6 +98,7 @@ class LoopConfig:
     save_steps: int = 500
     save_total_limit: int | None = 3
     restore_best: bool = False
+    average_weights: float | None = None
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
     seed: int = 42
@@ -113,6 +116,8 @@ class LoopConfig:
             require(value is None or value >= 1, key, "at least 1, or null", value)
         norm = self.max_grad_norm
         require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
+        decay = self.average_weights
+        require(decay is None or 0 < decay < 1, "average_weights", "in (0, 1), or null", decay)
         threshold = self.early_stopping_threshold
         require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, SparseAdam
 
+from course_lm.muon import MuonWithAdamW, hidden_matrices
 from course_lm.shards import is_sharded
 from course_lm.validation import require, require_kinds, shown
 
@@ -51,12 +52,21 @@ def _adafactor(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimi
     return Adafactor(groups, lr=config.learning_rate)
 
 
+def _muon(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
+    """Muon for hidden matrices, AdamW for the rest (Jordan et al. 2024; one rate for both: Liu et al. 2025)."""
+    betas = (config.beta1, config.beta2)
+    return MuonWithAdamW(
+        groups, lr=config.learning_rate, momentum=config.momentum, betas=betas, eps=config.epsilon, fused=fused
+    )
+
+
 # Every name that a configuration may give, and what builds it; `fused` says whether torch's fused kernels can be used.
 OPTIMIZERS: dict[str, Callable[[Groups, "OptimizerConfig", bool], Optimizer]] = {
     "adamw": _adamw,
     "adam": _adam,
     "sgd": _sgd,
     "adafactor": _adafactor,
+    "muon": _muon,
 }
 
 if TYPE_CHECKING:
@@ -73,11 +83,11 @@ class OptimizerConfig:
         type: a name in `OPTIMIZERS`.
         learning_rate: the peak that a schedule scales; for "adafactor" relative to each tensor's RMS, and at most
             1/sqrt(step).
-        beta1: for "adamw" and "adam": how much of the mean gradient stays from step to step.
+        beta1: for "adamw", "adam" and the AdamW in "muon": how much of the mean gradient stays from step to step.
         beta2: for the same: how much of the mean squared gradient stays.
         epsilon: for the same: added to the root of the mean square.
-        weight_decay: of matrices: decoupled for "adamw" and "adafactor", coupled for "adam" and "sgd".
-        momentum: for "sgd": how much of the last update stays.
+        weight_decay: of matrices: decoupled for "adamw", "adafactor" and "muon", coupled for "adam" and "sgd".
+        momentum: for "sgd": how much of the last update stays; for "muon": of the mean gradient (often 0.95).
 
     Raises ValueError naming key, value and what is accepted: plain numbers, of which True is none.
     """
@@ -116,13 +126,28 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
+def muon_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The groups of `parameter_groups`, the hidden matrices in one of their own; "use_muon" marks it."""
+    hidden = {id(parameter) for parameter in hidden_matrices(model)}
+    groups = [
+        {**group, "params": [one for one in group["params"] if (id(one) in hidden) is uses_muon], "use_muon": uses_muon}
+        for group in parameter_groups(model, weight_decay)
+        for uses_muon in (True, False)
+    ]
+    return [group for group in groups if group["params"]]
+
+
+# How the types that treat some weights otherwise group them.
+GROUPINGS: dict[str, Callable[[nn.Module, float], Groups]] = {"muon": muon_groups}
+
+
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured torch optimizer over `parameter_groups`, fused on a CPU and on CUDA.
 
     Adam, AdamW and SGD are fused where every trainable parameter is a floating-point tensor on a CPU or a
     CUDA device; of sharded parameters torch has no fused SGD. Raises ValueError where nothing is trainable.
     """
-    groups = parameter_groups(model, config.weight_decay)
+    groups = GROUPINGS.get(config.type, parameter_groups)(model, config.weight_decay)
     fused = _can_fuse([parameter for group in groups for parameter in group["params"]])
     return OPTIMIZERS[config.type](groups, config, fused)
 
@@ -131,7 +156,7 @@ def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of the tensors that the optimizer keeps from step to step, step counters included.
 
     The first step makes them; before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
-    Adafactor keeps a row and a column of each matrix.
+    Adafactor keeps a row and a column of each matrix, and Muon 4 bytes for each weight of a hidden one.
     """
     kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     return sum(tensor.nbytes for tensor in kept)

@@ -8,17 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from course_lm.hardware import fast_bf16 as fast_bf16  # re-exported: a public name
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = ("auto", *_DTYPES)
-
-
-def fast_bf16(device: torch.device) -> bool:
-    """Whether this device multiplies bf16 matrices in hardware."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)  # GPUs before Ampere only emulate it
-    if device.type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return False
 
 
 def resolve_precision(name: str, device: torch.device | str) -> str:

@@ -20,7 +20,7 @@ from course_lm.checkpoints.files import (
     save_checkpoint,
 )
 from course_lm.checkpoints.rng import rng_state, set_rng_state
-from course_lm.checkpoints.weights import describe_difference, export_weights, load_weights
+from course_lm.checkpoints.weights import describe_difference, export_weights, load_weights, weights_for_use
 
 __all__ = [
     "FORMAT_VERSION",
@@ -40,4 +40,5 @@ __all__ = [
     "rng_state",
     "save_checkpoint",
     "set_rng_state",
+    "weights_for_use",
 ]

@@ -214,10 +214,13 @@ def _fits(value: Any, parameter: Tensor) -> bool:
 
 
 def _is_of_torch(optimizer: Optimizer) -> bool:
-    """Whether `step` is torch's own: others may do in it what a trial must not, such as calling a live optimizer."""
+    """Whether `step` is torch's own, or this package's over torch's.
+
+    Others may do in it what a trial must not, such as calling a live optimizer.
+    """
     parts = [inspect.unwrap(type(optimizer).step)]
     parts += [method for method in [getattr(type(optimizer), "_init_group", None)] if method is not None]
-    return all(part.__module__.startswith("torch.optim.") for part in parts)
+    return all(part.__module__.startswith(("torch.optim.", "course_lm.muon")) for part in parts)
 
 
 def _forms(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, _Form]:

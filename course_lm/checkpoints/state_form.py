@@ -19,6 +19,7 @@ _METRICS = (
     *("val_loss", "perplexity", "bits_per_byte", "accuracy"),
 )
 _POSITION = ("epoch", "batch", "loader", "data", "generators", "last", "untaken", "ended", "stream")
+_OF_SOME_RUNS = ("average",)  # the settings say of which; compared with them, and looked at, by the trainer
 _PENDING = ("loss", "tokens", "grad_norm", "skipped", "bad_parameter")
 
 
@@ -47,13 +48,13 @@ def check_run_state(state: Any, own: Mapping[str, Any], parameters: int) -> None
 
 
 def _check_keys(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    absent = [name for name in own if name not in state]
+    absent = [name for name in own if name not in (*state, *_OF_SOME_RUNS)]
     if absent:
         raise ValueError(
             f"the state lacks {', '.join(map(repr, absent[:3]))}{' and others' * (len(absent) > 3)}: it was written by "
             "an older version of course_lm, or is not the state of a run"
         )
-    unknown = next((name for name in state if name not in own), None)
+    unknown = next((name for name in state if name not in (*own, *_OF_SOME_RUNS)), None)
     if unknown is not None:
         raise ValueError(f"the state has {unknown!r}, which this version of course_lm does not know")
 

@@ -96,6 +96,14 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
         ) from None
 
 
+def weights_for_use(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights in a run's checkpoint that its validation measured: averaged ones, where the run averages.
+
+    `load_weights(model, weights_for_use(load_checkpoint(path)))` gives a model to use; a run goes on from all of them.
+    """
+    return {**state["model"], **state.get("average", {})}
+
+
 def _cut(value: Any, mine: Any) -> Any:
     return shard_like(value, mine) if isinstance(value, Tensor) and isinstance(mine, Tensor) else value
 

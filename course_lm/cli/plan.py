@@ -11,6 +11,7 @@ HELD = {
     "unsharded_gradients": "gradients not yet sharded",
     "exchange": "gradients on their way",
     "moments": "optimizer state",
+    "average": "average of the weights",
     "gathered": "gathered weights",
     "activations": "activations",
     "held": "sum of these",
@@ -46,6 +47,7 @@ def plan_run(config: TrainingConfig, ranks: int) -> int:
             micro_batches=config.training.gradient_accumulation_steps,
             shard_size=config.distributed.shard_size,
             optimizer=config.optimizer,
+            averages=config.training.average_weights is not None,
             precision=precision,
             device=device,
         )
@@ -83,7 +85,7 @@ def plan_report(plans: list[Plan], checkpointing: bool) -> str:
 
     other = ("activations_stored", "without") if checkpointing else ("activations_checkpointed", "with")
     rows = [("on one rank", "".join(f"{one.strategy:>{COLUMN}}" for one in plans))]
-    rows += [row(name, key) for key, name in HELD.items()]
+    rows += [row(name, key) for key, name in HELD.items() if key != "average" or any(one.average for one in plans)]
     rows += [row(f"activations {other[1]} gradient checkpointing", other[0])]
     rows += [row(name, key) for key, name in SENT.items()]
     rows += [("collectives in a step", "".join(f"{one.collectives:>{COLUMN},}" for one in plans))]

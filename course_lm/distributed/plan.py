@@ -20,7 +20,9 @@ from course_lm.optim import OptimizerConfig
 from course_lm.validation import require
 
 STRATEGIES = ("ddp", "fsdp", "hybrid")
-NOT_SHARDED = ("adafactor",)  # its step changes a matrix's norm in place, which torch 2.13 cannot do on shards
+# The step of the one changes a matrix's norm in place, which torch 2.13 cannot do on shards; the other multiplies
+# whole matrices.
+NOT_SHARDED = ("adafactor", "muon")
 WORD, HALF, LONG = 4, 2, 8  # bytes of fp32, of bf16 or fp16, of int64
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # where DDP closes a bucket: its first, and each of the others
 
@@ -29,7 +31,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes of one rank. All but `moments` are the same on each rank; rank 0 has the largest.
+    """Bytes of one rank. All but `moments` and `average` are the same on each rank; rank 0 has the largest.
 
     Attributes:
         weights: fp32 weights; of a sharded one the rank's rows and its padding, for torch allocates both.
@@ -40,6 +42,7 @@ class Plan:
         exchange: copies in which gradients travel: DDP's buckets, or the padded gradients of the largest unit.
         moments: the optimizer's state after its first step, step counters included. Torch pads no state, so a rank
             without a row of a weight has only its counter.
+        average: a copy of the rank's weights, where the run averages them, without padding.
         gathered: whole weights under FSDP, padded, in the backward pass: the root's, which stay from the forward pass
             on, a block's, and those of the block that is gathered ahead.
         activations: of one micro-batch of full rows, at their largest: with the model's own `gradient_checkpointing`.
@@ -64,6 +67,7 @@ class Plan:
     unsharded_gradients: int
     exchange: int
     moments: int
+    average: int
     gathered: int
     activations: int
     activations_checkpointed: int
@@ -77,7 +81,7 @@ class Plan:
     @property
     def held(self) -> int:
         """The sum of all parts. Not all are at their largest at the same time; temporary tensors come on top."""
-        kept = self.weights + self.gradients + self.moments
+        kept = self.weights + self.gradients + self.moments + self.average
         return kept + self.unsharded_gradients + self.exchange + self.gathered + self.activations
 
     @property
@@ -97,6 +101,7 @@ def plan(
     micro_batches: int,
     shard_size: int | None = None,
     optimizer: OptimizerConfig | None = None,
+    averages: bool = False,
     precision: str = "fp32",
     device: str = "cuda",
     rank: int = 0,
@@ -108,9 +113,10 @@ def plan(
         batch_size: rows of a micro-batch.
         micro_batches: gradient accumulation steps, those of all ranks together.
         optimizer: AdamW by default.
+        averages: whether the run keeps an average of the weights.
         precision: "fp32", "bf16" or "fp16".
         device: "cpu" or another; only activations depend on it.
-        rank: whose moments; rank 0 has most.
+        rank: whose moments and average; rank 0 has most.
 
     Raises:
         ValueError: names the argument, its value and what is accepted.
@@ -147,7 +153,9 @@ def plan(
         gradients=shard,
         unsharded_gradients=waiting if sharded else 0,
         exchange=0 if ranks == 1 else shards * max(of_root, of_block) if sharded else whole,
-        moments=sum(_STATE[optimizer.type](_own(shape, shards, rank % shards), optimizer) for shape in shapes),
+        moments=_moments(root, shards, rank % shards, optimizer, hidden=False)
+        + len(blocks) * _moments(blocks[0], shards, rank % shards, optimizer, hidden=True),
+        average=averages * sum(WORD * math.prod(_own(shape, shards, rank % shards)) for shape in shapes),
         gathered=shards * (of_root + ahead * of_block) if sharded else 0,
         activations=checkpointed if model.gradient_checkpointing else stored,
         activations_checkpointed=checkpointed,
@@ -257,6 +265,16 @@ def _buckets(shapes: Sequence[Shape]) -> int:
     return count + (filled > 0)
 
 
+def _moments(unit: Sequence[Shape], shards: int, index: int, optimizer: OptimizerConfig, *, hidden: bool) -> int:
+    """Bytes of the optimizer's state of a unit; `hidden`: whether its matrices are those that Muon is for."""
+    total = 0
+    for shape in unit:
+        left_to_adamw = optimizer.type == "muon" and not (hidden and len(shape) == 2)
+        state = _STATE["adamw" if left_to_adamw else optimizer.type]
+        total += state(_own(shape, shards, index), optimizer)
+    return total
+
+
 def _adam_state(shape: Shape, optimizer: OptimizerConfig) -> int:
     return 2 * WORD * math.prod(shape) + WORD  # both moments, and the step counter
 
@@ -269,9 +287,14 @@ def _adafactor_state(shape: Shape, optimizer: OptimizerConfig) -> int:
     return WORD * sum(shape) + WORD  # a row and a column of a matrix; a vector whole
 
 
+def _muon_state(shape: Shape, optimizer: OptimizerConfig) -> int:
+    return WORD * math.prod(shape)  # the momentum
+
+
 _STATE: dict[str, Callable[[Shape, OptimizerConfig], int]] = {
     "adamw": _adam_state,
     "adam": _adam_state,
     "sgd": _sgd_state,
     "adafactor": _adafactor_state,
+    "muon": _muon_state,
 }

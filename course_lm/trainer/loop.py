@@ -13,7 +13,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
+from course_lm.averaging import WeightAverage
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
@@ -35,6 +36,7 @@ from course_lm.checkpoints import (
     rng_state,
     save_checkpoint,
     set_rng_state,
+    weights_for_use,
 )
 from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
 from course_lm.checkpoints.rng import check_rng_state
@@ -105,6 +107,8 @@ class Trainer:
         position: where the run stands in its data: `position.epoch` complete passes, and `position.batch` batches more.
         best_weights: without a folder, a copy of the weights with the lowest validation loss; with one they are in
             `checkpoint_best.pt`.
+        average: of the weights, where `training.average_weights` asks for one. Validation, early stopping and the best
+            weights then are the average's; the model itself has the weights that are trained, until `restore_best`.
         interrupted: the number of the signal that ended the run, or None.
         group: the ranks that train together.
 
@@ -143,6 +147,8 @@ class Trainer:
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
             check_schedule(schedule)
+        decay = self.settings.average_weights
+        self.average = None if decay is None else WeightAverage(self.model, decay)
         self.loss_fn, self.schedule, self.clip = adapt_loss(loss_fn), schedule, clip
         self.schedule_settings: dict[str, Any] | None = None  # of a schedule that the configuration names
         self.folder = run_folder(config)
@@ -242,25 +248,40 @@ class Trainer:
         self._signal = number
 
     def evaluate(self, loader: Iterable[AnyBatch]) -> dict[str, float]:
-        """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`."""
-        return evaluate(self.runner, loader, self.precision, self.group)
+        """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`.
+
+        They are those of the averaged weights, where the run averages.
+        """
+        with self._average_in_place():
+            return evaluate(self.runner, loader, self.precision, self.group)
 
     def restore_best(self) -> None:
         """Give the model the weights with the lowest validation loss; without a finite one it keeps the last ones.
 
-        Warns where they are kept in a file and it cannot be read.
+        Where the run averages, either are averaged weights, and the average is then that of the model.
+        Warns where the best ones are kept in a file and it cannot be read.
         """
-        if self.best_loss == math.inf:
-            return
-        best = self.best_weights
-        if best is None and self.folder is not None:
-            try:
-                best = self._read(self.folder / "checkpoint_best.pt")["model"]
-            except (OSError, CheckpointError) as error:
-                warnings.warn(f"the model keeps its last weights, the best ones cannot be read: {error}", stacklevel=2)
+        best = self._read_best()
         if not self.group.largest(best is None):  # where one rank cannot read them, none takes them
             assert best is not None
             load_weights(self.model, best)
+            if self.average is not None:
+                self.average.restart()
+        elif self.average is not None and self.step:
+            self.average.settle()
+
+    def _read_best(self) -> dict[str, Tensor] | None:
+        if self.best_loss == math.inf or self.best_weights is not None or self.folder is None:
+            return self.best_weights
+        try:
+            return weights_for_use(self._read(self.folder / "checkpoint_best.pt"))
+        except (OSError, CheckpointError) as error:
+            warnings.warn(f"the model keeps its last weights, the best ones cannot be read: {error}", stacklevel=3)
+            return None
+
+    def _average_in_place(self) -> AbstractContextManager[None]:
+        """Lend the model the averaged weights; before the first step there is no average."""
+        return nullcontext() if self.average is None or not self.step else self.average.in_place()
 
     def _is_over(self) -> bool:
         """Whether training ends here; a signal to any rank ends it on all."""
@@ -305,6 +326,8 @@ class Trainer:
         self.position.take(window)
         if not skipped:
             self.step, self.last_rate = self.step + 1, float(rate)
+            if self.average is not None:
+                self.average.update(self.step)
         self.log.add(result, skipped, self.step)
         if not skipped and not self._can_be_saved:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": state_by_name(self.optimizer, self.model)}, part_of))
@@ -353,7 +376,8 @@ class Trainer:
         if metrics["val_loss"] < self.best_loss:  # false for NaN
             self.best_loss = metrics["val_loss"]
             if self.folder is None:
-                self.best_weights = copy_weights(self.model)
+                with self._average_in_place():
+                    self.best_weights = copy_weights(self.model)
             self._save("best")
 
     def _make_up_for_validation(self, val_loader: Iterable[AnyBatch] | None) -> None:
@@ -499,6 +523,10 @@ class Trainer:
             )
         check_length(self.settings, state["step"], state["epoch"])
         check_weights(self.model, state["model"])
+        if self.average is not None:
+            self.average.check(state.get("average"))
+        elif "average" in state:
+            raise ValueError("the state has an average of weights, and its config has training.average_weights None")
         check_state(state["optimizer"], self.optimizer, self.model)
         check_rng_state(state["rng"])
         if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
@@ -508,6 +536,8 @@ class Trainer:
         # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
         load_weights(self.model, state["model"])
         load_state(state["optimizer"], self.optimizer, self.model)
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
         self.draws_by_place = state["draws_by_place"] or self.group.world > 1
         self.last_rate = state["last_rate"]
@@ -535,6 +565,7 @@ class Trainer:
             **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
+            **({} if self.average is None else {"average": self.average.state_dict()}),
             "optimizer": state_by_name(self.optimizer, self.model),
             "schedule": self.schedule_settings,
             "total_steps": self.total_steps,

@@ -38,6 +38,7 @@ from course_lm.checkpoints import (
 )
 from course_lm.checkpoints import files as checkpoints
 from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
+from course_lm.muon import MuonWithAdamW
 from course_lm.trainer import Trainer
 from tests.small_run import small_batches, small_trainer
 from tests.training_run import assert_same
@@ -453,6 +454,8 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "asgd": lambda groups: torch.optim.ASGD(groups),
     "rprop": lambda groups: torch.optim.Rprop(groups),
     "muon": lambda groups: torch.optim.Muon(groups),
+    "muon before adamw": lambda groups: MuonWithAdamW([{**groups[0], "use_muon": True}, groups[1]], fused=True),
+    "muon after adamw": lambda groups: MuonWithAdamW([groups[0], {**groups[1], "use_muon": True}], fused=True),
 }
 
 
@@ -465,7 +468,7 @@ class Net(nn.Module):
 
 def trained(name: str, steps: int = 2, seed: int = 0) -> tuple[Net, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    net = Net(vectors=name != "muon")
+    net = Net(vectors="muon" not in name)
     parameters = list(net.parameters())
     optimizer = OPTIMIZERS[name]([{"params": parameters[:2]}, {"params": parameters[2:]}])
     step(net, optimizer, steps)

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from course_lm.checkpoints import load_checkpoint
+from course_lm.checkpoints import load_checkpoint, weights_for_use
 from course_lm.cli import main
 
 SMALL = [
@@ -120,12 +120,12 @@ def test_a_configuration_file_is_read_and_overridden(text):
     assert "seed: 5" in (folder / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("restore_best", ["true", "false"])
-def test_the_exported_weights_are_the_best_validated_ones_and_the_table_is_theirs(text, capsys, restore_best):
+@pytest.mark.parametrize(("restore_best", "average"), [("true", "null"), ("false", "null"), ("false", "0.5")])
+def test_the_exported_weights_are_the_best_validated_ones_and_the_table_is_theirs(text, capsys, restore_best, average):
     """A run that gets worse: a rate far too high after the warm-up."""
     rate = ("--optimizer.learning_rate=3.0", "--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0")
     steps = ("--training.max_steps=6", "--training.eval_steps=1", f"--training.restore_best={restore_best}")
-    assert main(train(text, *rate, *steps)) == 0
+    assert main(train(text, *rate, *steps, f"--training.average_weights={average}")) == 0
     folder = text.parent / "runs" / "toy"
     losses = {record["step"]: record["val_loss"] for record in metrics(folder) if record["event"] == "validation"}
     best = min(losses, key=losses.__getitem__)
@@ -133,7 +133,7 @@ def test_the_exported_weights_are_the_best_validated_ones_and_the_table_is_their
     printed = " ".join(capsys.readouterr().out.split())
     assert f"lowest validation loss after step {best} validation loss, nats per token {losses[best]:.4f}" in printed
     exported = safetensors.torch.load_file(folder / "model.safetensors")
-    kept = load_checkpoint(folder / "checkpoint_best.pt")["model"]
+    kept = weights_for_use(load_checkpoint(folder / "checkpoint_best.pt"))
     torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
 
 

@@ -65,6 +65,14 @@ def test_the_table_holds_the_plans_side_by_side(capsys):
     assert table == {name: [readable_bytes(getattr(one, key)) for one in plans] for name, key in rows.items()}
 
 
+def test_an_average_of_the_weights_has_a_row_and_is_in_the_sum(capsys):
+    table = columns(printed(capsys, "--config=gpt2", "--ranks=64", "--training.average_weights=0.9"))
+    plans = [gpt2("ddp", averages=True), gpt2("fsdp", averages=True)]
+    assert table["average of the weights"] == [readable_bytes(one.average) for one in plans]
+    assert table["sum of these"] == [readable_bytes(one.held) for one in plans]
+    assert plans[0].held - gpt2("ddp").held == plans[0].average == plans[0].weights
+
+
 def test_a_named_strategy_stands_alone(capsys):
     named = ("--distributed.strategy=hybrid", "--distributed.shard_size=8")
     table = columns(printed(capsys, "--config=gpt2", "--ranks=64", *named))

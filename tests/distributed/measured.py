@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from course_lm.distributed import DistributedConfig, Group, wrap
 from course_lm.distributed.plan import Plan, plan
 from course_lm.model import GPT, ModelConfig
-from course_lm.optim import OPTIMIZERS, OptimizerConfig, parameter_groups
+from course_lm.optim import GROUPINGS, OPTIMIZERS, OptimizerConfig, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _measure(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
     if mesh is None:
         model = replicate(model)
         model.register_comm_hook(traffic, Traffic.bucket)  # pyrefly: ignore[not-callable]  # given to it by `replicate`
-    groups = parameter_groups(model, 0.01)
+    groups = GROUPINGS.get(case.optimizer.type, parameter_groups)(model, 0.01)
     optimizer = OPTIMIZERS[case.optimizer.type](groups, case.optimizer, False)
     _step(case, model, optimizer)  # DDP settles its buckets, and the optimizer makes its state
     traffic.clear()

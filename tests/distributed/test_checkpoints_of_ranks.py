@@ -26,6 +26,7 @@ from course_lm.checkpoints import (
 from course_lm.checkpoints.shard_files import SUMS
 from course_lm.config import TrainingConfig
 from course_lm.distributed import DistributedConfig, connect
+from course_lm.schedules import ScheduleConfig
 from course_lm.shards import is_sharded
 from course_lm.trainer import Trainer
 from tests.distributed.pool import Pool
@@ -41,6 +42,7 @@ Ranks = Callable[[int], Pool]
 SHARDED = DistributedConfig(strategy="fsdp", checkpoint="sharded")
 FULL = DistributedConfig(strategy="fsdp", checkpoint="full")
 DDP = DistributedConfig(strategy="ddp", checkpoint="sharded")
+CONSTANT = ScheduleConfig(type="constant", warmup_steps=0)  # a run may become longer
 
 
 def config_of(folder: Path, distributed: DistributedConfig, **training: Any) -> TrainingConfig:
@@ -52,6 +54,14 @@ def run(folder: Path, distributed: DistributedConfig) -> dict[str, Any]:
     """On a rank: train to the end, or go on to it; the whole state."""
     trainer = Trainer(model_of(), config_of(folder, distributed))
     trainer.train(loaders("bucketed")[0])
+    return trainer.state_dict()
+
+
+def run_averaged(folder: Path, distributed: DistributedConfig, steps: int) -> dict[str, Any]:
+    """On a rank: train to this step, or go on to it, with an average of the weights; the whole state."""
+    config = replace(config_of(folder, distributed, average_weights=0.8, eval_steps=1), lr_scheduler=CONSTANT)
+    trainer = Trainer(model_of(), replace(config, training=replace(config.training, max_steps=steps)))
+    trainer.train(*loaders("bucketed"))
     return trainer.state_dict()
 
 
@@ -132,6 +142,16 @@ def test_ranks_that_hold_the_whole_model_write_one_file(ranks: Ranks, tmp_path: 
     (state, *_) = ranks(2).run(run, tmp_path, DDP)
     same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.pt"), state)
     assert not list((tmp_path / NAME).glob("*.shards"))
+
+
+@pytest.mark.parametrize("distributed", [SHARDED, FULL, DDP], ids=["sharded", "full", "ddp"])
+def test_an_average_of_the_weights_goes_on_to_the_bit(ranks: Ranks, tmp_path: Path, distributed: Any) -> None:
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    (expected, *_) = ranks(2).run(run_averaged, straight, distributed, 5)
+    ranks(2).run(run_averaged, stopped, distributed, 2)
+    (state, *_) = ranks(2).run(run_averaged, stopped, distributed, 5)
+    same_values(state, expected)
+    same_values(load_checkpoint(stopped / NAME / "checkpoint_last.pt"), state)
 
 
 # Damage to the newest checkpoint: each is seen, and the one before it is used.

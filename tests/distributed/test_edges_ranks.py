@@ -415,15 +415,31 @@ def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_
 
 @pytest.mark.ranks
 @pytest.mark.slow(seconds=5)
-def test_adafactor_by_its_name_is_refused_where_weights_are_sharded(ranks: Ranks) -> None:
-    config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="adafactor"))
-    assert "got Adafactor" in refusals(ranks, 2, plain, config)
+@pytest.mark.parametrize(("kind", "told"), [("adafactor", "got Adafactor"), ("muon", "got MuonWithAdamW")])
+def test_what_looks_at_whole_matrices_is_refused_by_its_name_where_weights_are_sharded(
+    ranks: Ranks, kind: str, told: str
+) -> None:
+    config = replace(config_of(FSDP), optimizer=OptimizerConfig(type=kind))  # type: ignore[arg-type]
+    assert told in refusals(ranks, 2, plain, config)
 
 
 @pytest.mark.slow(seconds=5)
 def test_adafactor_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> None:
     config = replace(config_of(DDP), optimizer=OptimizerConfig(type="adafactor", learning_rate=1e-2))
     assert_same_run(ranks, 2, plain, config, 1e-5)  # it divides the gradient of a key's bias by its own size: rounding
+
+
+@pytest.mark.slow(seconds=5)
+def test_muon_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> None:
+    config = replace(config_of(DDP), optimizer=OptimizerConfig(type="muon", learning_rate=1e-2))
+    assert_same_run(ranks, 2, plain, config)
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_the_average_of_the_weights_is_that_of_one_process(ranks: Ranks, distributed: DistributedConfig) -> None:
+    config = config_of(distributed, average_weights=0.8, restore_best=True, eval_steps=2)
+    assert_same_run(ranks, 2, plain, config)
 
 
 @pytest.mark.slow(seconds=5)

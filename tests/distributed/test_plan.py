@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from course_lm.averaging import WeightAverage
 from course_lm.distributed.plan import STRATEGIES, Plan, activation_bytes, plan
 from course_lm.model import GPT, ModelConfig, count_parameters
 from course_lm.optim import OptimizerConfig
+from course_lm.shards import part_of
 from tests.distributed.measured import Case, on_a_simulated_rank, on_real_ranks, shard, simulated
 from tests.distributed.saved import measured_activations
 
@@ -84,6 +86,10 @@ CASES = {
     "SGD": Case(TINY, 6, optimizer=SGD),
     "SGD without momentum": Case(TINY, 6, optimizer=PLAIN_SGD),
     "Adafactor": Case(TINY, 6, optimizer=OptimizerConfig(type="adafactor")),
+    "Muon": Case(TINY, 6, optimizer=OptimizerConfig(type="muon")),
+    "Muon, where a hidden matrix has as many rows as the vocabulary": Case(
+        TINY, 6, vocab_size=4 * TINY.d_model, optimizer=OptimizerConfig(type="muon")
+    ),
     "buckets of DDP": Case(ModelConfig(3, 2, 512, 0.0), 3, vocab_size=4000, micro_batches=6),
     "a bucket that the first parameter fills": Case(ModelConfig(1, 1, 32, 0.0), 3, vocab_size=2**14),
     # both embeddings and the block: 4 * 128 * (7 + 492 + 12 * 128 + 13) bytes are 1 MiB, the first bucket
@@ -96,6 +102,18 @@ def test_what_a_rank_holds_and_sends_was_planned(name):
     case = CASES[name]
     for rank in (0, case.ranks - 1):
         assert_as_planned(case, rank, on_a_simulated_rank(case, rank))
+
+
+@pytest.mark.parametrize("ranks", [6, 80])
+def test_an_average_takes_the_rows_of_a_rank(ranks):
+    case = SHARDED.but(ranks=ranks)
+    for rank in (0, ranks - 1):
+        with simulated(case, rank) as mesh:
+            model = GPT(case.model, case.vocab_size, case.max_length)
+            shard(model, mesh)
+            averages = WeightAverage(model, 0.9).state_dict().values()
+        told = tiny_plan(ranks, vocab_size=301, max_length=17, rank=rank, averages=True).average
+        assert told == sum(part_of(one).untyped_storage().nbytes() for one in averages)
 
 
 # Activations
@@ -238,6 +256,10 @@ def test_what_is_held_and_what_is_sent_are_sums():
         (
             {"optimizer": OptimizerConfig(type="adafactor")},
             "optimizer must be one that torch can shard, for fsdp, got 'adafactor'",
+        ),
+        (
+            {"optimizer": OptimizerConfig(type="muon")},
+            "optimizer must be one that torch can shard, for fsdp, got 'muon'",
         ),
     ],
 )

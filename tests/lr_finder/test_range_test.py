@@ -33,7 +33,7 @@ from course_lm.step import train_step
 from tests.lr_finder.test_trial import everything
 
 VOCAB, WIDTH = 13, 12
-OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "muon")
 SWEEP: dict[str, Any] = {"start_lr": 1e-4, "end_lr": 0.1, "num_iter": 6}
 
 

@@ -17,7 +17,7 @@ from course_lm.lr_finder.trial import restored
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.tokenizer import train_tokenizer
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "muon")
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "far", "away", "from", "us"]
 DOCUMENTS = [" ".join(WORDS[k % 7 : 8 + k % 7]) for k in range(12)]
 

@@ -2,7 +2,7 @@
 
 Batches may differ in size, so windows are taken at even distances from the smallest of an epoch to its largest. The
 first pass over each shape is left out: memory is fetched and kernels are chosen in it. A shape counts with the median
-of its times, which a short disturbance does not move; a step's time is the mean over the windows.
+of its times, which a short disturbance does not move. What a token takes in these windows makes the mean of the epoch.
 
 `Trainer.fit_to_budget` puts back what a trial changes, as the learning-rate finder does.
 """
@@ -44,11 +44,14 @@ class Sample:
     """Windows of an epoch, the smallest first, and what reading them took.
 
     Attributes:
+        size: mean tokens of the epoch's windows, padding included. batches: mean batches of these windows.
         read: seconds from one batch to the next. opened: seconds before the first one of an epoch.
         overlaps: whether worker processes read while a step computes.
     """
 
     windows: list[Window]
+    size: float
+    batches: float
     read: float = 0.0
     opened: float = 0.0
     overlaps: bool = False
@@ -68,8 +71,7 @@ class Trial:
     def time_steps(self, loader: Any, step: Callable[[Window], bool]) -> tuple[float, float]:
         """Seconds of a step with its data, and of the start of an epoch; `step` returns whether its time counts."""
         sample = self._sample(loader, self.settings.gradient_accumulation_steps, READING)
-        seconds = self.mean_seconds(sample.windows, step, self._until(STEPS))
-        read = sample.read * statistics.fmean(len(window) for window in sample.windows)
+        seconds, read = self.mean_seconds(sample, step, self._until(STEPS)), sample.read * sample.batches
         return max(seconds, read) if sample.overlaps else seconds + read, sample.opened
 
     def time_validation(self, loader: Iterable[AnyBatch], evaluate: Callable[[Iterable[AnyBatch]], object]) -> float:
@@ -87,7 +89,7 @@ class Trial:
             return some
 
         sample = self._sample(loader, world, STEPS + (VALIDATION - STEPS) / 2)
-        seconds = self.mean_seconds(sample.windows, validate, self._until(VALIDATION))
+        seconds = self.mean_seconds(sample, validate, self._until(VALIDATION))
         return sample.opened + length * sample.read + math.ceil(length / world) * seconds
 
     def time_save(self, folder: Path, save: Callable[[Path], object]) -> float:
@@ -102,8 +104,8 @@ class Trial:
             if self.group.leads:
                 shutil.rmtree(place, ignore_errors=True)
 
-    def mean_seconds(self, sampled: list[Window], act: Callable[[Window], bool], deadline: float) -> float:
-        """Mean seconds of `act(window)` over the windows, until `deadline` on the clock."""
+    def mean_seconds(self, sample: Sample, act: Callable[[Window], bool], deadline: float) -> float:
+        """Mean seconds of `act(window)` over an epoch, by what its sample takes until `deadline` on the clock."""
         times: dict[Any, list[float]] = {}
         everything: list[float] = []
 
@@ -117,19 +119,22 @@ class Trial:
             elif counts:
                 known.append(everything[-1])
 
-        middle = sampled[len(sampled) // 2]
+        middle = sample.windows[len(sample.windows) // 2]
         measure(middle)
         measure(middle)
         # each window needs a pass that is left out and one that counts
         affordable = int((deadline - clock()) / (2 * max(everything[-1], 1e-9)))
-        count = self.group.tell(max(1, min(affordable, len(sampled))))
-        chosen = [middle] if count == 1 else _spread(sampled, count, _size)
+        count = self.group.tell(max(1, min(affordable, len(sample.windows))))
+        chosen = [middle] if count == 1 else _spread(sample.windows, count, _size)
         for window in islice(cycle(chosen), MOST_PASSES):
             if not self.group.tell(clock() < deadline or not any(times.values())):
                 break
             measure(window)
-        medians = [statistics.median(times[_shape(window)]) for window in chosen if times.get(_shape(window))]
-        return statistics.fmean(medians) if medians else min(everything)
+        counted = [window for window in (middle, *chosen) if times.get(_shape(window))]
+        if not counted:  # every fp16 step has overflowed
+            return min(everything)
+        seconds = sum(statistics.median(times[_shape(window)]) for window in counted)
+        return seconds * sample.size / sum(map(_size, counted))
 
     def _until(self, share: float) -> float:
         return self._begun + share * self._seconds
@@ -151,7 +156,8 @@ def sample_windows(loader: Any, window: int, deadline: float | None) -> Sample:
     if isinstance(loader, Loader):
         return _sample_own(loader, window, count)
     if isinstance(loader, list | tuple):
-        return Sample(_spread(_some(_cut(loader, window)), count, _size))
+        epoch = _some(_cut(loader, window))
+        return Sample(_spread(epoch, count, _size), _mean(map(_size, epoch)), _mean(map(len, epoch)))
     return _sample_foreign(loader, window, count, deadline)
 
 
@@ -159,7 +165,8 @@ def _sample_own(loader: Loader, window: int, count: int) -> Sample:
     def size(rows: list[Any]) -> int:
         return sum(len(of_batch) * loader.width_of(of_batch) for of_batch in rows)
 
-    chosen = _spread(_some(_cut(loader.order(0), window)), count, size)
+    epoch = _some(_cut(loader.order(0), window))
+    chosen = _spread(epoch, count, size)
     started = clock()
     reader = iter(loader.read([rows for of_window in chosen for rows in of_window]))
     batches = [next(reader)]
@@ -169,7 +176,8 @@ def _sample_own(loader: Loader, window: int, count: int) -> Sample:
     read = (clock() - started - opened) / later if later else opened
     rest = iter(batches)
     found: list[Window] = [list(islice(rest, len(of_window))) for of_window in chosen]
-    return Sample(found, read, max(0.0, opened - read), loader.num_workers > 0)
+    overlaps, opened = loader.num_workers > 0, max(0.0, opened - read)
+    return Sample(found, _mean(map(size, epoch)), _mean(map(len, epoch)), read, opened, overlaps)
 
 
 def _sample_foreign(loader: Iterable[AnyBatch], window: int, count: int, deadline: float | None) -> Sample:
@@ -193,7 +201,8 @@ def _sample_foreign(loader: Iterable[AnyBatch], window: int, count: int, deadlin
     first, later = len(kept[0]), read - len(kept[0])
     seconds = (clock() - started - opened) / later if later else opened / first
     overlaps = getattr(loader, "num_workers", 0) > 0
-    return Sample(sorted(kept, key=_size), seconds, max(0.0, opened - first * seconds), overlaps)
+    size, batches, opened = _mean(map(_size, kept)), _mean(map(len, kept)), max(0.0, opened - first * seconds)
+    return Sample(sorted(kept, key=_size), size, batches, seconds, opened, overlaps)
 
 
 def _cut(batches: Sequence[_T], window: int) -> list[list[_T]]:
@@ -209,6 +218,10 @@ def _spread(items: list[_T], count: int, size: Callable[[_T], int]) -> list[_T]:
     """`count` of the items, the smallest first, each in the middle of an equal share of all."""
     ordered, count = sorted(items, key=size), min(count, len(items))
     return [ordered[int((index + 0.5) * len(ordered) / count)] for index in range(count)]
+
+
+def _mean(numbers: Iterable[int]) -> float:
+    return statistics.fmean(numbers)
 
 
 def _size(window: Sequence[AnyBatch]) -> int:

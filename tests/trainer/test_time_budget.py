@@ -1,7 +1,9 @@
 """Claims about `training.time_budget`: the run ends in time, timing leaves no trace, and nobody times it twice."""
 
+import itertools
 import json
 import math
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -105,7 +107,7 @@ def never(*arguments: Any, **named: Any) -> Any:
 def test_a_run_with_a_budget_is_the_run_of_the_steps_that_it_makes(tmp_path, machine, mode, precision):
     budgeted = run(tmp_path / "budget", machine, mode, time_budget=1.0, precision=precision)
     steps = budgeted.total_steps
-    assert steps is not None and steps >= 10
+    assert steps is not None and steps > 4
     run(tmp_path / "steps", machine, mode, max_steps=steps, precision=precision)
     mine, other = (without_budget(outcome(tmp_path / name)) for name in ("budget", "steps"))
     assert_same(mine, other)
@@ -193,36 +195,35 @@ def test_the_schedule_with_its_warm_up_spans_the_steps_of_the_budget(tmp_path, m
 def test_a_state_that_is_loaded_brings_its_steps(tmp_path, machine):
     saved = run(tmp_path / "first", machine, time_budget=1.0)
     machine.slowness = 5.0
-    trainer = Trainer(machine.model(), configure(tmp_path / "other", time_budget=1.0))
-    trainer.load_checkpoint(tmp_path / "first" / NAME / "checkpoint_step_7.pt")
+    trainer = Trainer(machine.model(), replace(saved.config, training=replace(saved.settings, max_steps=None)))
+    trainer.load_checkpoint(tmp_path / "first" / NAME / "checkpoint_last.pt")
     assert trainer.settings.max_steps == saved.settings.max_steps == trainer.config.training.max_steps
 
 
 # In time
 
 
-@pytest.mark.parametrize("slowness", [0.2, 1.0, 4.0])
-@pytest.mark.parametrize("mode", ["fixed", "bucketed", "packed"])
+@pytest.mark.parametrize(("mode", "slowness"), [("fixed", 0.6), ("bucketed", 0.4), ("packed", 1.0)])
 def test_the_run_ends_within_a_tenth_of_its_budget(tmp_path, machine, mode, slowness):
     machine.slowness = slowness
-    run(tmp_path, machine, mode, time_budget=2.0)
-    assert 0.9 <= machine.now / (2 * MINUTE) <= 1.0
+    run(tmp_path, machine, mode, time_budget=3 * slowness)
+    assert 0.9 <= machine.now / (3 * slowness * MINUTE) <= 1.0
 
 
 def test_costly_validations_and_saves_count(tmp_path, machine):
-    machine.save = 4.0
-    run(tmp_path, machine, "packed", time_budget=3.0, eval_steps=None, save_steps=3)
-    assert 0.9 <= machine.now / (3 * MINUTE) <= 1.0
+    machine.save = 8.0
+    run(tmp_path, machine, "packed", time_budget=5.0, eval_steps=None, save_steps=3)
+    assert 0.9 <= machine.now / (5 * MINUTE) <= 1.0
 
 
 def test_what_was_spent_before_counts(tmp_path, machine):
     machine.now = 50.0
-    trainer = Trainer(machine.model(), configure(tmp_path, time_budget=2.0), started=20.0)
+    trainer = Trainer(machine.model(), configure(tmp_path, time_budget=3.0, save_steps=9), started=20.0)
     trainer.train(*loaders("fixed"))
-    assert 0.9 <= (machine.now - 20.0) / (2 * MINUTE) <= 1.0
+    assert 0.9 <= (machine.now - 20.0) / (3 * MINUTE) <= 1.0
 
 
-def growing(count: int = 60) -> list[dict[str, Any]]:
+def growing(count: int = 24) -> list[dict[str, Any]]:
     """Batches that grow from one word to `LENGTH`, as a bucketed loader without shuffling gives them."""
     draw = torch.Generator().manual_seed(1)
     ids = [torch.randint(VOCABULARY, (4, 2 + index * (LENGTH - 2) // count), generator=draw) for index in range(count)]
@@ -242,18 +243,8 @@ class Foreign:
         return len(self.batches)
 
 
-@pytest.mark.parametrize("kind", [list, Foreign])
-def test_steps_that_grow_within_an_epoch_are_timed_from_all_of_it(machine, kind):
-    machine.row = 0.0
-    config = configure("", time_budget=1.0, gradient_accumulation_steps=1, output_dir=None)
-    config = replace(config, training=replace(config.training, output_dir=None))
-    Trainer(machine.model(), config).train(kind(growing()))
-    assert 0.9 <= machine.now / MINUTE <= 1.0
-
-
-def test_the_first_pass_over_a_shape_is_left_out_and_one_disturbance_does_not_count():
-    seconds = iter([9.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0])
-    now = [0.0]
+def trial_of(sample: timing.Sample, now: list[float], seconds: Iterator[float], deadline: float) -> float:
+    """The mean seconds that a trial finds where the passes take these seconds on a clock that reads `now[0]`."""
 
     def act(window: Any) -> bool:
         now[0] += next(seconds)
@@ -261,17 +252,40 @@ def test_the_first_pass_over_a_shape_is_left_out_and_one_disturbance_does_not_co
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "clock", lambda: now[0])
-        trial = timing.Trial(LoopConfig(time_budget=10.0), Group())
-        assert trial.mean_seconds([small_batches(1)], act, deadline=19.0) == 1.0
+        return timing.Trial(LoopConfig(time_budget=10.0), Group()).mean_seconds(sample, act, deadline)
 
 
-def test_timing_takes_a_twentieth_of_the_budget_and_no_more_than_ten_seconds(tmp_path, machine):
-    machine.row = machine.cell = 1e-4
-    for budget, most in ((0.5, 1.5), (60.0, 10.0)):
-        trainer = Trainer(machine.model(), configure(tmp_path, time_budget=budget))
-        machine.now = 0.0
-        trainer.fit_to_budget(*loaders("bucketed"))
-        assert machine.now <= most + 0.3  # two saves, which are tried whatever they take
+@pytest.mark.parametrize("kind", [list, Foreign])
+def test_windows_are_taken_from_the_whole_of_an_epoch(kind):
+    batches = growing()
+    sample = timing.sample_windows(kind(batches), 2, deadline=math.inf)
+    sizes = [sum(batch["input_ids"].numel() for batch in window) for window in sample.windows]
+    everything = [batch["input_ids"].numel() for batch in batches]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1] / 3
+    assert sum(sizes) / len(sizes) == pytest.approx(2 * sum(everything) / len(everything), rel=0.1)
+    assert sample.size == pytest.approx(2 * sum(everything) / len(everything), rel=0.1)
+
+
+def test_a_bucketed_loader_is_sampled_by_its_sizes_and_stays_where_it_is():
+    loader = loaders("bucketed")[0]
+    loader.load_state_dict({"epoch": 1, "batch": 2})
+    sample = timing.sample_windows(loader, 1, deadline=None)
+    assert len({window[0]["input_ids"].shape[1] for window in sample.windows}) > 1
+    assert loader.state_dict() == {"epoch": 1, "batch": 2}
+
+
+def test_the_first_pass_over_a_shape_is_left_out_and_one_disturbance_does_not_count():
+    (batch,) = small_batches(1)
+    sample = timing.Sample([[batch]], size=batch["input_ids"].numel(), batches=1)
+    assert trial_of(sample, [0.0], iter([9.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0]), deadline=19.0) == 1.0
+
+
+def test_a_trial_ends_at_its_deadline_but_makes_two_passes():
+    sample = timing.Sample([[batch] for batch in growing(8)], size=40, batches=1)
+    for deadline, end in ((7.0, 7.0), (0.5, 2.0)):
+        now = [0.0]
+        trial_of(sample, now, itertools.repeat(1.0), deadline)
+        assert now[0] == end
 
 
 @pytest.mark.slow(seconds=10)
@@ -425,12 +439,13 @@ def command(folder: Path, *arguments: str) -> list[str]:
     return ["train", *SMALL, f"--data.corpus={text}", f"--training.output_dir={folder}", *arguments]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ticking")
 def test_the_command_says_what_a_budget_makes(tmp_path, capsys):
     assert cli.main(command(tmp_path)) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 min make")]
     steps = int(line.split()[3])
-    assert "1.5 s a step" in line and steps > 1
+    assert re.search(r"s a step, \d+ validations? of .* s, \d+ saves of 1.5 s, .* s before the first step$", line)
     records = [json.loads(text) for text in (tmp_path / NAME / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["step"] == steps
 

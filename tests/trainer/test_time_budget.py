@@ -288,12 +288,15 @@ def test_a_trial_ends_at_its_deadline_but_makes_two_passes():
         assert now[0] == end
 
 
-@pytest.mark.slow(seconds=10)
-def test_a_real_run_of_six_seconds_ends_in_time(tmp_path):
-    trainer = Trainer(model_of(), configure(tmp_path, time_budget=0.1))
-    started = time.perf_counter()
+@pytest.mark.slow(seconds=15)
+def test_a_run_of_six_real_seconds_ends_in_time(tmp_path, monkeypatch):
+    """In seconds of the processor, which other processes do not lengthen."""
+    monkeypatch.setattr(timing, "clock", time.process_time)
+    torch.set_num_threads(1)
+    trainer = Trainer(model_of(), configure(tmp_path, time_budget=0.1, logging_steps=10, eval_steps=20, save_steps=50))
+    started = time.process_time()
     trainer.train(*loaders("packed"))
-    assert 0.7 <= (time.perf_counter() - started) / 6 <= 1.3
+    assert 0.75 <= (time.process_time() - started) / 6 <= 1.25
 
 
 # What a plan counts

@@ -21,8 +21,8 @@ def train(strategy: str, length: dict[str, Any]) -> dict[str, Any]:
     tick, readings = 0.2 + connect().rank, count()
     clock, timing.clock = timing.clock, lambda: tick * next(readings)
     try:
-        settings = {"output_dir": None, "eval_steps": 4, **length}
-        config = replace(configure("", **{**settings}), distributed=DistributedConfig(strategy=strategy))
+        settings: dict[str, Any] = {"output_dir": None, "eval_steps": 4, **length}
+        config = replace(configure("", **settings), distributed=DistributedConfig(strategy=strategy))  # type: ignore[arg-type]
         trainer = Trainer(model_of(), config)
         trainer.train(*loaders("bucketed"))
     finally:

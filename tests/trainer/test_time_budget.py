@@ -79,7 +79,7 @@ def run(
     folder: Path, machine: Machine, mode: str = "bucketed", stop: "StopAfter | None" = None, **given: Any
 ) -> Trainer:
     """Train, or go on training, with everything built anew; validate after every fifth step."""
-    settings = {"eval_steps": 5, "save_steps": 7, "save_total_limit": None, **given}
+    settings: dict[str, Any] = {"eval_steps": 5, "save_steps": 7, "save_total_limit": None, **given}
     trainer = Trainer(machine.model(), configure(folder, **settings), observers=[] if stop is None else [stop])
     if stop is not None:
         stop.trainer = trainer

@@ -27,6 +27,7 @@ from course_lm.validation import require, require_kinds, updated
 from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+LENGTHS = ("max_steps", "time_budget", "num_epochs")  # keys of `training`: the first that is given decides the length
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,10 @@ class LoopConfig:
     Args:
         batch_size: rows in a micro-batch.
         gradient_accumulation_steps: micro-batches in an optimizer step.
-        num_epochs: passes over the training text; `max_steps` wins where it is given.
+        num_epochs: passes over the training text; not read where `max_steps` or `time_budget` is given.
         max_steps: optimizer steps of the run, or null.
+        time_budget: minutes that the whole run may take, or null. A new run times its steps on this machine and keeps
+            the `max_steps` that fit; where `max_steps` is given, nothing is timed.
         max_grad_norm: bound on the global gradient norm, or null for no clipping.
         precision: "auto" takes bf16 where the hardware multiplies it, else fp32.
         device: "auto" takes CUDA, then MPS, then the CPU.
@@ -89,6 +92,7 @@ class LoopConfig:
     gradient_accumulation_steps: int = 4
     num_epochs: int = 10
     max_steps: int | None = None
+    time_budget: float | None = None
     max_grad_norm: float | None = 1.0
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     device: Device = "auto"
@@ -114,6 +118,9 @@ class LoopConfig:
         for key in ("max_steps", "eval_steps", "save_total_limit", "early_stopping_patience"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, "at least 1, or null", value)
+        budget = self.time_budget
+        positive = budget is None or 0 < budget < math.inf
+        require(positive, "time_budget", "a positive and finite number of minutes, or null", budget)
         norm = self.max_grad_norm
         require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
         decay = self.average_weights
@@ -121,6 +128,11 @@ class LoopConfig:
         threshold = self.early_stopping_threshold
         require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed
+
+    @property
+    def must_be_timed(self) -> bool:
+        """Whether nobody knows yet how many steps `time_budget` makes."""
+        return self.time_budget is not None and self.max_steps is None
 
 
 @dataclass(frozen=True)
@@ -162,8 +174,9 @@ class TrainingConfig:
     def updated(self, tree: Any, source: str) -> "TrainingConfig":
         """This configuration with the values of `tree` in place of its own.
 
-        Settings of the curriculum's strategy may stand beside the other keys of its section. `source` says in messages
-        where the tree comes from.
+        Settings of the curriculum's strategy may stand beside the other keys of its section. A length of the run
+        (`LENGTHS`) in the tree takes the place of any that this configuration has. `source` says in messages where the
+        tree comes from.
 
         Raises:
             ValueError: names the source, the key, the value and what is accepted.
@@ -172,6 +185,7 @@ class TrainingConfig:
         try:
             if isinstance(section, Mapping):
                 tree = {**tree, "curriculum": gather_settings(section, self.curriculum, "curriculum.")}
+            tree = _with_one_length(tree)
             return updated(self, tree)
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from None
@@ -186,6 +200,17 @@ class TrainingConfig:
 def sections() -> dict[str, type]:
     """The dataclass of each section of the tree, by name."""
     return {name: type(part) for name, part in vars(TrainingConfig()).items() if dataclasses.is_dataclass(part)}
+
+
+def _with_one_length(tree: Any) -> Any:
+    """The tree; where it gives a length of the run, the lengths that would come before it are null unless it has them.
+
+    So `--training.time_budget 4` is heeded over a file with `max_steps`, and `--training.num_epochs 3` over either.
+    """
+    section = tree.get("training") if isinstance(tree, Mapping) else None
+    if not isinstance(section, Mapping) or all(section.get(key) is None for key in LENGTHS):
+        return tree
+    return {**tree, "training": {"max_steps": None, "time_budget": None, **section}}
 
 
 def find_config(name_or_path: str | Path) -> Path:

@@ -1,8 +1,9 @@
 """The command `find-lr`: a range test as configured, its picture and a table."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from course_lm.cli.preparation import describe, prepare, table
+from course_lm.cli.preparation import describe, describe_curriculum, prepare, table
 from course_lm.config import TrainingConfig
 from course_lm.distributed import connect
 from course_lm.lr_finder import LRFinderResult, find_lr
@@ -21,9 +22,14 @@ def find_lr_on_text(
         raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
     if connect().world > 1:
         raise ValueError("find-lr runs in one process, got several ranks: start it without torchrun")
+    # a sweep has a length of its own, and no step of a run is timed for it
+    config = replace(config, training=replace(config.training, time_budget=None))
     run = prepare(config)
     trainer = Trainer(run.model, config)
     print(describe(run, trainer))
+    curriculum = describe_curriculum(run, trainer)
+    if curriculum is not None:
+        print(curriculum)
     result = find_lr(
         trainer.model,
         run.train_loader,

@@ -58,9 +58,10 @@ def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
     """The configuration with numbers in place of the curriculum's times that follow the length of the run.
 
     A run saves these numbers, so that one that goes on for longer keeps the curriculum that it began with. Raises
-    ValueError where the run is too short for the warm-up.
+    ValueError where the run is too short for the warm-up. Where a time budget has not been turned into steps, the times
+    stay as they are.
     """
-    if not config.curriculum.enabled:
+    if not config.curriculum.enabled or config.training.must_be_timed:
         return config
     try:
         curriculum = config.curriculum.for_run(config.training.num_epochs, config.training.max_steps)
@@ -72,11 +73,12 @@ def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
 def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> Loader | CurriculumLoader:
     """The loader itself, or, where the configuration enables one, the curriculum over it.
 
+    Where a time budget has not been turned into steps, it is the loader itself: steps are timed over the whole text.
     Warns where the run ends before the curriculum admits all that it ever will. Where the threshold follows the
     validation loss, nobody can know that beforehand, and no warning comes.
     """
     curriculum = settle_curriculum(config).curriculum
-    if not curriculum.enabled:
+    if not curriculum.enabled or config.training.must_be_timed:
         return loader
     manager = CurriculumTrainingManager(curriculum.strategy, curriculum.schedule, asdict(curriculum))
     steps = config.training.gradient_accumulation_steps
@@ -106,18 +108,32 @@ def _warn_of_early_end(loader: CurriculumLoader, settings: LoopConfig) -> None:
     )
 
 
+def fit_to_budget(run: PreparedRun, trainer: Trainer) -> PreparedRun:
+    """Turn a time budget into steps; then the curriculum, whose times may follow from these, comes over the loader."""
+    if not trainer.settings.must_be_timed:
+        return run
+    trainer.fit_to_budget(run.train_loader, run.val_loader)
+    trainer.config = settle_curriculum(trainer.config)
+    assert isinstance(run.train_loader, Loader)
+    return replace(run, train_loader=with_curriculum(trainer.config, run.train_loader, run.train))
+
+
 def describe(run: PreparedRun, trainer: Trainer) -> str:
-    """One line: the text, the size of the model, and how it computes; and one more about a curriculum."""
-    line = (
+    """One line: the text, the size of the model, and how it computes."""
+    return (
         f"{trainer.config.data.corpus}: {len(run.train.documents):,} documents to train on, "
         f"{len(run.validation.documents):,} held out; {count_parameters(run.model):,} parameters, "
         f"{trainer.precision.name} on {trainer.device}"
     )
+
+
+def describe_curriculum(run: PreparedRun, trainer: Trainer) -> str | None:
+    """One line about the curriculum, where there is one."""
     if not isinstance(run.train_loader, CurriculumLoader):
-        return line
+        return None
     settings, first = trainer.config.curriculum, run.train_loader.describe_epoch()
     return (
-        f"{line}\ncurriculum: {settings.strategy} difficulty, {settings.schedule} schedule; the first epoch admits "
+        f"curriculum: {settings.strategy} difficulty, {settings.schedule} schedule; the first epoch admits "
         f"{first['examples']:,} documents, up to {settings.threshold_on} {first['threshold']:.2f}"
     )
 

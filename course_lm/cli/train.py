@@ -3,7 +3,6 @@
 import json
 import lzma
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,13 +10,21 @@ from pathlib import Path
 import torch
 
 from course_lm.checkpoints import atomic_file, export_weights, load_weights
-from course_lm.cli.preparation import PreparedRun, describe, prepare, settle_curriculum, table
+from course_lm.cli.preparation import (
+    PreparedRun,
+    describe,
+    describe_curriculum,
+    fit_to_budget,
+    prepare,
+    settle_curriculum,
+    table,
+)
 from course_lm.config import TrainingConfig
 from course_lm.distributed import Group, connect
 from course_lm.model import GPT, generate
 from course_lm.shards import gathered, is_sharded
 from course_lm.tokenizer import decode, eos_id
-from course_lm.trainer import Trainer
+from course_lm.trainer import Trainer, timing
 from course_lm.trainer.run import run_folder, sole_writer
 
 SAMPLES = 3
@@ -29,18 +36,23 @@ def train_on_text(config: TrainingConfig) -> int:
     """Train as configured and print a report; return 0, or 128 + the number of the signal that stopped the run.
 
     The exported weights are the best validated ones, and the report is about them. Under torchrun every rank trains,
-    and rank 0 alone writes and prints.
+    and rank 0 alone writes and prints. A time budget counts from here, the reading of the text included, to the last
+    save.
     """
-    started = time.perf_counter()
+    started = timing.clock()
     config = settle_curriculum(config)
     folder = run_folder(config)
     group = connect(config.distributed.timeout_seconds)
     # From here on another process that wants to train in this folder is refused.
     with group.one_fate(), sole_writer(folder, group):
         run = prepare(config)
-        trainer = Trainer(run.model, config)
+        trainer = Trainer(run.model, config, started=started)
         if group.leads:
             print(describe(run, trainer))
+        run = fit_to_budget(run, trainer)
+        curriculum = describe_curriculum(run, trainer)
+        if group.leads and curriculum is not None:
+            print(curriculum)
         trainer.train(run.train_loader, run.val_loader)
         # What is exported and sampled from are the best weights, which `report` is about.
         trainer.restore_best()
@@ -53,7 +65,7 @@ def train_on_text(config: TrainingConfig) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 128 + trainer.interrupted
     if group.leads:
-        print(report(run, trainer, time.perf_counter() - started))
+        print(report(run, trainer, timing.clock() - started))
         print(f"\n{sample(run, config.training.seed)}")
     return 0
 

@@ -43,11 +43,12 @@ from course_lm.checkpoints.rng import check_rng_state
 from course_lm.checkpoints.state_form import check_run_state
 from course_lm.checkpoints.weights import check_weights
 from course_lm.clipping import clip_gradients
-from course_lm.config import TrainingConfig
+from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
 from course_lm.loss import adapt_loss, next_token_loss
+from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
 from course_lm.optim import build_optimizer, check_optimizer
@@ -57,6 +58,7 @@ from course_lm.reproducibility import deterministic_kernels, seed_everything, se
 from course_lm.schedules import build_schedule, check_schedule
 from course_lm.shards import empty_like_shard, gathered, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
+from course_lm.trainer import timing
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.data_position import DataPosition
@@ -71,6 +73,7 @@ from course_lm.trainer.resume import (
     put_aside,
     warn_of_parts,
     warn_of_versions,
+    with_saved_length,
 )
 from course_lm.trainer.run import (
     count_steps,
@@ -82,6 +85,7 @@ from course_lm.trainer.run import (
     run_folder,
     sole_writer,
 )
+from course_lm.trainer.time_budget import Costs, Plan, fit
 
 
 class Trainer:
@@ -101,6 +105,7 @@ class Trainer:
         schedule: learning rate from the number of completed steps; by default built from `config.lr_scheduler`.
         clip: called as `clip(parameters, max_norm)`, changes the gradients in place.
         observers: told of every record, before the progress bar and the loggers that the configuration names.
+        started: when `training.time_budget` began to count, on `time.perf_counter`; by default when `train` is called.
 
     Attributes:
         step: completed optimizer steps. history: all records so far.
@@ -127,6 +132,7 @@ class Trainer:
         schedule: Callable[[int], float] | None = None,
         clip: Callable[..., object] = clip_gradients,
         observers: Sequence[Observer] = (),
+        started: float | None = None,
     ) -> None:
         self.group = connect(config.distributed.timeout_seconds)
         self.device = self.group.device_for(config.training.device)
@@ -165,13 +171,14 @@ class Trainer:
         self.last_rate = math.nan  # of the last completed step
         self.total_steps: int | None = None
         self.interrupted: int | None = None
+        self._started = started
         self._signal = 0  # that this rank has got
         self._buffers = BufferWatch(self.model, self.group)
         self._owes_validation = False  # one was begun, and an error broke it off
         self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
         self._loaded_from: Path | None = None
-        self._begun = self._can_be_saved = False
+        self._begun = self._can_be_saved = self._fitted = False
 
     def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
@@ -182,7 +189,8 @@ class Trainer:
             NonFiniteGradientError: a gradient was not finite, see `training.on_nonfinite`; or
                 `trainer.log.MAX_SKIPPED_IN_A_ROW` steps in a row were skipped.
             MemoryError: there is not enough of it; says what to lower, and in which order.
-            ValueError: the folder holds a run with other settings, or the number of steps cannot be told.
+            ValueError: the folder holds a run with other settings, the number of steps cannot be told, or
+                `training.time_budget` leaves no time for one.
             BlockingIOError: another process is training in the folder.
             RankError, TimeoutError: another rank has failed, or did not answer.
         """
@@ -194,6 +202,7 @@ class Trainer:
         ):
             check_validation_loader(val_loader)
             check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
+            self.fit_to_budget(train_loader, val_loader)
             self._start_or_resume(train_loader)
             try:
                 with on_interrupt(self.stop), explain_out_of_memory(self.config):
@@ -233,6 +242,29 @@ class Trainer:
                 self.position.pause()
                 return
         self._end_epoch(val_loader)
+
+    def fit_to_budget(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
+        """Turn `training.time_budget` into `training.max_steps`, and say so; `train` calls this first.
+
+        A run that goes on keeps the steps that it was begun with. For a new one a few steps, validations and saves are
+        timed and undone: weights, optimizer, random generators and the data are what they were. Where `max_steps` is
+        given, nothing is timed. Rank 0 decides for all.
+
+        Raises:
+            ValueError: the budget leaves no time for one step, the run in the folder has another budget, or the
+                training loader is an iterator or has no length.
+        """
+        if self.settings.time_budget is None or self._fitted:
+            return
+        started = timing.clock() if self._started is None else self._started
+        if self.settings.must_be_timed:
+            with self.group.one_fate(), sole_writer(self.folder, self.group):
+                settings = self._saved_length() or self._timed_length(train_loader, val_loader, started)
+            self._set_length(settings)
+        else:
+            budget, steps = self.settings.time_budget, self.settings.max_steps
+            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {budget:g}")
+        self._fitted = True
 
     @property
     def finished(self) -> bool:
@@ -421,6 +453,66 @@ class Trainer:
         if self.interrupted is None and self.settings.restore_best:
             self.restore_best()
 
+    def _saved_length(self) -> LoopConfig | None:
+        """The settings with the steps of the run in the folder; None where a new run begins."""
+        if self.folder is None or self._begun or self.settings.resume == "never":
+            return None
+        newest = load_newest(self.folder, self.group, self._target)
+        if newest is None:
+            return None
+        settings = with_saved_length(self.settings, newest[1]["config"])
+        self._say(f"the run in {self.folder} has {settings.max_steps:,} steps: its time budget was timed when it began")
+        return settings
+
+    def _timed_length(
+        self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None, started: float
+    ) -> LoopConfig:
+        """The settings with as many steps as fit into the budget that began to count at `started`."""
+        settings, folder = self.settings, self.folder
+        plan = Plan(train_loader, settings, validates=val_loader is not None, saves=folder is not None)
+        check_validation_loader(val_loader)
+        precision = deepcopy(self.precision)  # the run's own keeps its loss scale
+        with (
+            deterministic_kernels(settings.deterministic),
+            explain_out_of_memory(self.config),
+            restored(self.model, self.optimizer, train_loader),
+        ):
+            if not self.model.training:  # else layers that the caller keeps in eval mode stay there
+                self.model.train()
+            trial = timing.Trial(settings, self.group)
+            costs = Costs(
+                *trial.time_steps(train_loader, lambda window: self._try_step(window, precision)),
+                validation=0.0 if val_loader is None else trial.time_validation(val_loader, self.evaluate),
+                save=0.0 if folder is None else trial.time_save(folder, self.save_checkpoint),
+            )
+        steps, told = self.group.leader_does(lambda: fit(plan, costs, timing.clock() - started))
+        self._say(told)
+        return replace(settings, max_steps=steps)
+
+    def _try_step(self, window: list[AnyBatch], precision: Precision) -> bool:
+        """A step whose rate is 0, so that the weights stay; False where fp16 has overflowed and left the update out."""
+        before = rng_state()
+        result = train_step(
+            self.runner,
+            share(window, self.group),
+            self.optimizer,
+            lr=0.0,
+            loss_fn=self.loss_fn,
+            max_grad_norm=self.settings.max_grad_norm,
+            clip=self.clip,
+            precision=precision,
+            on_nonfinite="skip",
+            seeds=self._seeds(len(window)),
+        )
+        if self.draws_by_place:
+            set_rng_state(before)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return not (precision.scales and bool(result.skipped))
+
+    def _set_length(self, settings: LoopConfig) -> None:
+        self.settings, self.config = settings, replace(self.config, training=settings)
+
     def _start_or_resume(self, train_loader: Iterable[AnyBatch]) -> None:
         """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
 
@@ -521,7 +613,8 @@ class Trainer:
             warnings.warn(
                 "the run was begun without torchrun: with dropout it goes on with other random numbers", stacklevel=2
             )
-        check_length(self.settings, state["step"], state["epoch"])
+        settings = with_saved_length(self.settings, state["config"])
+        check_length(settings, state["step"], state["epoch"])
         check_weights(self.model, state["model"])
         if self.average is not None:
             self.average.check(state.get("average"))
@@ -530,7 +623,7 @@ class Trainer:
         check_state(state["optimizer"], self.optimizer, self.model)
         check_rng_state(state["rng"])
         if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
-            check_rates(state, self.schedule, self.total_steps, self.settings)
+            check_rates(state, self.schedule, self.total_steps, settings)
         warn_of_parts(describe_parts(self.model, self.loss_fn, self.clip), state["parts"])
         warn_of_versions(state["versions"])
         # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
@@ -538,6 +631,7 @@ class Trainer:
         load_state(state["optimizer"], self.optimizer, self.model)
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+        self._set_length(settings)
         self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
         self.draws_by_place = state["draws_by_place"] or self.group.world > 1
         self.last_rate = state["last_rate"]

@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ MAY_CHANGE = {
     "training.resume",
     "training.save_steps",
     "training.save_total_limit",
+    "training.time_budget",  # `max_steps` follows from it, and is saved; see `with_saved_length`
     "distributed.checkpoint",
     "distributed.timeout_seconds",
     *(
@@ -79,6 +80,23 @@ def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
             raise ValueError(f"{difference}: {WHAT_TO_DO}")
     for difference in differ.values():
         warnings.warn(f"{difference}: it may not go on bit for bit", stacklevel=2)
+
+
+def with_saved_length(settings: LoopConfig, saved: Mapping[str, Any]) -> LoopConfig:
+    """The settings of a run that goes on; where a budget is still to be timed, with the steps of the saved tree.
+
+    Raises:
+        ValueError: that run had another budget, or none.
+    """
+    if not settings.must_be_timed:
+        return settings
+    budget, steps = (saved["training"].get(key) for key in ("time_budget", "max_steps"))
+    if budget != settings.time_budget or steps is None:
+        raise ValueError(
+            f"the checkpoint was saved with training.time_budget {shown(budget)}, this run has "
+            f"{shown(settings.time_budget)}: {WHAT_TO_DO}"
+        )
+    return replace(settings, max_steps=steps)
 
 
 def check_length(settings: LoopConfig, step: int, epoch: int) -> None:

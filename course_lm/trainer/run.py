@@ -78,13 +78,23 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
     """Optimizer steps of the whole run; ValueError where neither a length nor `max_steps` tells."""
     if settings.max_steps is not None:
         return settings.max_steps
+    if settings.must_be_timed:
+        raise ValueError(
+            f"training.time_budget {settings.time_budget:g} has not been turned into steps: call Trainer.train or "
+            "Trainer.fit_to_budget, or set training.max_steps"
+        )
+    check_has_length(loader)
+    lengths = (length_of_epoch(loader, epoch) for epoch in range(settings.num_epochs))
+    # rounded up for each epoch: its tail is a step of its own (docs/contract.md, C4)
+    return sum(math.ceil(length / settings.gradient_accumulation_steps) for length in lengths)
+
+
+def check_has_length(loader: Iterable[object]) -> None:
+    """Raise ValueError for a training loader that is empty or cannot tell its length."""
     batches = length_of(loader)
     if not batches:
         problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"
         raise ValueError(f"the training loader {problem}")
-    lengths = (length_of_epoch(loader, epoch) for epoch in range(settings.num_epochs))
-    # rounded up for each epoch: its tail is a step of its own (docs/contract.md, C4)
-    return sum(math.ceil(length / settings.gradient_accumulation_steps) for length in lengths)
 
 
 @contextmanager

@@ -1,0 +1,44 @@
+"""A time budget of several ranks: rank 0 measures and decides, and all take as many steps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from course_lm.distributed import DistributedConfig, connect
+from course_lm.shards import gathered
+from course_lm.trainer import Trainer, timing
+from tests.distributed.pool import Pool
+from tests.training_run import assert_same, configure, loaders, model_of
+
+Ranks = Callable[[int], Pool]
+
+
+def train(strategy: str, length: dict[str, Any]) -> dict[str, Any]:
+    """On a rank: what a run leaves where each reading of the clock takes longer on rank 1."""
+    tick, readings = 0.2 + connect().rank, count()
+    clock, timing.clock = timing.clock, lambda: tick * next(readings)
+    try:
+        settings: dict[str, Any] = {"output_dir": None, "eval_steps": 4, **length}
+        config = replace(configure("", **settings), distributed=DistributedConfig(strategy=strategy))  # type: ignore[arg-type]
+        trainer = Trainer(model_of(), config)
+        trainer.train(*loaders("bucketed"))
+    finally:
+        timing.clock = clock
+    return {
+        "steps": trainer.settings.max_steps,
+        "taken": trainer.step,
+        "weights": gathered(dict(trainer.model.named_parameters())),
+        "losses": [record.get("loss") for record in trainer.history.records],
+    }
+
+
+@pytest.mark.slow(seconds=10)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_ranks_take_the_steps_that_rank_0_decides_and_timing_changes_no_bit(ranks: Ranks, strategy: str) -> None:
+    first, second = ranks(2).run(train, strategy, {"time_budget": 0.1})
+    assert first["steps"] == second["steps"] == first["taken"] == second["taken"] > 1
+    for of_rank in ranks(2).run(train, strategy, {"max_steps": first["steps"]}):
+        assert_same(of_rank, first)

@@ -11,7 +11,7 @@ import torch
 from course_lm.profiling.work import Product
 
 SHAPES = 3  # of the products, and of the tensors, that are tried
-LEAST_RUNS, SECONDS = 3, 0.2  # each is measured so often, and for so long, at least; the first run is left out
+LEAST_RUNS, SECONDS = 3, 0.1  # each is measured so often, and for so long, at least; the first run is left out
 
 
 class Clock:

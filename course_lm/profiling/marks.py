@@ -108,7 +108,7 @@ class Observer:
                 if path not in self.names.inside:
                     continue
                 enter = partial(self._enter, path)
-                hooks.callback(module.register_forward_pre_hook(lambda *_, enter=enter: enter()).remove)
+                hooks.callback(module.register_forward_pre_hook(lambda *_, enter=enter: enter(), prepend=True).remove)
                 leave = partial(self._leave, path)
                 # called after an error too: checkpointing breaks off a forward pass that has given all it needs
                 handle = module.register_forward_hook(

@@ -41,18 +41,13 @@ def names_of(model: nn.Module) -> Names:
 
 
 def _of_gpt(model: GPT) -> Names:
-    by_name = {"attention": ATTENTION, "up": PERCEPTRON, "down": PERCEPTRON}
-    inside = {"": REST}
-    after = {"": HEAD}
-    for path, _ in model.named_modules():
-        last = path.rpartition(".")[2]
-        if last in by_name:
-            inside[path] = by_name[last]
-        elif path.startswith("blocks."):
-            inside.setdefault(path, REST) if last.isdigit() else None
-        if last == "up":
-            after[path] = PERCEPTRON  # GELU is no module
-    inside["norm"], after["norm"] = REST, HEAD  # nor is the head, whose weights are the embedding's
+    inside = {"": REST, "norm": REST}
+    after = {"": HEAD, "norm": HEAD}  # the head is no module: its weights are the embedding's
+    for index in range(len(model.blocks)):
+        block = f"blocks.{index}"
+        inside |= {block: REST, f"{block}.attention": ATTENTION}
+        inside |= {f"{block}.up": PERCEPTRON, f"{block}.down": PERCEPTRON}
+        after[f"{block}.up"] = PERCEPTRON  # neither is GELU
     return Names(inside, after, HEAD)
 
 

@@ -28,6 +28,7 @@ from course_lm.validation import require
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+TOLERANCE = 0.05  # between steps with hooks and without
 WARM_UP = 2  # steps before the first that is measured: memory is asked for, moments are made
 
 
@@ -86,6 +87,11 @@ class StepProfile:
         """Target tokens of a step by its seconds."""
         return self.tokens / self.step_seconds
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether steps with and without hooks differ by more than `TOLERANCE`, as under other load."""
+        return abs(self.marked_seconds / self.step_seconds - 1) > TOLERANCE
+
     def __str__(self) -> str:
         """A table: milliseconds and share of the step, work, and how near the machine's rates each part comes."""
         head = ("part", "ms", "of step", "GFLOP", "MB moved", "least ms", "of limit")
@@ -94,15 +100,18 @@ class StepProfile:
         total = ("all parts", f"{1e3 * found:.1f}", f"{found / self.step_seconds:.1%}", "", "", "", "")
         rates = [f"{name} products {rate / 1e9:,.0f} GFLOP/s" for name, rate in self.machine.flops_per_second.items()]
         rates.append(f"copies {self.machine.bytes_per_second / 1e9:.1f} GB/s")
-        return "\n".join(
-            [
-                aligned([head, *rows, total]),
-                "",
-                f"a step takes {1e3 * self.step_seconds:.1f} ms, {self.tokens_per_second:,.0f} target tokens per second",
-                f"in at least {1e3 * self.outside_seconds:.1f} ms of it, over all parts, no operation of torch runs",
-                f"this machine, threads {self.machine.threads}: {', '.join(rates)}",
-            ]
-        )
+        step = f"a step takes {1e3 * self.step_seconds:.1f} ms: {self.tokens_per_second:,.0f} target tokens per second"
+        lines = [
+            aligned([head, *rows, total]),
+            "",
+            step,
+            f"in at least {1e3 * self.outside_seconds:.1f} ms of it, over all parts, no operation of torch runs",
+            f"this machine, threads {self.machine.threads}: {', '.join(rates)}",
+        ]
+        if self.disturbed:
+            marked = f"{1e3 * self.marked_seconds:.1f} ms"
+            lines.append(f"disturbed: steps with hooks take {marked}; quieten the machine, or raise repeats")
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data."""
@@ -110,6 +119,7 @@ class StepProfile:
             "step_seconds": self.step_seconds,
             "marked_seconds": self.marked_seconds,
             "outside_seconds": self.outside_seconds,
+            "disturbed": self.disturbed,
             "tokens": self.tokens,
             "tokens_per_second": self.tokens_per_second,
             "parts": [{**asdict(part), "share_of_limit": part.share_of_limit} for part in self.parts],

@@ -9,18 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lm.accumulation import windows
+from course_lm.accumulation import count_window_targets, windows
 from course_lm.batch_checks import check_batch
 from course_lm.batching.reading import set_next_epoch
 from course_lm.forward import AnyBatch, device_of, unwrap
-from course_lm.loss import count_targets
 from course_lm.lr_finder.trial import restored
 from course_lm.optim import check_optimizer
 from course_lm.precision import Precision
 from course_lm.profiling.marks import DATA, OTHER, MarkedScaler, Marks, Observer
 from course_lm.profiling.parts import Names, names_of
 from course_lm.step import StepResult, train_step
-from course_lm.validation import require
+from course_lm.validation import ensure, require
 
 DEVICES = ("cpu", "cuda")
 MOST_OVERFLOWS = 30  # in a row, while fp16 looks for its scale
@@ -93,7 +92,7 @@ def subject_of(
     loss_fn: Callable[..., Tensor],
 ) -> Iterator[Subject]:
     """Steps that may be taken until the body ends, which undoes them all; see `lr_finder.trial.restored`."""
-    given = _check_batches(micro_batches, accumulation_steps)
+    given = _check_batches(model, micro_batches, accumulation_steps)
     if hasattr(model, "_orig_mod"):  # the name that torch.compile gives what it wraps
         raise ValueError(
             "model must not be compiled, which leaves no modules to tell parts apart: give the model itself"
@@ -113,7 +112,7 @@ def subject_of(
         yield Subject(model, optimizer, source, given is None, loss_fn, max_grad_norm, precision, names)
 
 
-def _check_batches(micro_batches: object, accumulation_steps: object) -> list[Any] | None:
+def _check_batches(model: nn.Module, micro_batches: object, accumulation_steps: object) -> list[Any] | None:
     """The micro-batches of one step, where they are given as a list; None for a loader."""
     if isinstance(micro_batches, Mapping):
         raise TypeError("micro_batches must be a list of batches or a loader, got a single batch: put it in a list")
@@ -127,6 +126,9 @@ def _check_batches(micro_batches: object, accumulation_steps: object) -> list[An
                 f"accumulation_steps is for a loader, got {accumulation_steps!r} with a list, all of which is one step"
             )
         require(len(micro_batches) > 0, "micro_batches", "at least one batch", micro_batches)
+        for batch in micro_batches:
+            check_batch(model, batch)
+        ensure(bool(count_window_targets(micro_batches)), "micro_batches must hold a target token, got none")
         return list(micro_batches)
     whole = accumulation_steps is None or (type(accumulation_steps) is int and accumulation_steps >= 1)
     require(whole, "accumulation_steps", "a whole number of at least 1", accumulation_steps)
@@ -145,7 +147,7 @@ def _read(model: nn.Module, reader: Any, accumulation_steps: int) -> Iterator[li
         for window in windows(reader, accumulation_steps):
             for batch in window:
                 check_batch(model, batch)
-            if len(window) == accumulation_steps and any(count_targets(batch["labels"]) for batch in window):
+            if len(window) == accumulation_steps and count_window_targets(window):
                 found = True
                 yield window
         if not found:

@@ -5,7 +5,8 @@ that only grows, so that all of them are attributed in the same way. What lies b
 
 In the forward pass modules say where they begin and end. Each operation of the backward pass belongs to the part whose
 forward pass made it: a node of autograd's graph carries the number that it got then. A forward pass that gradient
-checkpointing repeats belongs to the backward pass, whose time it takes.
+checkpointing repeats belongs to the backward pass, whose time it takes. Torch's older, reentrant checkpointing runs a
+backward pass of its own inside a node: that counts as a whole to the part around the checkpoint.
 """
 
 from bisect import bisect_right

@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOLERANCE = 0.05  # between steps with hooks and without
+ROWS = 16  # of a table, besides the rest of the step
 WARM_UP = 2  # steps before the first that is measured: memory is asked for, moments are made
 
 
@@ -95,7 +96,9 @@ class StepProfile:
     def __str__(self) -> str:
         """A table: milliseconds and share of the step, work, and how near the machine's rates each part comes."""
         head = ("part", "ms", "of step", "GFLOP", "MB moved", "least ms", "of limit")
-        rows = [_row(part, self.step_seconds) for part in self.parts]
+        *named, other = self.parts
+        shown, rest = named[:ROWS], named[ROWS:]
+        rows = [_row(part, self.step_seconds) for part in (*shown, *_together(rest), other)]
         found = sum(part.seconds for part in self.parts)
         total = ("all parts", f"{1e3 * found:.1f}", f"{found / self.step_seconds:.1%}", "", "", "", "")
         rates = [f"{name} products {rate / 1e9:,.0f} GFLOP/s" for name, rate in self.machine.flops_per_second.items()]
@@ -302,6 +305,15 @@ def _parts(
 def _default_format(machine: Machine, flops: float) -> str | None:
     """Of FLOPs inside a fused operation, whose products are not seen: the slowest format, if there is any."""
     return min(machine.flops_per_second, key=machine.flops_per_second.__getitem__, default=None) if flops else None
+
+
+def _together(parts: Sequence[Part]) -> list[Part]:
+    """What a table says of the parts that it has no room for: one part, where there are any."""
+    if not parts:
+        return []
+    seconds, least = sum(part.seconds for part in parts), sum(part.limit_seconds for part in parts)
+    flops, moved = sum(part.flops for part in parts), sum(part.bytes for part in parts)
+    return [Part(f"{len(parts)} smaller parts", seconds, flops, moved, None, least)]
 
 
 def _row(part: Part, step: float) -> tuple[str, ...]:

@@ -49,8 +49,10 @@ def batch(rows: int = ROWS, length: int = LENGTH) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
-def profiled(model: nn.Module, optimizer: Optimizer, batches: Any = None, **options: Any) -> StepProfile:
-    return profile_step(model, batches or [batch()], optimizer, **{"repeats": 1, **options})
+def profiled(
+    model: nn.Module, optimizer: Optimizer, batches: Any = None, repeats: int = 1, **options: Any
+) -> StepProfile:
+    return profile_step(model, batches or [batch()], optimizer, repeats=repeats, **options)
 
 
 def flops_of(profile: StepProfile) -> dict[str, int]:
@@ -132,6 +134,23 @@ def test_a_perceptron_that_is_slow_is_named_first(kind):
     replace_up(model, kind)
     profile = profiled(model, build_optimizer(model, OptimizerConfig()), repeats=2)
     assert profile.parts[0].name.startswith("perceptron"), profile
+
+
+def test_gelu_is_a_part_of_the_perceptron(monkeypatch):
+    gelu = nn.functional.gelu
+
+    def slow_gelu(x: Tensor) -> Tensor:
+        time.sleep(PAUSE)
+        return gelu(x)
+
+    monkeypatch.setattr(nn.functional, "gelu", slow_gelu)
+    assert profiled(*make()).parts[0].name == "perceptron"
+
+
+def test_time_in_which_no_operation_runs_is_told():
+    model, _ = make()
+    replace_up(model, Slow)
+    assert profiled(model, build_optimizer(model, OptimizerConfig())).outside_seconds > PAUSE  # of LAYERS pauses
 
 
 def test_a_backward_pass_that_is_slow_is_named_first():
@@ -395,6 +414,14 @@ def test_the_table_has_a_row_for_each_part_and_the_machines_rates(shown):
     lines = str(shown).splitlines()
     assert [line[: len(part.name)] for line, part in zip(lines[1:], shown.parts)] == [p.name for p in shown.parts]
     assert "fp32 products" in str(shown) and max(map(len, lines)) <= 120
+
+
+def test_a_table_of_many_parts_still_fits_a_screen(shown):
+    many = tuple(replace(shown.parts[0], name=f"part {number}", seconds=1.0) for number in range(40))
+    lines = str(replace(shown, parts=(*many, shown.parts[-1]), step_seconds=40.0)).splitlines()
+    assert len(lines) <= 25
+    (gathered,) = (line for line in lines if line.startswith("24 smaller parts"))
+    assert "24000.0" in gathered and "60.0%" in gathered
 
 
 def test_a_profile_is_plain_data(shown):

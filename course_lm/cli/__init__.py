@@ -167,8 +167,6 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _profile(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    # before torch is imported: its profiler writes a line at each begin and end
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from course_lm.cli.options import config_parser, parse_config
     from course_lm.cli.profile import profile_run
     from course_lm.config import TrainingConfig

@@ -1,6 +1,7 @@
 """The command `profile`: where the time and the memory of a configured run's step go."""
 
 import json
+import os
 from pathlib import Path
 
 from course_lm.checkpoints import atomic_file
@@ -62,6 +63,9 @@ def _check_folder(folder: Path) -> None:
     blocked = next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None)
     if blocked is not None:
         raise OSError(f"cannot write into {folder}: {blocked} is a file")
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not os.access(there, os.W_OK):
+        raise OSError(f"cannot write into {folder}: no permission in {there}")
     held = next((name for name in (PICTURE, TRACE, NUMBERS) if (folder / name).exists()), None)
     if held is not None:
         raise OSError(f"{folder} holds the {held} of an earlier profile: name another folder with --output")

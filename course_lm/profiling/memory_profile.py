@@ -1,18 +1,14 @@
 """Whose the bytes are when an optimizer step needs the most memory."""
 
-import json
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +17,7 @@ from course_lm.loss import next_token_loss
 from course_lm.packed_forward import logits_of
 from course_lm.precision import Precision
 from course_lm.profiling.display import Bars, aligned, figure_of
+from course_lm.profiling.events import read_events, recorded
 from course_lm.profiling.marks import Marks
 from course_lm.profiling.subject import Subject, subject_of
 
@@ -153,6 +150,7 @@ class _Tracker(TorchDispatchMode):
     def __init__(self, subject: Subject) -> None:
         super().__init__()
         self.subject, self.marks = subject, Marks(lambda: None)
+        self.device = device_of(subject.model).type
         self.live: dict[int, _Block] = {}
         self.total = self.peak = 0
         self.at_peak: list[_Block] = []
@@ -199,7 +197,8 @@ class _Tracker(TorchDispatchMode):
         """Take note of storages that are new; return their bytes."""
         before = self.total
         for tensor in tensors:
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+            # on a GPU nothing that lies on the host counts
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == self.device:
                 self._see(tensor, owner)
         if self.total > self.peak:
             self.peak, self.moment, self.at_peak = self.total, self.marks.part, list(self.live.values())
@@ -244,12 +243,7 @@ def _measured_peak(subject: Subject, device: torch.device) -> int:
         subject.step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        subject.step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_bytes())["traceEvents"]
+    events = read_events(recorded(subject.step, memory=True))
     changes = sorted((one["ts"], one["args"]["Bytes"]) for one in events if one["name"] == "[memory]")
     held = most = 0
     for _, change in changes:

@@ -1,8 +1,6 @@
 """Where the time of an optimizer step goes, and what this machine could do at best."""
 
-import json
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from course_lm.checkpoints import atomic_file
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
 from course_lm.profiling.display import Bars, aligned, figure_of
+from course_lm.profiling.events import read_events, recorded
 from course_lm.profiling.machine import Clock, Machine, measure_machine, merged, name_of
 from course_lm.profiling.marks import OTHER, Marks, add_up
 from course_lm.profiling.subject import Subject, subject_of
@@ -188,14 +187,14 @@ def profile_step(
         subject.warm_up(WARM_UP)
         plain, marked, parts, tokens = _take_turns(subject, clock, repeats)
         flops, work = _count(subject)
-        events, busy = _trace(subject, clock.cuda)
+        events = _trace(subject, clock.cuda)
     machine = measure_machine(merged(work.products.values()), work.sizes, device_of(model))
     step = median(plain)
     return StepProfile(
         _parts(parts, step, flops, work, machine),
         step_seconds=step,
         marked_seconds=median(marked),
-        outside_seconds=max(0.0, step - busy),
+        outside_seconds=max(0.0, step - _busy_seconds(read_events(events))),
         tokens=fmean(tokens),
         machine=machine,
         events=events,
@@ -254,18 +253,15 @@ class _TracedMarks(Marks):
             self._range.__exit__(None, None, None)
 
 
-def _trace(subject: Subject, cuda: bool) -> tuple[bytes, float]:
-    """The events of one step as a file, and the seconds in which an operation of torch ran."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+def _trace(subject: Subject, cuda: bool) -> bytes:
+    """The events of one step, its parts among them."""
     marks = _TracedMarks(time.perf_counter)
-    with profile(activities=activities) as profiler:
+
+    def step() -> None:
         subject.marked_step(marks)
         marks.close()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = path.read_bytes()
-    return events, _busy_seconds(json.loads(events)["traceEvents"])
+
+    return recorded(step, cuda=cuda)
 
 
 def _busy_seconds(events: list[dict[str, Any]]) -> float:

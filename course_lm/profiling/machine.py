@@ -74,7 +74,7 @@ def measure_machine(
         own = Counter({product: flops for (one, product), flops in products.items() if one == dtype})
         measured = [_product_rate(product, dtype, device) for product, _ in own.most_common(SHAPES)]
         rates[name_of(dtype)] = max(measured)
-    copied = max((_copy_rate(size, device) for size, _ in sizes.most_common(SHAPES)), default=_copy_rate(2**24, device))
+    copied = max(_copy_rate(size, device) for size, _ in sizes.most_common(SHAPES))
     return Machine(rates, copied, torch.get_num_threads())
 
 

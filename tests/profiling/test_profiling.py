@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.lr_finder.test_trial import assert_same, everything
 
 LAYERS, WIDTH, LENGTH, VOCABULARY, ROWS = 2, 32, 16, 64, 4
 TOKENS = ROWS * LENGTH
-PAUSE = 0.03  # seconds: many times what a step of this size takes
+PAUSE = 0.03  # seconds
 DOCUMENTS = ["the cat sat on a mat and then it ran far away", "a dog slept under the bed", "it ran from us"] * 8
 
 
@@ -87,11 +88,38 @@ def test_a_mark_gives_the_time_before_it_to_the_part_that_ran():
     assert add_up(marks.spans(), lambda begin, end: end - begin) == {"a": 1.0 + 6.5, "b": 2.0}
 
 
+class StoppedClock:
+    """A clock that shows the same moment until someone waits."""
+
+    moment = 0.0
+
+    def perf_counter(self) -> float:
+        return self.moment
+
+    def wait(self) -> None:
+        self.moment += 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
+    """What a profile reads in place of the time: nothing but a planted wait takes any."""
+    stopped = StoppedClock()
+    monkeypatch.setattr(machine, "time", stopped)
+    return stopped
+
+
+def seconds_of(profile: StepProfile) -> dict[str, float]:
+    """Of the parts that took any."""
+    return {part.name: part.seconds for part in profile.parts if part.seconds}
+
+
 class Slow(nn.Linear):
-    """A layer that waits."""
+    """A layer that waits before it works."""
+
+    wait: Callable[[], None] = partial(time.sleep, PAUSE)
 
     def forward(self, input: Tensor) -> Tensor:
-        time.sleep(PAUSE)
+        type(self).wait()
         return super().forward(input)
 
 
@@ -99,90 +127,105 @@ class Redundant(nn.Linear):
     """A layer that does its work many times over."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return sum((super(Redundant, self).forward(input) for _ in range(40)), torch.zeros(())) / 40
+        return sum((super(Redundant, self).forward(input) for _ in range(100)), torch.zeros(())) / 100
 
 
-def slow_loss(logits: Tensor, labels: Tensor, *, reduction: str) -> Tensor:
-    for token in labels.flatten():
-        token.item()
-    time.sleep(PAUSE)
-    return next_token_loss(logits, labels, reduction="sum")
+def replace_up(model: GPT, kind: type[nn.Linear]) -> Optimizer:
+    for block in model.blocks:
+        block.up = kind(WIDTH, 4 * WIDTH)  # type: ignore[union-attr]
+    return build_optimizer(model, OptimizerConfig())
 
 
-def slow_clip(gradient: Tensor) -> Tensor:
-    time.sleep(PAUSE)
-    return gradient
+def test_a_perceptron_that_waits_is_charged_with_it(clock, monkeypatch):
+    monkeypatch.setattr(Slow, "wait", clock.wait)
+    model, _ = make()
+    assert seconds_of(profiled(model, replace_up(model, Slow))) == {"perceptron": LAYERS}
+
+
+def test_a_forward_pass_that_is_repeated_is_charged_to_the_backward_pass(clock, monkeypatch):
+    monkeypatch.setattr(Slow, "wait", clock.wait)
+    model, _ = make(checkpointing=True)
+    seconds = seconds_of(profiled(model, replace_up(model, Slow)))
+    assert seconds == {"perceptron": LAYERS, "perceptron, backward": LAYERS}
+
+
+def test_gelu_is_a_part_of_the_perceptron(clock, monkeypatch):
+    gelu = nn.functional.gelu
+
+    def slow_gelu(x: Tensor) -> Tensor:
+        clock.wait()
+        return gelu(x)
+
+    monkeypatch.setattr(nn.functional, "gelu", slow_gelu)
+    assert seconds_of(profiled(*make())) == {"perceptron": LAYERS}
+
+
+@pytest.mark.long
+def test_a_perceptron_that_works_many_times_over_is_named_first():
+    model, _ = make()
+    profile = profiled(model, replace_up(model, Redundant), repeats=3)
+    assert profile.parts[0].name.startswith("perceptron"), profile
+
+
+def test_a_backward_pass_that_waits_is_charged_with_it(clock):
+    model, optimizer = make()
+
+    def waits(module: nn.Module, given: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: clock.wait())
+
+    model.blocks[1].attention.qkv.register_forward_hook(waits)  # type: ignore[union-attr]
+    assert seconds_of(profiled(model, optimizer)) == {"attention, backward": 1}
 
 
 class Tokenising:
     """A loader that works whenever a batch is asked for."""
 
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self.wait = wait
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for _ in range(3):
-            time.sleep(PAUSE)
+            self.wait()
             yield batch()
 
 
-def replace_up(model: GPT, kind: type[nn.Linear]) -> None:
-    for block in model.blocks:
-        block.up = kind(WIDTH, 4 * WIDTH)  # type: ignore[union-attr]
+def test_a_loader_that_tokenises_in_the_loop_is_charged_as_data(clock):
+    model, optimizer = make()
+    assert seconds_of(profiled(model, optimizer, Tokenising(clock.wait))) == {"data": 1}
 
 
-@pytest.mark.parametrize("kind", [Slow, Redundant])
-def test_a_perceptron_that_is_slow_is_named_first(kind):
+def test_a_loss_that_reads_each_token_is_charged_to_head_and_loss(clock):
+    model, optimizer = make()
+
+    def reads(logits: Tensor, labels: Tensor, *, reduction: str) -> Tensor:
+        for token in labels.flatten():
+            token.item()
+            clock.wait()
+        return next_token_loss(logits, labels, reduction="sum")
+
+    assert seconds_of(profiled(model, optimizer, loss_fn=reads)) == {"head and loss": TOKENS}
+
+
+def test_an_optimizer_that_waits_is_charged_with_it(clock):
+    class Waits(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            clock.wait()
+            return super().step(closure)
+
     model, _ = make()
-    replace_up(model, kind)
-    profile = profiled(model, build_optimizer(model, OptimizerConfig()), repeats=2)
-    assert profile.parts[0].name.startswith("perceptron"), profile
+    assert seconds_of(profiled(model, Waits(model.parameters(), lr=0.1))) == {"optimizer": 1}
 
 
-def test_gelu_is_a_part_of_the_perceptron(monkeypatch):
-    gelu = nn.functional.gelu
-
-    def slow_gelu(x: Tensor) -> Tensor:
-        time.sleep(PAUSE)
-        return gelu(x)
-
-    monkeypatch.setattr(nn.functional, "gelu", slow_gelu)
-    assert profiled(*make()).parts[0].name == "perceptron"
+def test_what_no_part_does_is_other(clock, monkeypatch):
+    model, optimizer = make()
+    monkeypatch.setattr(model, "zero_grad", lambda set_to_none: clock.wait())
+    assert seconds_of(profiled(model, optimizer)) == {"other": 1}
 
 
 def test_time_in_which_no_operation_runs_is_told():
     model, _ = make()
-    replace_up(model, Slow)
-    assert profiled(model, build_optimizer(model, OptimizerConfig())).outside_seconds > PAUSE  # of LAYERS pauses
-
-
-def test_a_backward_pass_that_is_slow_is_named_first():
-    model, optimizer = make()
-
-    def slow_gradients(module: nn.Module, given: Any, output: Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(slow_clip)
-
-    model.blocks[1].attention.qkv.register_forward_hook(slow_gradients)  # type: ignore[union-attr]
-    assert profiled(model, optimizer).parts[0].name == "attention, backward"
-
-
-def test_a_loader_that_tokenises_in_the_loop_is_named_first():
-    model, optimizer = make()
-    assert profiled(model, optimizer, Tokenising()).parts[0].name == "data"
-
-
-def test_a_loss_that_reads_each_token_is_named_first():
-    model, optimizer = make()
-    assert profiled(model, optimizer, loss_fn=slow_loss).parts[0].name == "head and loss"
-
-
-class SlowSGD(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        time.sleep(PAUSE)
-        return super().step(closure)
-
-
-def test_an_optimizer_that_is_slow_is_named_first():
-    model, _ = make()
-    assert profiled(model, SlowSGD(model.parameters(), lr=0.1)).parts[0].name == "optimizer"
+    assert profiled(model, replace_up(model, Slow)).outside_seconds > PAUSE  # of a pause in each layer
 
 
 def test_the_parts_stand_in_the_order_of_their_time_and_the_rest_comes_last():
@@ -470,8 +513,7 @@ def test_steps_that_other_load_has_slowed_are_named(shown):
     ],
 )
 @pytest.mark.parametrize("profile", [profile_step, profile_memory], ids=["time", "memory"])
-def test_what_cannot_be_profiled_is_refused_in_one_line(monkeypatch, profile, batches, options, message):
-    monkeypatch.setattr(f"{__name__}.PAUSE", 0.0)
+def test_what_cannot_be_profiled_is_refused_in_one_line(profile, batches, options, message):
     model, optimizer = make()
     with pytest.raises((TypeError, ValueError), match=message) as refused:
         profile(model, batches, optimizer, **options)

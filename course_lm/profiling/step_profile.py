@@ -173,7 +173,8 @@ def profile_step(
         model, optimizer, precision, max_grad_norm, loss_fn: as for `train_step`.
         micro_batches: a list of all micro-batches of a step, as `train_step` takes it; or a loader that can be read
             again, and then making the batches is a part, "data".
-        accumulation_steps: of a loader: micro-batches of a step, 1 by default.
+        accumulation_steps: of a loader: micro-batches of a step, 1 by default. Where its batches differ in size, the
+            seconds are medians over unlike steps, and the work is that of one more.
         repeats: steps of each kind that are measured.
 
     Raises:

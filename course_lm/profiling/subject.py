@@ -107,7 +107,7 @@ def subject_of(
     with restored(model, optimizer, [] if given is not None else micro_batches) as reader:
         if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()
-        source = _again(given) if given is not None else _read(model, reader, accumulation_steps or 1)
+        source = _again(given) if given is not None else _read(reader, accumulation_steps or 1)
         names = names_of(unwrap(model))
         yield Subject(model, optimizer, source, given is None, loss_fn, max_grad_norm, precision, names)
 
@@ -140,13 +140,11 @@ def _again(micro_batches: Sequence[AnyBatch]) -> Iterator[list[AnyBatch]]:
         yield list(micro_batches)
 
 
-def _read(model: nn.Module, reader: Any, accumulation_steps: int) -> Iterator[list[AnyBatch]]:
+def _read(reader: Any, accumulation_steps: int) -> Iterator[list[AnyBatch]]:
     """Windows of a loader, epoch after epoch; a shorter tail and windows without a target are passed over."""
     while True:
         found = False
         for window in windows(reader, accumulation_steps):
-            for batch in window:
-                check_batch(model, batch)
             if len(window) == accumulation_steps and count_window_targets(window):
                 found = True
                 yield window

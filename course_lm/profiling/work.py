@@ -1,5 +1,6 @@
 """What a step has to do: its FLOPs, the bytes that it moves, and the shapes in which it multiplies matrices."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -126,4 +127,4 @@ def _place(tensor: Tensor) -> int:
 
 def _size(tensor: Tensor) -> int:
     """Bytes of its elements; those of an expanded tensor lie in memory once."""
-    return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
+    return tensor.itemsize * math.prod(size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride()))

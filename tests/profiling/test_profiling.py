@@ -23,6 +23,7 @@ from course_lm.precision import Precision
 from course_lm.profiling import OWNERS, Machine, StepProfile, machine, profile_memory, profile_step
 from course_lm.profiling.marks import Marks, add_up
 from course_lm.profiling.parts import names_of
+from course_lm.profiling.work import WorkCounter
 from course_lm.step import train_step
 from course_lm.tokenizer import train_tokenizer
 from tests.lr_finder.test_trial import assert_same, everything
@@ -316,6 +317,23 @@ def test_the_flops_of_another_model_are_those_that_torch_counts_in_a_plain_step(
     assert flops_of(profile)["body.layers.mixing, backward"] == 2 * 2 * 2 * TOKENS * 8 * 8
 
 
+def bytes_of(work: Callable[[], object]) -> int:
+    marks = Marks(lambda: None)
+    with WorkCounter(marks) as counter:
+        work()
+    return counter.bytes[marks.part]
+
+
+def test_an_operation_moves_what_it_reads_and_what_it_writes():
+    x, y, table, ids = torch.ones(10, 4), torch.ones(10, 4), torch.ones(1000, 4), torch.arange(10)
+    assert bytes_of(lambda: x + y) == 3 * 160
+    assert bytes_of(lambda: x.add_(y)) == 3 * 160
+    assert bytes_of(lambda: x.copy_(y)) == 2 * 160  # x is not read
+    assert bytes_of(lambda: x.view(4, 10).t()) == bytes_of(lambda: torch.empty(100)) == 0
+    assert bytes_of(lambda: x[:1].expand(10, 4) + y) == 16 + 2 * 160
+    assert bytes_of(lambda: nn.functional.embedding(ids, table)) == 80 + 2 * 160  # the rows that are taken
+
+
 def test_the_bytes_of_adamw_are_read_and_written_once():
     model, optimizer = make()
     (found,) = (part for part in profiled(model, optimizer).parts if part.name == "optimizer")
@@ -373,6 +391,19 @@ def test_checkpointing_keeps_fewer_activations():
     plain, again = (profile_memory(model, [batch(16)], made) for model, made in (make(False), make(True)))
     assert again.owners["activations"] < 0.5 * plain.owners["activations"]
     assert again.peak_bytes < plain.peak_bytes
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])  # without it a repeated forward pass is broken off before its end
+def test_activations_that_checkpointing_makes_anew_are_activations(dropout):
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(LAYERS, 2, 64, dropout, gradient_checkpointing=True), 8, LENGTH)  # with next to no logits
+    ids = batch(64)["input_ids"] % 8
+    memory = profile_memory(
+        model, [{**batch(64), "input_ids": ids, "labels": ids}], build_optimizer(model, OptimizerConfig())
+    )
+    planned = activation_bytes(model.config, 8, LENGTH, 64, "fp32", "cpu", recompute=True)
+    assert memory.moment == "perceptron, backward"
+    assert memory.owners["activations"] == pytest.approx(planned, rel=0.2)
 
 
 def test_a_table_of_memory_has_a_row_for_each_owner():

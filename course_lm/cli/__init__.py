@@ -1,4 +1,4 @@
-"""The command line: `course-lm lab | lessons | train | find-lr | plan`.
+"""The command line: `course-lm lab | lessons | train | find-lr | plan | profile`.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
 """
@@ -92,6 +92,7 @@ def _parser() -> CommandParser:
         ("train", _train, "train a model on a text"),
         ("find-lr", _find_lr, "look for a learning rate"),
         ("plan", _plan, "what each of many processes would hold and send"),
+        ("profile", _profile, "where the time and the memory of a step go"),
     )
     for name, command, purpose in configured:
         # Without help of its own: the parser of all keys, made once the file is read, shows the file's values.
@@ -163,3 +164,17 @@ def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
     ranks.add_argument("--ranks", type=int, required=True, help="processes of the run, one for each GPU")
     config, given = parse_config(parser, config, rest)
     return plan_run(config, given.ranks)
+
+
+def _profile(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm.cli.options import config_parser, parse_config
+    from course_lm.cli.profile import profile_run
+    from course_lm.config import TrainingConfig
+
+    config = TrainingConfig.from_yaml(options.config)
+    parser = config_parser("course-lm profile", config)
+    profiled = parser.add_argument_group("the profile")
+    profiled.add_argument("--output", type=Path, default="profile", help="folder for its files [default: %(default)s]")
+    profiled.add_argument("--repeats", type=int, default=5, help="steps that are measured [default: %(default)s]")
+    config, given = parse_config(parser, config, rest)
+    return profile_run(config, given.output, given.repeats)

@@ -1,0 +1,71 @@
+"""The command `profile`: where the time and the memory of a configured run's step go."""
+
+import json
+import os
+from pathlib import Path
+
+from course_lm.checkpoints import atomic_file
+from course_lm.cli.preparation import describe, prepare
+from course_lm.config import TrainingConfig
+from course_lm.distributed import connect
+from course_lm.profiling import profile_memory, profile_step
+from course_lm.profiling.display import figure_of
+from course_lm.trainer import Trainer
+from course_lm.trainer.run import explain_out_of_memory
+from course_lm.validation import require
+
+PICTURE, TRACE, NUMBERS = "profile.png", "trace.json", "profile.json"
+
+
+def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
+    """Profile steps of a run as configured, on its real batches; print both tables, write the files; return 0."""
+    # all of this before the measurement, whose result would be lost
+    require(repeats >= 1, "--repeats", "at least 1", repeats)
+    require(not config.training.compile, "training.compile", "false: compiled modules have no parts", True)
+    _check_folder(folder)
+    if connect().world > 1:
+        raise ValueError("profile runs in one process, got several ranks: start it without torchrun")
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    print(describe(run, trainer))
+    settings = config.training
+    with explain_out_of_memory(config):
+        step = profile_step(
+            trainer.model,
+            run.train_loader,
+            trainer.optimizer,
+            accumulation_steps=settings.gradient_accumulation_steps,
+            precision=trainer.precision,
+            max_grad_norm=settings.max_grad_norm,
+            repeats=repeats,
+        )
+        memory = profile_memory(
+            trainer.model,
+            run.train_loader,
+            trainer.optimizer,
+            accumulation_steps=settings.gradient_accumulation_steps,
+            precision=trainer.precision,
+            max_grad_norm=settings.max_grad_norm,
+        )
+    print(f"\n{step}\n\n{memory}")
+    folder.mkdir(parents=True, exist_ok=True)
+    step.trace(folder / TRACE)
+    with atomic_file(folder / NUMBERS) as file:
+        file.write(json.dumps({"step": step.to_dict(), "memory": memory.to_dict()}, indent=1).encode())
+    with atomic_file(folder / PICTURE) as file:
+        figure_of(step.bars(), memory.bars()).savefig(file, format="png", dpi=110, bbox_inches="tight")
+    print(f"\n{folder} holds {PICTURE}, {NUMBERS}, and {TRACE} for https://ui.perfetto.dev")
+    return 0
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, or that holds an earlier profile."""
+    blocked = next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None)
+    if blocked is not None:
+        raise OSError(f"cannot write into {folder}: {blocked} is a file")
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not os.access(there, os.W_OK):
+        raise OSError(f"cannot write into {folder}: no permission in {there}")
+    held = next((name for name in (PICTURE, TRACE, NUMBERS) if (folder / name).exists()), None)
+    if held is not None:
+        raise OSError(f"{folder} holds the {held} of an earlier profile: name another folder with --output")

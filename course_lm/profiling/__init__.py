@@ -1,0 +1,13 @@
+"""Where the time and the bytes of an optimizer step go (lesson 15).
+
+step_profile.py measures the parts of a step, and memory_profile.py whose the memory is at its peak. marks.py says which
+part runs when, parts.py what the parts are called. work.py counts FLOPs and bytes, and machine.py measures what this
+machine can do. subject.py takes the steps and undoes them; events.py records them with torch's profiler; display.py
+makes tables and bars.
+"""
+
+from course_lm.profiling.machine import Machine
+from course_lm.profiling.memory_profile import OWNERS, MemoryProfile, profile_memory
+from course_lm.profiling.step_profile import Part, StepProfile, profile_step
+
+__all__ = ["OWNERS", "Machine", "MemoryProfile", "Part", "StepProfile", "profile_memory", "profile_step"]

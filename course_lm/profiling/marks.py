@@ -1,0 +1,201 @@
+"""Which part of a step runs when: hooks on the modules, the backward graph and the optimizer mark each change of part.
+
+A mark is a reading of some clock and the part that begins there. The clock may count seconds, FLOPs or anything else
+that only grows, so that all of them are attributed in the same way. What lies between two marks belongs to the first.
+
+In the forward pass modules say where they begin and end. Each operation of the backward pass belongs to the part whose
+forward pass made it: a node of autograd's graph carries the number that it got then. A forward pass that gradient
+checkpointing repeats belongs to the backward pass, whose time it takes. Torch's older, reentrant checkpointing runs a
+backward pass of its own inside a node: that counts as a whole to the part around the checkpoint.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+
+from course_lm.forward import unwrap
+from course_lm.profiling.parts import BACKWARD, Names
+
+DATA, CLIPPING, OPTIMIZER, OTHER = "data", "clipping", "optimizer", "other"
+PROFILING = "profiling"  # work of the profiler itself, which no part is charged with
+_LEAF = 2**64 - 1  # what autograd numbers the nodes with that add up a parameter's gradient
+
+
+class Marks:
+    """The parts of a step in the order in which they ran, each with the clock's reading where it began.
+
+    Args:
+        clock: called at each change of part.
+    """
+
+    def __init__(self, clock: Callable[[], Any]) -> None:
+        self.clock = clock
+        self.part = OTHER
+        self.readings: list[tuple[str, Any]] = []
+
+    def switch(self, part: str) -> None:
+        """From now on `part` runs."""
+        self.part = part
+        self.readings.append((part, self.clock()))
+
+    def spans(self) -> Iterator[tuple[str, Any, Any]]:
+        """Each part that ran, with the readings at its begin and its end; what came after the last mark is left out."""
+        for (part, begin), (_, end) in zip(self.readings, self.readings[1:]):
+            if part != PROFILING:
+                yield part, begin, end
+
+
+class MarkedScaler(torch.amp.GradScaler):
+    """A scaler that tells the observer, where there is one, when the backward pass begins and when clipping does.
+
+    A step passes the loss through its scaler in every precision, see `Precision`.
+    """
+
+    observer: "Observer | None" = None
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        vars(self).update(vars(scaler))  # its scale, where fp16 has one by now
+
+    def scale(self, outputs: Any) -> Any:
+        """The scaled loss, whose graph is marked."""
+        scaled = super().scale(outputs)
+        if self.observer is not None:
+            self.observer.begin_backward(scaled)
+        return scaled
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Unscale the gradients, as the first part of clipping them."""
+        if self.observer is not None:
+            self.observer.begin_clipping()
+        super().unscale_(optimizer)
+
+
+class Observer:
+    """Marks the parts of the steps that are taken inside its context.
+
+    Args:
+        tell: called as `tell(event, value)`: ("output", what the model returned), ("backward", None) before each
+            backward pass, ("recomputed", None) after a repeated forward pass, ("gradients", None) when all are there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scaler: MarkedScaler,
+        names: Names,
+        marks: Marks,
+        tell: Callable[[str, Any], None] = lambda event, value: None,
+    ) -> None:
+        self.model, self.optimizer, self.scaler = unwrap(model), optimizer, scaler
+        self.names, self.marks, self.tell = names, marks, tell
+        self.backward = False
+        self._enclosing = [OTHER]  # parts of the modules that are running, the innermost last
+        self._numbers: list[int] = []  # of autograd's next node, where each part of the forward pass began
+        self._parts: list[str] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks are in place until the body ends."""
+        with ExitStack() as hooks:
+            for path, module in self.model.named_modules():
+                if path not in self.names.inside:
+                    continue
+                enter = partial(self._enter, path)
+                hooks.callback(module.register_forward_pre_hook(lambda *_, enter=enter: enter(), prepend=True).remove)
+                leave = partial(self._leave, path)
+                # called after an error too: checkpointing breaks off a forward pass that has given all it needs
+                handle = module.register_forward_hook(
+                    lambda module, given, output, leave=leave: leave(output), always_call=True
+                )
+                hooks.callback(handle.remove)
+            before = self.optimizer.register_step_pre_hook(lambda *_: self.marks.switch(OPTIMIZER))
+            hooks.callback(before.remove)
+            after = self.optimizer.register_step_post_hook(lambda *_: self.marks.switch(OTHER))
+            hooks.callback(after.remove)
+            hooks.callback(setattr, self.scaler, "observer", None)
+            self.scaler.observer = self
+            yield
+
+    def _enter(self, path: str) -> None:
+        if path == "":  # the whole model: no repeated part of it
+            self._end_backward()
+        self._enclosing.append(self._named(self.names.inside[path]))
+        self._begin(self._enclosing[-1])
+
+    def _leave(self, path: str, output: Any) -> None:
+        self._enclosing.pop()
+        after = self.names.after.get(path)
+        self._begin(self._named(after) if after is not None else self._enclosing[-1])
+        if path == "":
+            self.tell("output", output)
+        elif self.backward and len(self._enclosing) == 1:
+            self.tell("recomputed", None)
+
+    def _named(self, part: str) -> str:
+        return part + BACKWARD if self.backward else part
+
+    def _begin(self, part: str) -> None:
+        if not self.backward:
+            self._numbers.append(torch.autograd._get_sequence_nr())
+            self._parts.append(part)
+        self.marks.switch(part)
+
+    def begin_backward(self, loss: Tensor) -> None:
+        """Mark each node of the loss's graph with its part."""
+        self.marks.switch(PROFILING)
+        self.tell("backward", None)
+        for node in _nodes(loss):
+            number = node._sequence_nr()  # type: ignore[attr-defined]
+            if number != _LEAF:  # a gradient is added up right after the node that gave it, and counts to its part
+                place = max(0, bisect_right(self._numbers, number) - 1)
+                node.register_prehook(partial(self._enter_node, self._parts[place] + BACKWARD))
+        self._numbers.clear()
+        self._parts.clear()
+        self.marks.switch(self.names.loss + BACKWARD)
+
+    def _enter_node(self, part: str, gradients: tuple[Tensor, ...]) -> None:
+        if not self.backward:
+            self.backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+        self._enclosing[:] = [part]
+        if part != self.marks.part:
+            self.marks.switch(part)
+
+    def _end_backward(self) -> None:
+        self.backward = False
+        self._enclosing[:] = [OTHER]
+        self.marks.switch(OTHER)
+
+    def begin_clipping(self) -> None:
+        """The gradients are complete; what follows up to the optimizer is clipping."""
+        self.tell("gradients", None)
+        self.marks.switch(CLIPPING)
+
+
+def _nodes(loss: Tensor) -> Iterator[Node]:
+    """All nodes of autograd's graph of `loss`."""
+    seen: set[Node] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
+        yield node
+
+
+def add_up(spans: Iterator[tuple[str, Any, Any]], difference: Callable[[Any, Any], float]) -> Mapping[str, float]:
+    """What the clock counted in each part, in the order in which the parts first ran."""
+    totals: dict[str, float] = {}
+    for part, begin, end in spans:
+        totals[part] = totals.get(part, 0.0) + difference(begin, end)
+    return totals

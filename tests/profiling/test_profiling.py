@@ -1,0 +1,572 @@
+"""A profile names what a step spends its time, work and memory on, adds up, and leaves no trace."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+from course_lm.batching import Batch, make_loader
+from course_lm.distributed.plan import activation_bytes
+from course_lm.loss import next_token_loss
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig, build_optimizer, state_bytes
+from course_lm.precision import Precision
+from course_lm.profiling import OWNERS, Machine, StepProfile, machine, profile_memory, profile_step
+from course_lm.profiling.marks import Marks, add_up
+from course_lm.profiling.parts import names_of
+from course_lm.profiling.work import WorkCounter
+from course_lm.step import train_step
+from course_lm.tokenizer import train_tokenizer
+from tests.lr_finder.test_trial import assert_same, everything
+
+LAYERS, WIDTH, LENGTH, VOCABULARY, ROWS = 2, 32, 16, 64, 4
+TOKENS = ROWS * LENGTH
+PAUSE = 0.03  # seconds
+DOCUMENTS = ["the cat sat on a mat and then it ran far away", "a dog slept under the bed", "it ran from us"] * 8
+
+
+@pytest.fixture(autouse=True)
+def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs for each rate of the machine, which no test here reads."""
+    monkeypatch.setattr(machine, "SECONDS", 0.0)
+
+
+def make(checkpointing: bool = False, dropout: float = 0.1, optimizer: str = "adamw") -> tuple[GPT, Optimizer]:
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(LAYERS, 2, WIDTH, dropout, checkpointing), VOCABULARY, LENGTH)
+    return model, build_optimizer(model, OptimizerConfig(type=optimizer))  # type: ignore[arg-type]
+
+
+def batch(rows: int = ROWS, length: int = LENGTH) -> dict[str, Any]:
+    ids = torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def profiled(
+    model: nn.Module, optimizer: Optimizer, batches: Any = None, repeats: int = 1, **options: Any
+) -> StepProfile:
+    return profile_step(model, batches or [batch()], optimizer, repeats=repeats, **options)
+
+
+def flops_of(profile: StepProfile) -> dict[str, int]:
+    return {part.name: part.flops for part in profile.parts if part.flops}
+
+
+# Time
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_parts_add_up_to_the_undisturbed_step(precision):
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(2, 4, 128), 512, 128)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    ids = torch.randint(0, 512, (4, 128))
+    one = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    for _ in range(10):  # whatever else the machine does falls on one of them
+        profile = profile_step(model, [one], optimizer, precision=Precision(precision, "cpu"), repeats=5)
+        found = sum(part.seconds for part in profile.parts)
+        other = profile.parts[-1].seconds
+        if abs(found / profile.step_seconds - 1) < 0.05 and other < 0.1 * profile.step_seconds:
+            return
+    pytest.fail(f"no profile of ten adds up within 5 %, the last one:\n{profile}")
+
+
+def test_a_mark_gives_the_time_before_it_to_the_part_that_ran():
+    moments = iter([0.0, 1.0, 3.0, 3.5, 10.0])
+    marks = Marks(lambda: next(moments))
+    for part in ("a", "b", "profiling", "a", "other"):
+        marks.switch(part)
+    assert add_up(marks.spans(), lambda begin, end: end - begin) == {"a": 1.0 + 6.5, "b": 2.0}
+
+
+class StoppedClock:
+    """A clock that shows the same moment until someone waits."""
+
+    moment = 0.0
+
+    def perf_counter(self) -> float:
+        return self.moment
+
+    def wait(self) -> None:
+        self.moment += 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
+    """What a profile reads in place of the time: nothing but a planted wait takes any."""
+    stopped = StoppedClock()
+    monkeypatch.setattr(machine, "time", stopped)
+    return stopped
+
+
+def seconds_of(profile: StepProfile) -> dict[str, float]:
+    """Of the parts that took any."""
+    return {part.name: part.seconds for part in profile.parts if part.seconds}
+
+
+class Slow(nn.Linear):
+    """A layer that waits before it works."""
+
+    wait: Callable[[], None] = partial(time.sleep, PAUSE)
+
+    def forward(self, input: Tensor) -> Tensor:
+        type(self).wait()
+        return super().forward(input)
+
+
+class Redundant(nn.Linear):
+    """A layer that does its work many times over."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return sum((super(Redundant, self).forward(input) for _ in range(100)), torch.zeros(())) / 100
+
+
+def replace_up(model: GPT, kind: type[nn.Linear]) -> Optimizer:
+    for block in model.blocks:
+        block.up = kind(WIDTH, 4 * WIDTH)  # type: ignore[union-attr]
+    return build_optimizer(model, OptimizerConfig())
+
+
+def test_a_perceptron_that_waits_is_charged_with_it(clock, monkeypatch):
+    monkeypatch.setattr(Slow, "wait", clock.wait)
+    model, _ = make()
+    assert seconds_of(profiled(model, replace_up(model, Slow))) == {"perceptron": LAYERS}
+
+
+def test_a_forward_pass_that_is_repeated_is_charged_to_the_backward_pass(clock, monkeypatch):
+    monkeypatch.setattr(Slow, "wait", clock.wait)
+    model, _ = make(checkpointing=True)
+    seconds = seconds_of(profiled(model, replace_up(model, Slow)))
+    assert seconds == {"perceptron": LAYERS, "perceptron, backward": LAYERS}
+
+
+def test_gelu_is_a_part_of_the_perceptron(clock, monkeypatch):
+    gelu = nn.functional.gelu
+
+    def slow_gelu(x: Tensor) -> Tensor:
+        clock.wait()
+        return gelu(x)
+
+    monkeypatch.setattr(nn.functional, "gelu", slow_gelu)
+    assert seconds_of(profiled(*make())) == {"perceptron": LAYERS}
+
+
+@pytest.mark.long
+def test_a_perceptron_that_works_many_times_over_is_named_first():
+    model, _ = make()
+    profile = profiled(model, replace_up(model, Redundant), repeats=3)
+    assert profile.parts[0].name.startswith("perceptron"), profile
+
+
+def test_a_backward_pass_that_waits_is_charged_with_it(clock):
+    model, optimizer = make()
+
+    def waits(module: nn.Module, given: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: clock.wait())
+
+    model.blocks[1].attention.qkv.register_forward_hook(waits)  # type: ignore[union-attr]
+    assert seconds_of(profiled(model, optimizer)) == {"attention, backward": 1}
+
+
+class Tokenising:
+    """A loader that works whenever a batch is asked for."""
+
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self.wait = wait
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for _ in range(3):
+            self.wait()
+            yield batch()
+
+
+def test_a_loader_that_tokenises_in_the_loop_is_charged_as_data(clock):
+    model, optimizer = make()
+    assert seconds_of(profiled(model, optimizer, Tokenising(clock.wait))) == {"data": 1}
+
+
+def test_a_loss_that_reads_each_token_is_charged_to_head_and_loss(clock):
+    model, optimizer = make()
+
+    def reads(logits: Tensor, labels: Tensor, *, reduction: str) -> Tensor:
+        for token in labels.flatten():
+            token.item()
+            clock.wait()
+        return next_token_loss(logits, labels, reduction="sum")
+
+    assert seconds_of(profiled(model, optimizer, loss_fn=reads)) == {"head and loss": TOKENS}
+
+
+def test_an_optimizer_that_waits_is_charged_with_it(clock):
+    class Waits(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            clock.wait()
+            return super().step(closure)
+
+    model, _ = make()
+    assert seconds_of(profiled(model, Waits(model.parameters(), lr=0.1))) == {"optimizer": 1}
+
+
+def test_what_no_part_does_is_other(clock, monkeypatch):
+    model, optimizer = make()
+    monkeypatch.setattr(model, "zero_grad", lambda set_to_none: clock.wait())
+    assert seconds_of(profiled(model, optimizer)) == {"other": 1}
+
+
+def test_time_in_which_no_operation_runs_is_told():
+    model, _ = make()
+    assert profiled(model, replace_up(model, Slow)).outside_seconds > PAUSE  # of a pause in each layer
+
+
+def test_the_parts_stand_in_the_order_of_their_time_and_the_rest_comes_last():
+    profile = profiled(*make())
+    seconds = [part.seconds for part in profile.parts[:-1]]
+    assert all(before >= after for before, after in pairwise(seconds))
+    assert profile.parts[-1].name == "other"
+
+
+# Work
+
+
+def expected_flops(rows: int = ROWS) -> dict[str, int]:
+    """Of the forward pass, two for each multiplication: L layers, N tokens, width D, vocabulary V."""
+    tokens = rows * LENGTH
+    linear = 2 * tokens * LAYERS * WIDTH * WIDTH
+    return {
+        "attention": 4 * linear + 4 * tokens * LENGTH * LAYERS * WIDTH,  # query, key, value, out; scores, and mixing
+        "perceptron": 8 * linear,
+        "head and loss": 2 * tokens * WIDTH * VOCABULARY,
+    }
+
+
+def test_the_flops_of_each_part_are_those_of_its_matrices():
+    expected = expected_flops()
+    backward = {f"{name}, backward": 2 * flops for name, flops in expected.items()}
+    assert flops_of(profiled(*make(), precision=Precision("bf16", "cpu"))) == expected | backward
+
+
+def test_fused_attention_is_counted_too():
+    expected = expected_flops()
+    scores = 4 * TOKENS * LENGTH * LAYERS * WIDTH  # which the fused kernel computes once more
+    flops = flops_of(profiled(*make(), precision=Precision("fp32", "cpu")))
+    assert flops["attention"] == expected["attention"]
+    assert flops["attention, backward"] == 2 * expected["attention"] + scores // 2
+
+
+def test_each_micro_batch_of_a_step_is_counted():
+    once, twice = (flops_of(profiled(*make(), [batch()] * count)) for count in (1, 2))
+    assert twice == {name: 2 * flops for name, flops in once.items()}
+
+
+def test_a_forward_pass_that_checkpointing_repeats_belongs_to_the_backward_pass():
+    bf16 = Precision("bf16", "cpu")
+    plain, again = (flops_of(profiled(*make(repeated), precision=bf16)) for repeated in (False, True))
+    assert again == plain | {
+        f"{name}, backward": plain[f"{name}, backward"] + plain[name] for name in ("attention", "perceptron")
+    }
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixing, self.shaping = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shaping(self.mixing(x))
+
+
+class Foreign(nn.Module):
+    """Any model: no attention, names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"words": nn.Embedding(VOCABULARY, 8), "layers": nn.ModuleList([Layer(), Layer()])})
+        self.readout = nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.body["words"](input_ids)
+        for layer in self.body["layers"]:  # type: ignore[union-attr]
+            x = layer(x)
+        return self.readout(x)
+
+
+def test_the_parts_of_another_model_have_the_names_of_its_modules():
+    names = set(names_of(Foreign()).inside.values())
+    layers = {"body.layers", "body.layers.mixing", "body.layers.shaping"}
+    assert names == {"Foreign", "body.words", "readout"} | layers
+
+
+def test_the_flops_of_another_model_are_those_that_torch_counts_in_a_plain_step():
+    model = Foreign()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with FlopCounterMode(display=False) as counter:
+        train_step(model, [batch()], optimizer, lr=0.0)
+    profile = profiled(model, optimizer)
+    assert sum(part.flops for part in profile.parts) == counter.get_total_flops()
+    assert flops_of(profile)["body.layers.mixing, backward"] == 2 * 2 * 2 * TOKENS * 8 * 8
+
+
+def bytes_of(work: Callable[[], object]) -> int:
+    marks = Marks(lambda: None)
+    with WorkCounter(marks) as counter:
+        work()
+    return counter.bytes[marks.part]
+
+
+def test_an_operation_moves_what_it_reads_and_what_it_writes():
+    x, y, table, ids = torch.ones(10, 4), torch.ones(10, 4), torch.ones(1000, 4), torch.arange(10)
+    assert bytes_of(lambda: x + y) == 3 * 160
+    assert bytes_of(lambda: x.add_(y)) == 3 * 160
+    assert bytes_of(lambda: x.copy_(y)) == 2 * 160  # x is not read
+    assert bytes_of(lambda: x.view(4, 10).t()) == bytes_of(lambda: torch.empty(100)) == 0
+    assert bytes_of(lambda: x[:1].expand(10, 4) + y) == 16 + 2 * 160
+    assert bytes_of(lambda: nn.functional.embedding(ids, table)) == 80 + 2 * 160  # the rows that are taken
+
+
+def test_the_bytes_of_adamw_are_read_and_written_once():
+    model, optimizer = make()
+    (found,) = (part for part in profiled(model, optimizer).parts if part.name == "optimizer")
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    counters = 4 * len(list(model.parameters()))
+    # weights, gradients and both moments are read; torch's schema says that the kernel may write all four
+    assert found.bytes == pytest.approx(8 * weights, abs=8 * counters)
+
+
+def test_the_least_time_is_that_of_the_products_or_of_the_traffic():
+    rates = Machine({"fp32": 100.0}, bytes_per_second=10.0, threads=1)
+    assert rates.seconds(flops=500, moved=20, dtype="fp32") == 5.0
+    assert rates.seconds(flops=500, moved=70, dtype="fp32") == 7.0
+    assert rates.seconds(flops=0, moved=20, dtype=None) == 2.0
+
+
+# Memory
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
+def test_weights_gradients_and_moments_have_the_bytes_that_they_have(optimizer):
+    model, made = make(optimizer=optimizer)
+    totals = profile_memory(model, [batch()], made).totals
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    train_step(model, [batch()], made)
+    assert totals == {"weights": weights, "gradients": weights, "moments": state_bytes(made)}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_owners_add_up_to_the_measured_peak(precision, checkpointing, count):
+    model, optimizer = make(checkpointing)
+    memory = profile_memory(model, [batch(16)] * count, optimizer, precision=Precision(precision, "cpu"))
+    assert memory.found_bytes == pytest.approx(memory.peak_bytes, rel=0.1)
+    assert list(memory.owners) == list(OWNERS)
+
+
+def test_with_several_micro_batches_the_gradients_are_there_at_the_peak():
+    model, optimizer = make()
+    memory = profile_memory(model, [batch(16), batch(16)], optimizer)
+    assert memory.owners["gradients"] == memory.owners["weights"] == memory.totals["gradients"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_activations_are_those_that_the_plan_computes(precision):
+    model, optimizer = make()
+    memory = profile_memory(model, [batch(16)], optimizer, precision=Precision(precision, "cpu"))
+    planned = activation_bytes(model.config, VOCABULARY, LENGTH, 16, precision, "cpu")
+    logits = 16 * LENGTH * VOCABULARY * (4 if precision == "fp32" else 6)  # freed once the loss is known
+    assert memory.owners["activations"] + memory.owners["logits"] + logits == pytest.approx(planned, rel=0.05)
+
+
+def test_checkpointing_keeps_fewer_activations():
+    plain, again = (profile_memory(model, [batch(16)], made) for model, made in (make(False), make(True)))
+    assert again.owners["activations"] < 0.5 * plain.owners["activations"]
+    assert again.peak_bytes < plain.peak_bytes
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])  # without it a repeated forward pass is broken off before its end
+def test_activations_that_checkpointing_makes_anew_are_activations(dropout):
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(LAYERS, 2, 64, dropout, gradient_checkpointing=True), 8, LENGTH)  # with next to no logits
+    ids = batch(64)["input_ids"] % 8
+    memory = profile_memory(
+        model, [{**batch(64), "input_ids": ids, "labels": ids}], build_optimizer(model, OptimizerConfig())
+    )
+    planned = activation_bytes(model.config, 8, LENGTH, 64, "fp32", "cpu", recompute=True)
+    assert memory.moment == "perceptron, backward"
+    assert memory.owners["activations"] == pytest.approx(planned, rel=0.2)
+
+
+def test_a_table_of_memory_has_a_row_for_each_owner():
+    lines = str(profile_memory(*make_step())).splitlines()
+    assert [line.split("  ")[0] for line in lines[1 : len(OWNERS) + 1]] == list(OWNERS)
+    assert lines[-1].startswith("the peak is")
+
+
+def make_step() -> tuple[GPT, list[dict[str, Any]], Optimizer]:
+    model, optimizer = make()
+    return model, [batch()], optimizer
+
+
+# No trace
+
+
+def loader() -> Any:
+    return make_loader(DOCUMENTS, train_tokenizer(DOCUMENTS, 270), mode="packed", batch_size=2, max_length=LENGTH)
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["fresh", "used"])
+@pytest.mark.parametrize("profile", [profiled, profile_memory], ids=["time", "memory"])
+def test_a_profile_leaves_no_trace(profile, steps):
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(1, 2, WIDTH), 270, LENGTH)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    data = loader()
+    running = iter(data)
+    for _ in range(steps):
+        train_step(model, [next(running)], optimizer)
+    before, place = everything(model, optimizer), data.state_dict()
+    if profile is profiled:
+        profiled(model, optimizer, data, accumulation_steps=2)
+    else:
+        profile_memory(model, data, optimizer, accumulation_steps=2)
+    assert_same(everything(model, optimizer), before)
+    assert data.state_dict() == place
+    hooks = [one._forward_hooks or one._forward_pre_hooks for one in model.modules()]
+    assert not any(hooks) and not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_a_step_that_fails_leaves_no_trace_either():
+    model, optimizer = make()
+    before = everything(model, optimizer)
+
+    def failing(logits: Tensor, labels: Tensor, *, reduction: str) -> Tensor:
+        raise RuntimeError("no loss")
+
+    with pytest.raises(RuntimeError, match="no loss"):
+        profiled(model, optimizer, loss_fn=failing)
+    assert_same(everything(model, optimizer), before)
+    assert not any(one._forward_hooks for one in model.modules())
+
+
+def test_the_given_precision_keeps_its_scale():
+    model, optimizer = make()
+    precision = Precision("fp16", "cpu")
+    before = precision.state_dict()
+    profiled(model, optimizer, precision=precision)
+    assert precision.state_dict() == before
+
+
+def test_a_loader_gives_windows_of_the_accumulation_steps():
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(1, 2, WIDTH), 270, LENGTH)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    one, three = (profiled(model, optimizer, loader(), accumulation_steps=count, repeats=2) for count in (1, 3))
+    assert flops_of(three) == {name: 3 * flops for name, flops in flops_of(one).items()}
+
+
+# What is shown
+
+
+@pytest.fixture(scope="module")
+def shown() -> StepProfile:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "SECONDS", 0.0)
+        return profiled(*make())
+
+
+def test_the_table_has_a_row_for_each_part_and_the_machines_rates(shown):
+    lines = str(shown).splitlines()
+    assert [line[: len(part.name)] for line, part in zip(lines[1:], shown.parts)] == [p.name for p in shown.parts]
+    assert "fp32 products" in str(shown) and max(map(len, lines)) <= 120
+
+
+def test_a_table_of_many_parts_still_fits_a_screen(shown):
+    many = tuple(replace(shown.parts[0], name=f"part {number}", seconds=1.0) for number in range(40))
+    lines = str(replace(shown, parts=(*many, shown.parts[-1]), step_seconds=40.0)).splitlines()
+    assert len(lines) <= 25
+    (gathered,) = (line for line in lines if line.startswith("24 smaller parts"))
+    assert "24000.0" in gathered and "60.0%" in gathered
+
+
+def test_a_profile_is_plain_data(shown):
+    data = shown.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert [part["name"] for part in data["parts"]] == [part.name for part in shown.parts]
+    memory = profile_memory(*make_step()).to_dict()
+    assert json.loads(json.dumps(memory)) == memory
+
+
+def test_the_trace_holds_the_parts_as_ranges(shown, tmp_path):
+    shown.trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ranges = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    assert {part.name for part in shown.parts} <= ranges
+
+
+def test_the_pictures_have_a_bar_for_each_part_and_each_owner(shown):
+    (axes,) = shown.plot().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [part.name for part in shown.parts]
+    (axes,) = profile_memory(*make_step()).plot().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(OWNERS)
+
+
+def test_steps_that_other_load_has_slowed_are_named(shown):
+    calm = replace(shown, marked_seconds=1.04 * shown.step_seconds)
+    assert "disturbed" not in str(calm)
+    assert "disturbed" in str(replace(shown, marked_seconds=1.06 * shown.step_seconds))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "message"),
+    [
+        (batch(), {}, "got a single batch: put it in a list"),
+        (iter([batch()]), {}, "got an iterator"),
+        (7, {}, "micro_batches must be a list of batches or a loader, got int"),
+        ([], {}, "micro_batches must be at least one batch, got"),
+        ([batch()], {"accumulation_steps": 2}, "accumulation_steps is for a loader, got 2"),
+        (Tokenising(), {"accumulation_steps": 0}, "accumulation_steps must be a whole number of at least 1, got 0"),
+        (Tokenising(), {"accumulation_steps": 9}, "holds no 9 batches in a row"),
+        ([batch()], {"precision": "bf16"}, "precision must be a Precision"),
+        ([batch()], {"max_grad_norm": -1.0}, "max_grad_norm must be a positive number"),
+    ],
+)
+@pytest.mark.parametrize("profile", [profile_step, profile_memory], ids=["time", "memory"])
+def test_what_cannot_be_profiled_is_refused_in_one_line(profile, batches, options, message):
+    model, optimizer = make()
+    with pytest.raises((TypeError, ValueError), match=message) as refused:
+        profile(model, batches, optimizer, **options)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("repeats", [0, 1.5, True])
+def test_repeats_are_counted_in_whole_numbers(repeats):
+    with pytest.raises(ValueError, match="repeats must be a whole number of at least 1"):
+        profiled(*make(), repeats=repeats)
+
+
+def test_a_compiled_model_is_refused():
+    model, optimizer = make()
+    compiled = nn.Sequential()
+    compiled._orig_mod = model  # as torch.compile does, whose import takes seconds
+    with pytest.raises(ValueError, match="must not be compiled"):
+        profiled(compiled, optimizer)
+
+
+def test_a_batch_without_a_target_is_refused():
+    model, optimizer = make()
+    empty: Batch = {**batch(), "labels": torch.full((ROWS, LENGTH), -100)}  # type: ignore[typeddict-item]
+    with pytest.raises(ValueError, match="must hold a target token"):
+        profiled(model, optimizer, [empty])

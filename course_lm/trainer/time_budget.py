@@ -1,7 +1,8 @@
 """How many optimizer steps fit into `training.time_budget`.
 
 `timing` says what the parts of a run take on this machine. What a run of N steps takes follows from these, with its
-validations and saves, and N is the largest number that fits.
+validations and saves, and N is the largest number that fits. Nobody times what the loop does around a step, some tenths
+of a millisecond, and a record, one or two: a run of steps that take a few milliseconds ends later than its budget says.
 """
 
 import math

@@ -194,7 +194,8 @@ def _sample_foreign(loader: Iterable[AnyBatch], window: int, count: int, deadlin
                 kept.append(part)
             if index == 0:
                 opened = clock() - started
-            if index == max(wanted) or (deadline is not None and clock() >= deadline):
+            # a second window tells reading from opening
+            if index == max(wanted) or (index > 0 and deadline is not None and clock() >= deadline):
                 break
     if not kept:
         raise ValueError("a loader gave no batch that could be timed for training.time_budget")

@@ -103,6 +103,7 @@ def never(*arguments: Any, **named: Any) -> Any:
 # No trace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "precision"), [("bucketed", "fp16"), ("packed", "bf16"), ("dynamic", "fp32")])
 def test_a_run_with_a_budget_is_the_run_of_the_steps_that_it_makes(tmp_path, machine, mode, precision):
     budgeted = run(tmp_path / "budget", machine, mode, time_budget=1.0, precision=precision)

@@ -104,6 +104,13 @@ class Trial:
             if self.group.leads:
                 shutil.rmtree(place, ignore_errors=True)
 
+    def time_record(self, measure: Callable[[], object]) -> float:
+        """Seconds of the numbers of a record: to ask a system for its peak memory may take milliseconds."""
+        measure()
+        started = clock()
+        measure()
+        return clock() - started
+
     def mean_seconds(self, sample: Sample, act: Callable[[Window], bool], deadline: float) -> float:
         """Mean seconds of `act(window)` over an epoch, by what its sample takes until `deadline` on the clock."""
         times: dict[Any, list[float]] = {}

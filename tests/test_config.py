@@ -273,13 +273,14 @@ trees = st.builds(
         gradient_checkpointing=st.booleans(),
     ),
     optimizer=st.builds(
-        OptimizerConfig, type=st.sampled_from(["adamw", "sgd"]), learning_rate=positive, epsilon=positive
+        OptimizerConfig, type=st.sampled_from(["adamw", "sgd", "muon"]), learning_rate=positive, epsilon=positive
     ),
     lr_scheduler=st.builds(ScheduleConfig, warmup_steps=st.none() | st.integers(0, 10**6), min_lr=st.floats(0, 1e3)),
     training=st.builds(
         LoopConfig,
         max_steps=st.none() | st.integers(1, 10**9),
         max_grad_norm=st.none() | positive | st.just(math.inf),
+        average_weights=st.none() | st.floats(0.001, 0.999),
         output_dir=st.none() | st.just("runs") | st.just("some folder/deeper"),
         seed=st.integers(0, 2**32 - 1),
     ),

@@ -99,9 +99,14 @@ def length_of(loader: object) -> int | None:
         return None
 
 
+def has_lengths(loader: object) -> bool:
+    """Whether the epochs of a loader have lengths of their own."""
+    return hasattr(loader, "length_of_epoch")
+
+
 def length_of_epoch(loader: Any, epoch: int) -> int:
     """Batches in one epoch of a loader that has a length."""
-    return loader.length_of_epoch(epoch) if hasattr(loader, "length_of_epoch") else len(loader)
+    return loader.length_of_epoch(epoch) if has_lengths(loader) else len(loader)
 
 
 def fingerprint_of(loader: object) -> str | None:

@@ -484,6 +484,8 @@ class Trainer:
                 *trial.time_steps(train_loader, lambda window: self._try_step(window, precision)),
                 validation=0.0 if val_loader is None else trial.time_validation(val_loader, self.evaluate),
                 save=0.0 if folder is None else trial.time_save(folder, self.save_checkpoint),
+                # nothing is pending, and the throughput starts anew with the run
+                record=trial.time_record(lambda: self.log.pending_metrics(self.last_rate)),
             )
         steps, told = self.group.leader_does(lambda: fit(plan, costs, timing.clock() - started))
         self._say(told)

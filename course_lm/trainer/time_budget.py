@@ -1,7 +1,8 @@
 """How many optimizer steps fit into `training.time_budget`.
 
 `timing` says what the parts of a run take on this machine. What a run of N steps takes follows from these, with its
-validations and saves, and N is the largest number that fits.
+validations and saves, and N is the largest number that fits. Nobody times what the loop does around a step, some tenths
+of a millisecond: a run of steps that take a few milliseconds ends later than its budget says.
 """
 
 import math
@@ -10,21 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from course_lm.batching.capabilities import length_of_epoch
+from course_lm.batching.capabilities import has_lengths, length_of_epoch
 from course_lm.config import LoopConfig
 from course_lm.trainer.run import check_has_length
 
-RESERVE = 0.02  # of the budget, for what nobody times: records, ends of epochs, files that are removed
+RESERVE = 0.02  # of the budget, for what nobody times: observers, ends of epochs, files that are removed
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of an optimizer step with its data, the start of an epoch, a validation and a save."""
+    """Seconds of an optimizer step with its data, the start of an epoch, a validation, a save and a record."""
 
     step: float
     epoch: float = 0.0
     validation: float = 0.0
     save: float = 0.0
+    record: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Counts:
     epochs: int
     validations: int
     saves: int
+    records: int
 
     def seconds(self, costs: Costs) -> float:
         """What all of it takes."""
@@ -43,6 +46,7 @@ class Counts:
             + self.epochs * costs.epoch
             + self.validations * costs.validation
             + self.saves * costs.save
+            + self.records * costs.record
         )
 
 
@@ -73,7 +77,7 @@ class Plan:
         validations = math.ceil(steps / settings.eval_steps) if settings.eval_steps else ended + 1
         validations *= self.validates
         saves = (steps // settings.save_steps + ended + validations + 1) * self.saves
-        return Counts(steps, ended + 1, validations, saves)
+        return Counts(steps, ended + 1, validations, saves, math.ceil(steps / settings.logging_steps))
 
     def most_steps(self, seconds: float, costs: Costs) -> int:
         """The largest number of steps that take no more than `seconds` with all that belongs to them; 0 for none."""
@@ -88,7 +92,7 @@ class Plan:
 
     @property
     def _all_alike(self) -> bool:
-        return not hasattr(self.loader, "length_of_epoch")
+        return not has_lengths(self.loader)
 
     def _steps_of(self, epoch: int) -> int:
         batches = length_of_epoch(self.loader, epoch)

@@ -104,6 +104,13 @@ class Trial:
             if self.group.leads:
                 shutil.rmtree(place, ignore_errors=True)
 
+    def time_record(self, measure: Callable[[], object]) -> float:
+        """Seconds of the numbers of a record: to ask a system for its peak memory may take milliseconds."""
+        measure()
+        started = clock()
+        measure()
+        return clock() - started
+
     def mean_seconds(self, sample: Sample, act: Callable[[Window], bool], deadline: float) -> float:
         """Mean seconds of `act(window)` over an epoch, by what its sample takes until `deadline` on the clock."""
         times: dict[Any, list[float]] = {}
@@ -194,7 +201,8 @@ def _sample_foreign(loader: Iterable[AnyBatch], window: int, count: int, deadlin
                 kept.append(part)
             if index == 0:
                 opened = clock() - started
-            if index == max(wanted) or (deadline is not None and clock() >= deadline):
+            # a second window tells reading from opening
+            if index == max(wanted) or (index > 0 and deadline is not None and clock() >= deadline):
                 break
     if not kept:
         raise ValueError("a loader gave no batch that could be timed for training.time_budget")

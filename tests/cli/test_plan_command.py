@@ -2,6 +2,8 @@
 
 import re
 
+from typing import Any
+
 import pytest
 
 from course_lm.cli import main
@@ -25,7 +27,7 @@ def columns(text: str) -> dict[str, list[str]]:
     return {name: values for name, *values in cells}
 
 
-def gpt2(strategy: str, ranks: int = 64, precision: str = "bf16", device: str = "cuda", **changes: int) -> Plan:
+def gpt2(strategy: str, ranks: int = 64, precision: str = "bf16", device: str = "cuda", **changes: Any) -> Plan:
     config = TrainingConfig.from_yaml("gpt2")
     return plan(
         config.model,

@@ -64,6 +64,7 @@ OTHER_RUNS = {
         "on_nonfinite": "skip",
         "early_stopping_threshold": 0.5,
         "eval_steps": 2,
+        "average_weights": 0.5,
     },
     "model": {"dropout": 0.3},
     "data": {"max_length": 64},

@@ -103,6 +103,7 @@ def never(*arguments: Any, **named: Any) -> Any:
 # No trace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "precision"), [("bucketed", "fp16"), ("packed", "bf16"), ("dynamic", "fp32")])
 def test_a_run_with_a_budget_is_the_run_of_the_steps_that_it_makes(tmp_path, machine, mode, precision):
     budgeted = run(tmp_path / "budget", machine, mode, time_budget=1.0, precision=precision)
@@ -304,11 +305,12 @@ def test_a_run_of_six_real_seconds_ends_in_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 7, 12, 15])
 @pytest.mark.parametrize("eval_steps", [None, 3])
-def test_a_plan_counts_the_validations_and_epochs_that_a_run_makes(tmp_path, machine, steps, eval_steps):
+def test_a_plan_counts_what_a_run_does_between_its_steps(tmp_path, machine, steps, eval_steps):
     trainer = run(tmp_path, machine, "fixed", max_steps=steps, eval_steps=eval_steps, save_steps=2)
     plan = Plan(loaders("fixed")[0], trainer.settings, validates=True, saves=True)
     counts = plan.counts(steps)
     assert counts.validations == len(trainer.history.validation)
+    assert counts.records == len(trainer.history.train)
     names = [path.name for path in (tmp_path / NAME).glob("checkpoint_epoch_*.pt")]
     assert counts.epochs - 1 == len(names)
     assert machine.saves <= counts.saves

@@ -22,10 +22,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import course_lm.step
+from course_lm.averaging import WeightAverage
 from course_lm.batching import labels_of
 from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
+from course_lm.muon import MuonWithAdamW
+from course_lm.optim import muon_groups
 from course_lm.precision import Precision
 from course_lm.step import train_step
 from course_lm.trainer import Trainer
@@ -210,6 +213,20 @@ def test_an_optimizer_that_cannot_skip_by_itself_copies_one_flag(kind, options):
     optimizer = kind(model.parameters(), lr=0.1, foreach=False, **options)
     traffic = observed_step(model, optimizer, make_window("meta"))
     assert (traffic.to_host, traffic.uploads) == ([torch.bool], [])
+
+
+def test_muon_copies_one_flag_too():
+    model = make_model("meta")
+    optimizer = MuonWithAdamW(muon_groups(model, 0.1), fused=False)
+    traffic = observed_step(model, optimizer, make_window("meta"))
+    assert (traffic.to_host, traffic.uploads) == ([torch.bool], [])
+
+
+def test_an_average_of_the_weights_moves_nothing():
+    average, traffic = WeightAverage(make_model("meta"), 0.9), Traffic()
+    with traffic, average.in_place():
+        average.update(3)
+    assert (traffic.reads, traffic.to_host, traffic.uploads) == ([], [], [])
 
 
 def test_torchs_adafactor_reads_a_value_of_its_own():

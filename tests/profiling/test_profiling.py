@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
+from course_lm import step
 from course_lm.batching import Batch, make_loader
 from course_lm.distributed.plan import activation_bytes
 from course_lm.loss import next_token_loss
@@ -66,19 +68,20 @@ def flops_of(profile: StepProfile) -> dict[str, int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_parts_add_up_to_the_undisturbed_step(precision):
+def test_the_parts_add_up_to_the_undisturbed_step(precision, monkeypatch):
+    # the processor's time and not the wall clock's, which runs on while another process has the core
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=time.process_time))
     torch.manual_seed(0)
     model = GPT(ModelConfig(2, 4, 128), 512, 128)
     optimizer = build_optimizer(model, OptimizerConfig())
     ids = torch.randint(0, 512, (4, 128))
     one = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    for _ in range(10):  # whatever else the machine does falls on one of them
+    for _ in range(4):  # a shared core may still be slower in some steps than in others
         profile = profile_step(model, [one], optimizer, precision=Precision(precision, "cpu"), repeats=5)
         found = sum(part.seconds for part in profile.parts)
-        other = profile.parts[-1].seconds
-        if abs(found / profile.step_seconds - 1) < 0.05 and other < 0.1 * profile.step_seconds:
+        if abs(found / profile.step_seconds - 1) < 0.05 and profile.parts[-1].seconds < 0.1 * profile.step_seconds:
             return
-    pytest.fail(f"no profile of ten adds up within 5 %, the last one:\n{profile}")
+    pytest.fail(f"no profile of four adds up within 5 %, the last one:\n{profile}")
 
 
 def test_a_mark_gives_the_time_before_it_to_the_part_that_ran():
@@ -222,6 +225,11 @@ def test_what_no_part_does_is_other(clock, monkeypatch):
     model, optimizer = make()
     monkeypatch.setattr(model, "zero_grad", lambda set_to_none: clock.wait())
     assert seconds_of(profiled(model, optimizer)) == {"other": 1}
+
+
+def test_what_follows_the_backward_pass_does_not_belong_to_it(clock, monkeypatch):
+    monkeypatch.setattr(step, "check_gradients", lambda *_: clock.wait())
+    assert seconds_of(profiled(*make())) == {"other": 1}
 
 
 def test_time_in_which_no_operation_runs_is_told():

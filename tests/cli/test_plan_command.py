@@ -1,7 +1,6 @@
 """Claims about `course-lm plan`: the plan of the configured run in a readable table, and one line for bad input."""
 
 import re
-
 from typing import Any
 
 import pytest

@@ -558,6 +558,7 @@ DECIDES = {
         "on_nonfinite": "skip",
         "eval_steps": 5,
         "early_stopping_threshold": 0.5,
+        "average_weights": 0.5,
         "seed": 1,
     },
 }

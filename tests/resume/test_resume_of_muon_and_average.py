@@ -59,7 +59,7 @@ def test_stopping_after_every_single_step_changes_no_bit(tmp_path, feature):
 
 @pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("micro_batch", range(1, 16))
+@pytest.mark.parametrize("micro_batch", range(1, 14))  # all of the run
 def test_stopping_after_any_step_changes_no_bit(tmp_path, feature, micro_batch):
     stop_and_go_on(partial(run, tmp_path, feature), micro_batch)
     assert_same(outcome(tmp_path), straight(feature))

@@ -1,14 +1,15 @@
 """A small GPT. The course is about the loop around it, so the model is given.
 
-Pre-norm blocks, learned positions, a head that shares the token embedding's weights (GPT-2, Radford et al. 2019).
-Dropout acts on the embedding and on the two residual branches, not on the attention weights: those stay inside the
-fused kernel.
+Pre-norm blocks, learned positions, a head that shares the token embedding's weights (GPT-2, Radford et al. 2019), or
+rotary positions (Su et al. 2024). Dropout acts on the embedding and on the two residual branches, not on the attention
+weights: those stay inside the fused kernel.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +22,19 @@ from course_lm.validation import require, require_kinds
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Size of the model. `d_model` must be a multiple of `n_head`; `dropout` is a probability in [0, 1)."""
+    """Size of the model. `d_model` must be a multiple of `n_head`; `dropout` is a probability in [0, 1).
+
+    Attributes:
+        positions: "learned", a vector added to each token; or "rotary", which turns queries and keys, for heads of an
+            even width.
+    """
 
     n_layer: int = 4
     n_head: int = 4
     d_model: int = 128
     dropout: float = 0.1
     gradient_checkpointing: bool = False
+    positions: Literal["learned", "rotary"] = "learned"
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
@@ -35,6 +42,8 @@ class ModelConfig:
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         divides = self.d_model % self.n_head == 0
         require(divides, "d_model", f"a multiple of n_head ({self.n_head})", self.d_model)
+        turns = self.positions != "rotary" or self.d_model // self.n_head % 2 == 0
+        require(turns, "d_model", f"an even multiple of n_head ({self.n_head}) for rotary positions", self.d_model)
         require(0.0 <= self.dropout < 1.0, "dropout", "in [0, 1)", self.dropout)
 
 
@@ -130,6 +139,26 @@ class Mask:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
 
 
+class Rotation:
+    """One forward pass's rotary positions (Su et al. 2024, section 3.4), built once for all layers.
+
+    Elements 2i and 2i + 1 of a query or a key are taken as one complex number and turned by the angle
+    position x 10000^(-2i/C). A product of the two then depends on the distance of their positions alone, which a head
+    need not learn for each pair of positions.
+    """
+
+    def __init__(self, position_ids: Tensor, width: int) -> None:
+        rates = 10_000.0 ** (-torch.arange(0, width, 2, device=position_ids.device) / width)  # (C/2,)
+        angles = position_ids[:, :, None, None, None] * rates  # (B, T, 1, 1, C/2)
+        self.turns = torch.polar(torch.ones_like(angles), angles)
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Queries and keys, (B, T, 2, H, C), turned by the angles of their positions."""
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))  # (B, T, 2, H, C/2)
+        return torch.view_as_real(pairs * self.turns).flatten(-2).to(x.dtype)
+
+
 class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014) whose CPU path draws one random number for four elements.
 
@@ -168,11 +197,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
         self.out = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask, rotation: Rotation | None = None) -> Tensor:
         """Mix each position with those it may see."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.n_head, width // self.n_head)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, C)
+        if rotation is None:
+            query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, C)
+        else:
+            turned, kept = qkv.split((2, 1), dim=2)
+            (query, key), (value,) = rotation.turn(turned).permute(2, 0, 3, 1, 4), kept.permute(2, 0, 3, 1, 4)
         mixed = mask.attend(query, key, value)  # (B, H, T, C)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -189,9 +222,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.d_model, config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask, rotation: Rotation | None = None) -> Tensor:
         """Attention, then the perceptron, (B, T, D) -> (B, T, D)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask, rotation))
         return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
 
 
@@ -202,7 +235,8 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.max_length = config, max_length
         self.token_embedding = nn.Embedding(vocab_size, config.d_model)
-        self.position_embedding = nn.Embedding(max_length, config.d_model)
+        if config.positions == "learned":
+            self.position_embedding = nn.Embedding(max_length, config.d_model)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.d_model)
@@ -250,13 +284,19 @@ class GPT(nn.Module):
         if position_ids is None:
             position_ids = positions_of(input_ids, attention_mask, document_ids)
         mask = Mask(allowed_attention(attention_mask, document_ids))
-        x = self.dropout(self.token_embedding(input_ids) + self.position_embedding(position_ids))  # (B, T, D)
+        rotation = None
+        x = self.token_embedding(input_ids)  # (B, T, D)
+        if self.config.positions == "rotary":
+            rotation = Rotation(position_ids, self.config.d_model // self.config.n_head)
+        else:
+            x = x + self.position_embedding(position_ids)
+        x = self.dropout(x)
         for block in self.blocks:
             if self.config.gradient_checkpointing and self.training:
                 # the second forward pass drops the same elements: torch puts the random state back for it
-                x = checkpoint(block, x, mask, use_reentrant=False)
+                x = checkpoint(block, x, mask, rotation, use_reentrant=False)
             else:
-                x = block(x, mask)
+                x = block(x, mask, rotation)
         return F.linear(self.norm(x), self.token_embedding.weight)  # (B, T, V)
 
 

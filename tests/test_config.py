@@ -18,7 +18,7 @@ from course_lm.schedules import ScheduleConfig
 DOCUMENTED_TREE = """
 experiment_name: my-lm
 data: {corpus: python-docs, vocab_size: 2048, max_length: 128, batching: packed, val_fraction: 0.1}
-model: {n_layer: 4, n_head: 4, d_model: 128, dropout: 0.1, gradient_checkpointing: false}
+model: {n_layer: 4, n_head: 4, d_model: 128, dropout: 0.1, gradient_checkpointing: false, positions: learned}
 optimizer: {type: adamw, learning_rate: 3e-4, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01}
 lr_scheduler: {type: cosine_with_warmup, warmup_ratio: 0.1, num_cycles: 0.5, min_lr: 0.0}
 curriculum: {enabled: false, strategy: combined, schedule: linear, start_threshold: 0.2, end_threshold: 1.0, num_epochs: 10, warmup_epochs: 2}
@@ -37,7 +37,14 @@ EXPECTED_TREE: dict[str, Any] = {
         "batching": "packed",
         "val_fraction": 0.1,
     },
-    "model": {"n_layer": 4, "n_head": 4, "d_model": 128, "dropout": 0.1, "gradient_checkpointing": False},
+    "model": {
+        "n_layer": 4,
+        "n_head": 4,
+        "d_model": 128,
+        "dropout": 0.1,
+        "positions": "learned",
+        "gradient_checkpointing": False,
+    },
     "optimizer": {
         "type": "adamw",
         "learning_rate": 3e-4,

@@ -1,5 +1,6 @@
 """The model: what a position may see, how its attention is computed, and how text is drawn from it."""
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from course_lm.model import (
     Block,
     Dropout,
     ModelConfig,
+    Rotation,
     allowed_attention,
     count_parameters,
     generate,
@@ -29,6 +31,7 @@ VOCAB, MAX_LENGTH = 13, 16
 CPU_HALF_TYPES = (torch.bfloat16, torch.float16)
 lengths_of_rows = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 seeds = st.integers(0, 10_000)
+kinds_of_positions = st.sampled_from(["learned", "rotary"])
 
 
 def make_model(*, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> GPT:
@@ -70,9 +73,9 @@ def packed(lengths: list[int], pads: int, seed: int) -> tuple[Tensor, Tensor, Te
 
 
 @settings(max_examples=40)
-@given(lengths_of_rows, st.integers(0, 5), st.sampled_from(["left", "right"]), st.booleans(), seeds)
-def test_padding_never_changes_the_logits_of_a_token(lengths, extra, side, plain, seed):
-    model = make_model(seed=seed)
+@given(lengths_of_rows, st.integers(0, 5), st.sampled_from(["left", "right"]), st.booleans(), kinds_of_positions, seeds)
+def test_padding_never_changes_the_logits_of_a_token(lengths, extra, side, plain, positions, seed):
+    model = make_model(seed=seed, positions=positions)
     ids, mask = padded(lengths, max(lengths) + extra, side, seed)
     with attention_path(plain):
         together = model(ids, attention_mask=mask)
@@ -83,9 +86,9 @@ def test_padding_never_changes_the_logits_of_a_token(lengths, extra, side, plain
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 4), st.booleans(), seeds)
-def test_a_packed_document_has_the_logits_that_it_has_alone(lengths, pads, plain, seed):
-    model = make_model(seed=seed)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 4), st.booleans(), kinds_of_positions, seeds)
+def test_a_packed_document_has_the_logits_that_it_has_alone(lengths, pads, plain, positions, seed):
+    model = make_model(seed=seed, positions=positions)
     ids, document_ids, mask = packed(lengths, pads, seed)
     with attention_path(plain):
         together = model(ids, attention_mask=mask, document_ids=document_ids)[0]
@@ -106,9 +109,9 @@ def test_without_document_ids_packed_documents_would_see_each_other(plain):
 
 
 @settings(max_examples=20)
-@given(st.integers(1, 9), st.booleans(), seeds)
-def test_no_position_sees_a_later_token(position, plain, seed):
-    model = make_model(seed=seed)
+@given(st.integers(1, 9), st.booleans(), kinds_of_positions, seeds)
+def test_no_position_sees_a_later_token(position, plain, positions, seed):
+    model = make_model(seed=seed, positions=positions)
     ids = random_ids(2, 10, seed=seed)
     changed = torch.cat([ids[:, :position], (ids[:, position:] + 1) % VOCAB], dim=1)
     with attention_path(plain):
@@ -234,14 +237,49 @@ def test_given_positions_replace_the_counted_ones():
     assert not torch.allclose(model(ids, position_ids=shifted), counted)
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), seeds)
+def test_a_product_of_turned_vectors_depends_on_their_distance_alone(query_at, key_at, further, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = torch.randn(2, 6, generator=generator)
+
+    def product(at: int, other: int) -> Tensor:
+        turned = Rotation(torch.tensor([[at, other]]), 6).turn(torch.stack([query, key])[None, :, None, None])
+        return turned[0, 0].flatten() @ turned[0, 1].flatten()
+
+    torch.testing.assert_close(product(query_at + further, key_at + further), product(query_at, key_at))
+
+
+def test_a_pair_of_elements_turns_by_its_position_times_its_rate():
+    """Equation 15 of Su et al. 2024, element by element."""
+    x, position, width = [0.3, -1.2, 0.7, 2.0], 5, 4
+    expected = []
+    for i in range(width // 2):
+        angle = position * 10_000 ** (-2 * i / width)
+        expected.append(x[2 * i] * math.cos(angle) - x[2 * i + 1] * math.sin(angle))
+        expected.append(x[2 * i] * math.sin(angle) + x[2 * i + 1] * math.cos(angle))
+    turned = Rotation(torch.tensor([[position]]), width).turn(torch.tensor(x).view(1, 1, 1, 1, width))
+    torch.testing.assert_close(turned.flatten(), torch.tensor(expected))
+
+
+def test_a_rotary_model_has_no_weights_for_positions_and_sees_distances_alone():
+    model, ids = make_model(positions="rotary"), random_ids(1, 5)
+    assert not [name for name, _ in model.named_parameters() if "position" in name]
+    counted = model(ids)
+    torch.testing.assert_close(model(ids, position_ids=torch.arange(5)[None] + 3), counted, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(model(ids, position_ids=2 * torch.arange(5)[None]), counted, rtol=1e-3)
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(half, masked):
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(positions, half, masked):
     ids, mask = padded([9, 4], 9, "right", seed=0)
     inputs = {"input_ids": ids} | ({"attention_mask": mask} if masked else {})
     results = []
     for checkpointing in (False, True):
-        model = make_model(dtype=torch.float32, dropout=0.4, gradient_checkpointing=checkpointing).train()
+        settings = {"dropout": 0.4, "positions": positions, "gradient_checkpointing": checkpointing}
+        model = make_model(dtype=torch.float32, **settings).train()
         torch.manual_seed(7)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             results.append(loss_and_gradients(model, **inputs))
@@ -300,6 +338,11 @@ def test_an_input_longer_than_the_positions_is_refused():
         ({"n_head": -1}, "n_head must be at least 1, got -1"),
         ({"d_model": 0}, "d_model must be at least 1, got 0"),
         ({"d_model": 10, "n_head": 4}, "d_model must be a multiple of n_head (4), got 10"),
+        (
+            {"d_model": 12, "n_head": 4, "positions": "rotary"},
+            "an even multiple of n_head (4) for rotary positions, got 12",
+        ),
+        ({"positions": "alibi"}, "positions must be one of learned, rotary, got 'alibi'"),
         ({"dropout": 1.0}, "dropout must be in [0, 1), got 1.0"),
         ({"dropout": -0.1}, "dropout must be in [0, 1), got -0.1"),
         ({"dropout": float("nan")}, "dropout must be in [0, 1), got nan"),

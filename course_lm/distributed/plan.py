@@ -197,6 +197,7 @@ def activation_bytes(
     # The package's own dropout keeps factors on a CPU, in its input's type; torch's keeps a byte for each element.
     factor, first_factor = (item, WORD) if cpu else (1, 1)
     statistics = 2 * WORD * tokens  # mean and scale of a norm
+    rotary = model.positions == "rotary"
 
     block = 2 * (WORD * wide + statistics)  # inputs of both norms: the residual stream is fp32
     block += 14 * item * wide  # inputs of 4 linear layers (1 + 1 + 1 + 4), query, key, value (3), input of GELU (4)
@@ -206,8 +207,10 @@ def activation_bytes(
         block += item * model.n_head * tokens * max_length
     else:  # fused attention: the mask as a number (B, T, T), and the scores' normaliser (B, H, T)
         block += item * tokens * max_length + WORD * model.n_head * tokens
+        block += rotary * 2 * item * wide  # turned queries and keys; the value keeps what they were, all one storage
 
-    embedding = 2 * LONG * tokens + first_factor * wide * dropped
+    turns = rotary * tokens * WORD * (model.d_model // model.n_head)  # a complex number for two elements of a head
+    embedding = (2 - rotary) * LONG * tokens + turns + first_factor * wide * dropped
     loss = WORD * wide + statistics + item * wide + half * HALF * vocab_size * model.d_model  # last norm and head
     loss += WORD * tokens * vocab_size + LONG * tokens  # log-probabilities and targets
     loss += (item + half * WORD) * tokens * vocab_size  # logits, and where they are halves their copy in fp32

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -55,10 +56,10 @@ def measured_activations(
     kept, at_loss, scores, masks = Saved(model), Saved(model), [], []
     stages = [kept]
     model.norm.register_forward_pre_hook(lambda *_: stages.append(at_loss))
-    inputs: list[Tensor] = []
-    model.blocks[-1].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    inputs: list[Any] = []  # of the last block
+    model.blocks[-1].register_forward_pre_hook(lambda _, given: inputs.extend(given))
 
-    def mask(allowed: Tensor | None) -> Mask:
+    def built(allowed: Tensor | None) -> Mask:
         masks.append(Mask(allowed))
         return masks[-1]
 
@@ -69,7 +70,7 @@ def measured_activations(
     original = F.cross_entropy
     with (
         mock.patch.object(F, "cross_entropy", cross_entropy),
-        mock.patch.object(model_module, "Mask", mask),
+        mock.patch.object(model_module, "Mask", built),
         torch.autograd.graph.saved_tensors_hooks(lambda tensor: stages[-1].pack(tensor), lambda tensor: tensor),
         Precision(precision, "cpu").autocast(),
     ):
@@ -86,9 +87,12 @@ def measured_activations(
     kept.add(masks[0].allowed)
     if masks[0]._bias is not None:
         kept.add(masks[0]._bias)
+    x, mask, rotation = inputs
+    if rotation is not None:
+        kept.add(rotation.turns)
     again = Saved(model)
     with again.hooked(), Precision(precision, "cpu").autocast():
-        model.blocks[-1](inputs[0].detach().requires_grad_(), masks[0])
+        model.blocks[-1](x.detach().requires_grad_(), mask, rotation)
     again.without(kept)
     return kept.bytes + max(at_loss.bytes, again.bytes)
 

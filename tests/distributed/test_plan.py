@@ -125,6 +125,7 @@ SIZES = {
     "long rows": (ModelConfig(2, 2, 16), 300, 256, 2),
     "wide": (ModelConfig(2, 4, 256), 300, 32, 2),
     "no dropout": (ModelConfig(3, 4, 64, dropout=0.0), 300, 48, 3),
+    "rotary": (ModelConfig(3, 2, 64, positions="rotary"), 300, 64, 2),
 }
 
 

@@ -95,10 +95,9 @@ class Trainer:
     by its place in the data, whichever rank computes it.
 
     Args:
-        model: any causal language model that `train_step` takes; it is moved to the configured device. For several
-        ranks
-            it is wrapped as `config.distributed` says, unless it comes in `DistributedDataParallel` or after
-            `fully_shard`.
+        model: any causal language model that `train_step` takes; it is moved to the configured device. For
+            several ranks it is wrapped as `config.distributed` says, unless it comes in `DistributedDataParallel` or
+            after `fully_shard`.
         config: see `TrainingConfig`. `training.output_dir` None writes no files.
         loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; validation always uses the plain loss.
         optimizer: by default built from `config.optimizer`.

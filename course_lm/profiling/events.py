@@ -30,3 +30,20 @@ def recorded(work: Callable[[], object], *, cuda: bool = False, memory: bool = F
 def read_events(events: bytes) -> list[dict[str, Any]]:
     """The single events; `ts` and `dur` are microseconds."""
     return json.loads(events)["traceEvents"]
+
+
+def operations(events: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Begin and end of each operation of torch on the host, microseconds; those that another one calls are left out."""
+    called = [one for one in events if one.get("cat") == "cpu_op" and _is_operation(one["name"])]
+    found: list[tuple[float, float]] = []
+    for begin, duration in sorted(((one["ts"], one["dur"]) for one in called), key=lambda span: (span[0], -span[1])):
+        if found and begin < found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], begin + duration))
+        else:
+            found.append((begin, begin + duration))
+    return found
+
+
+def _is_operation(name: str) -> bool:
+    """Whether an event is an operation, such as "aten::mm", and no node of autograd's, which calls operations."""
+    return "::" in name and not name.startswith(("autograd::", "torch::autograd::"))

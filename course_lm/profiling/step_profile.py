@@ -1,6 +1,5 @@
 """Where the time of an optimizer step goes, and what this machine could do at best."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
 from course_lm.profiling.display import Bars, aligned, figure_of
-from course_lm.profiling.events import read_events, recorded
+from course_lm.profiling.events import operations, read_events, recorded
 from course_lm.profiling.machine import Clock, Machine, measure_machine, merged, name_of
 from course_lm.profiling.marks import OTHER, Marks, add_up
 from course_lm.profiling.subject import Subject, subject_of
@@ -267,17 +266,7 @@ def _trace(subject: Subject, cuda: bool) -> bytes:
 
 def _busy_seconds(events: list[dict[str, Any]]) -> float:
     """Seconds in which at least one operation of torch ran on the host, by the events of a trace."""
-    operations = [one for one in events if one.get("cat") == "cpu_op" and _is_operation(one["name"])]
-    busy, until = 0.0, -math.inf
-    for begin, end in sorted((one["ts"], one["ts"] + one["dur"]) for one in operations):
-        busy += max(0.0, end - max(begin, until))  # operations call others
-        until = max(until, end)
-    return busy / 1e6
-
-
-def _is_operation(name: str) -> bool:
-    """Whether an event is an operation, such as "aten::mm", and no node of autograd's, which calls operations."""
-    return "::" in name and not name.startswith(("autograd::", "torch::autograd::"))
+    return sum(end - begin for begin, end in operations(events)) / 1e6
 
 
 def _parts(

@@ -1,10 +1,10 @@
 """What the run `python-docs` learns in equal time: `python tests/benchmarks/bits_per_byte.py` makes the README's table.
 
-An arm changes some keys of the shipped configuration, and has as many steps as fit into `SECONDS` by the median of its
-steps: all arms take turns in one process, with two threads on a machine that does nothing else (`--time`). These
-seconds are stored, so the runs themselves, of one thread each and two at a time, may be made at any load. The rates of
-every arm are tried on one grid, in half the time, with a seed that does not compare. A seed decides the split of the
-text too, so arms are compared seed by seed.
+An arm changes some keys of the shipped configuration, and has as many steps as fit into `SECONDS` by the lower quartile
+of what its steps take: all arms take turns in one process, with two threads on a machine that does nothing else
+(`--time`). These seconds are stored, so the runs themselves, of one thread each and two at a time, may be made at any
+load. The rates of every arm are tried on the grid of its optimizer, in half the time, with a seed that does not
+compare. A seed decides the split of the text too, so arms are compared seed by seed.
 
 Runs are kept as they end in `data/bits_per_byte.json`. Stopped, the script goes on where it was; `--table` prints.
 """
@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, quantiles
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ ARMS: dict[str, Arm] = {
     "Muon, rotary positions": {"optimizer": MUON, "model": ROTARY},
 }
 SWEEP_SEED, SEEDS = 100, (0, 1, 2)
-TIMED_STEPS, WARM_UP = 40, 5
+TIMED_STEPS, WARM_UP = 50, 5
 
 
 def configured(arm: str, rate: float, seed: int) -> TrainingConfig:
@@ -66,7 +66,7 @@ def rates_of(arm: str) -> tuple[float, ...]:
 
 
 def time_steps(arms: Iterable[str]) -> list[Results]:
-    """Median seconds of each arm's step; the arms take turns, so what else happens falls on all alike."""
+    """Seconds of each arm's step, the lower quartile; the arms take turns, so what else happens falls on all alike."""
     tune_allocator()
     work = {}
     for arm in arms:
@@ -80,7 +80,7 @@ def time_steps(arms: Iterable[str]) -> list[Results]:
             started = time.perf_counter()
             train_step(model, steps[number], optimizer, precision=precision)
             seconds[arm].append(time.perf_counter() - started)
-    return [{"arm": arm, "seconds_per_step": median(times[WARM_UP:])} for arm, times in seconds.items()]
+    return [{"arm": arm, "seconds_per_step": quantiles(times[WARM_UP:])[0]} for arm, times in seconds.items()]
 
 
 def steps_of(results: Results, arm: str) -> int:
@@ -131,16 +131,15 @@ def measure_missing(results: Results, processes: int) -> None:
 
 
 def table(results: Results) -> str:
-    """Bits per byte of each arm and its difference from the first, seed by seed."""
+    """Bits per byte of each arm and its difference from the first, seed by seed, as Markdown."""
     base = of_seeds(results, BASE)
-    lines = [f"{'':<26}{'steps':>7}{'rate':>8}{'bits per byte':>15}{'difference':>12}{'(range)':>19}"]
+    lines = ["| | steps | rate | bits per byte | difference (range) |", "|---|---|---|---|---|"]
     for arm in ARMS:
         bits = of_seeds(results, arm)
         gains = [bits[seed] - base[seed] for seed in SEEDS]
-        lines.append(
-            f"{arm:<26}{steps_of(results, arm):>7}{best_rate(results, arm):>8g}"
-            f"{mean(bits.values()):>15.3f}{mean(gains):>+12.3f}{f'({min(gains):+.3f} to {max(gains):+.3f})':>19}"
-        )
+        difference = "–" if arm == BASE else f"{mean(gains):+.3f} ({min(gains):+.3f} to {max(gains):+.3f})"
+        numbers = f"{steps_of(results, arm):,} | {best_rate(results, arm):g} | {mean(bits.values()):.3f}"
+        lines.append(f"| {arm} | {numbers} | {difference} |".replace("-0.", "−0."))
     return "\n".join(lines)
 
 

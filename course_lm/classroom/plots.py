@@ -374,26 +374,27 @@ def memory_by_owner(ways: Mapping[str, Mapping[str, int]], owners: Sequence[str]
     return figure
 
 
-def steps_and_tokens(points: Mapping[int, tuple[float, float]], least: tuple[float, float], unit: str) -> Figure:
-    """Steps and tokens that reach one loss, a dot for each batch size, and the curve of McCandlish et al. 2018.
+def steps_and_rows(points: Mapping[int, tuple[float, float]], least: tuple[float, float]) -> Figure:
+    """Steps and rows that reach one loss, a dot for each batch size, and the curve of McCandlish et al. 2018.
 
     Args:
-        points: steps and tokens by the batch size. least: fewest steps, fewest tokens. unit: of the batch sizes.
+        points: steps and rows by the batch size. least: fewest steps, fewest rows.
     """
     figure, axes = plt.subplots(figsize=(8.5, 4.0))
-    fewest_steps, fewest_tokens = least
+    fewest_steps, fewest_rows = least
     steps = fewest_steps * (1 + np.geomspace(0.02, 50, 200))
-    axes.plot(steps, fewest_tokens * (1 + 1 / (steps / fewest_steps - 1)), color=GREY)
-    axes.plot(2 * fewest_steps, 2 * fewest_tokens, "*", color=RED, markersize=18)
-    axes.text(2.15 * fewest_steps, 2.1 * fewest_tokens, "critical batch", color=RED, weight="bold", va="bottom")
-    for size, (taken, tokens) in points.items():
-        axes.plot(taken, tokens, "o", color=BLUE, markersize=9)
-        axes.text(1.06 * taken, tokens, f"{size:,}", color=BLUE, weight="bold", va="bottom")
-    taken, tokens = zip(*points.values())
-    axes.set(xscale="log", yscale="log", xlabel="optimizer steps to the loss", ylabel="tokens to the loss")
+    axes.plot(steps, fewest_rows * (1 + 1 / (steps / fewest_steps - 1)), color=GREY)
+    axes.plot(2 * fewest_steps, 2 * fewest_rows, "*", color=RED, markersize=18)
+    look = {"color": RED, "weight": "bold", "ha": "right", "va": "top"}
+    axes.text(1.85 * fewest_steps, 1.85 * fewest_rows, "critical batch", **look)
+    for size, (taken, rows) in points.items():
+        axes.plot(taken, rows, "o", color=BLUE, markersize=9)
+        axes.text(1.06 * taken, rows, f"{size:,}", color=BLUE, weight="bold", va="bottom")
+    taken, rows = zip(*points.values())
+    axes.set(xscale="log", yscale="log", xlabel="optimizer steps to the loss", ylabel="rows to the loss")
     axes.set_xlim(min(*taken, fewest_steps) / 1.3, max(*taken, 2 * fewest_steps) * 1.6)
-    axes.set_ylim(min(*tokens, fewest_tokens) / 1.3, max(*tokens, 2 * fewest_tokens) * 1.6)
-    axes.text(0.98, 0.95, f"numbers: batch size in {unit}", transform=axes.transAxes, ha="right", va="top")
+    axes.set_ylim(min(*rows, fewest_rows) / 1.3, max(*rows, 2 * fewest_rows) * 1.6)
+    axes.text(0.98, 0.95, "numbers: rows of a batch", transform=axes.transAxes, ha="right", va="top")
     _plain_numbers(axes)
     return figure
 

@@ -34,7 +34,6 @@ from course_lm.classroom.checks.speed_and_memory import (
     critical_batch,
     fair_seconds,
     peak_by_owner,
-    share_of_limit,
     step_flops,
 )
 from course_lm.classroom.checks.text_to_tokens import bits_per_byte, lost_to_truncation, split_near_copies
@@ -88,7 +87,6 @@ __all__ = [
     "scheduled_steps",
     "seeds_needed",
     "sgd_step",
-    "share_of_limit",
     "smoothed_losses",
     "spacing",
     "split_near_copies",

@@ -1,4 +1,4 @@
-"""Checks of lesson 15: a fair timer, FLOPs of a step, who owns its peak, a share of the limit, a critical batch."""
+"""Checks of lesson 15: a fair timer, FLOPs of a step, who owns its peak, a critical batch."""
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
@@ -300,46 +300,6 @@ def _peak_by_owner(parameters: int, activations: int, micro_batches: int, optimi
     if before + activations > weights:
         return {**fixed, "gradients": before, "activations": activations}
     return {**fixed, "gradients": weights, "activations": 0}
-
-
-def share_of_limit(fn: Callable[..., object]) -> Report:
-    """How near a part of the step comes to its roof: `fn(seconds, flops, moved, peak, bandwidth)`, 1 is at it."""
-    least, answer = "max(flops / peak, moved / bandwidth)", "least / seconds"
-    return compare(
-        fn,
-        reference=lambda seconds, flops, moved, peak, bandwidth: max(flops / peak, moved / bandwidth) / seconds,
-        cases={
-            "bound by its products": (0.05, 4e9, 1e8, 100e9, 10e9),
-            "bound by its traffic": (0.04, 1e8, 3e8, 50e9, 20e9),
-            "no product at all": (0.003, 0, 6e6, 80e9, 16e9),
-        },
-        shown=["bound by its traffic"],
-        mistakes={
-            "the products alone are asked: this is the share of the peak rate": Edit(least, "flops / peak"),
-            "the traffic alone is asked: this is the share of the bandwidth": Edit(least, "moved / bandwidth"),
-            "products and traffic are added, as if one waited for the other": Edit(
-                least, "flops / peak + moved / bandwidth"
-            ),
-            "the shorter of the two times is taken: the machine has to do both": Edit("max(", "min("),
-            "the mean of the two times is taken": Edit(least, "(flops / peak + moved / bandwidth) / 2"),
-            "the fraction is upside down: measured over least": Edit(answer, "seconds / least"),
-            "the least seconds are given, not their share of the measured ones": Edit(answer, "least"),
-            "the seconds above the least are given": Edit(answer, "seconds - least"),
-            "the share that is lost is given": Edit(answer, "1 - least / seconds"),
-            "per cent are given": Edit(answer, "100 * least / seconds"),
-            "peak and bandwidth have changed places": Edit(least, "max(flops / bandwidth, moved / peak)"),
-            "the rates are multiplied by the work, not divided into it": Edit(
-                least, "max(flops * peak, moved * bandwidth)"
-            ),
-            "the share is cut off at the roof of the products": Edit(answer, "min(least / seconds, flops / peak)"),
-            "the rate of the part is given in FLOP/s, not as a share": Edit(answer, "flops / seconds"),
-            "the intensity is given: FLOPs for each byte": Edit(answer, "flops / moved"),
-        },
-        hints={
-            least: "Products and traffic can go on at the same time: the slower one decides.",
-            answer: "A part that needs exactly its least time has the share 1.",
-        },
-    )
 
 
 def critical_batch(fn: Callable[..., object]) -> Report:

@@ -279,53 +279,6 @@ def peak_by_comparing(parameters, activations, micro_batches, optimizer):
 # Exercise 4
 
 
-def share_of_peak(seconds, flops, moved, peak, bandwidth):
-    return (flops / seconds) / peak
-
-
-def share_of_bandwidth(seconds, flops, moved, peak, bandwidth):
-    return (moved / seconds) / bandwidth
-
-
-def share_of_both(seconds, flops, moved, peak, bandwidth):
-    return flops / seconds / peak + moved / seconds / bandwidth
-
-
-def share_of_the_shorter(seconds, flops, moved, peak, bandwidth):
-    return min(flops / seconds / peak, moved / seconds / bandwidth)
-
-
-def share_upside_down(seconds, flops, moved, peak, bandwidth):
-    compute, traffic = flops / peak, moved / bandwidth
-    return seconds / (compute if compute > traffic else traffic)
-
-
-def share_in_seconds(seconds, flops, moved, peak, bandwidth):
-    compute, traffic = flops / peak, moved / bandwidth
-    return compute if compute > traffic else traffic
-
-
-def share_in_per_cent(seconds, flops, moved, peak, bandwidth):
-    return max(flops / seconds / peak, moved / seconds / bandwidth) * 100.0
-
-
-def share_lost(seconds, flops, moved, peak, bandwidth):
-    return (seconds - max(flops / peak, moved / bandwidth)) / seconds
-
-
-def share_by_rates(seconds, flops, moved, peak, bandwidth):
-    return max(flops / seconds / peak, moved / seconds / bandwidth)
-
-
-def share_by_the_roof(seconds, flops, moved, peak, bandwidth):
-    if flops == 0:
-        return moved / bandwidth / seconds
-    return flops / seconds / min(peak, flops / moved * bandwidth)
-
-
-# Exercise 5
-
-
 def _line(one, other):
     sizes = [tokens / steps for steps, tokens in (one, other)]
     slope, intercept = np.polyfit([1 / size for size in sizes], [one[0], other[0]], 1)
@@ -424,16 +377,6 @@ WRONG_ANSWERS = {
         (peak_in_numbers, "numbers are counted and not bytes: of weights, gradients and moments"),
         (peak_as_a_sum, "the sum is returned, not a dict of owners"),
     ],
-    "share_of_limit": [
-        (share_of_peak, "the products alone are asked: this is the share of the peak rate"),
-        (share_of_bandwidth, "the traffic alone is asked: this is the share of the bandwidth"),
-        (share_of_both, "products and traffic are added, as if one waited for the other"),
-        (share_of_the_shorter, "the shorter of the two times is taken: the machine has to do both"),
-        (share_upside_down, "the fraction is upside down: measured over least"),
-        (share_in_seconds, "the least seconds are given, not their share of the measured ones"),
-        (share_in_per_cent, "per cent are given"),
-        (share_lost, "the share that is lost is given"),
-    ],
     "critical_batch": [
         (batch_upside_down, "the fraction is upside down: steps over tokens"),
         (batch_of_slope, "the least tokens are given: those of an endlessly small batch"),
@@ -452,6 +395,5 @@ EQUIVALENT = {
     "fair_seconds": [timer_by_turns_of_numpy, timer_that_drops],
     "step_flops": [flops_of_numpy, flops_one_by_one],
     "peak_by_owner": [peak_by_comparing],
-    "share_of_limit": [share_by_rates, share_by_the_roof],
     "critical_batch": [batch_by_a_line],
 }

@@ -73,6 +73,23 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
             found.append((clock() - begin) / rounds)
         return found
 
+    def by_place(arms: Arms, clock: Clock, warm_up: int, rounds: int) -> list[float]:
+        for arm in arms:
+            for _ in range(warm_up):
+                arm()
+        taken = [[_taken(arm, clock) for arm in (arms if number % 2 == 0 else arms[::-1])] for number in range(rounds)]
+        return [statistics.median(one) for one in zip(*taken)]
+
+    def warm_before_each(arms: Arms, clock: Clock, warm_up: int, rounds: int) -> list[float]:
+        seconds: list[list[float]] = [[] for _ in arms]
+        for number in range(rounds):
+            order = range(len(arms))
+            for index in order if number % 2 == 0 else reversed(order):
+                for _ in range(warm_up):
+                    arms[index]()
+                seconds[index].append(_taken(arms[index], clock))
+        return [statistics.median(one) for one in seconds]
+
     def dropped_after(arms: Arms, clock: Clock, warm_up: int, rounds: int) -> list[float]:
         return _in_turns(arms, clock, 0, rounds, lambda one: statistics.median(one[warm_up:] or one))
 
@@ -82,7 +99,7 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
         cases={
             "two equal arms, a machine that slows down, and a disturbed step": ([1.0, 1.0], 0.01, [5], 2, 4),
             "two arms, and one disturbed step": ([1.0, 2.0], 0.0, [4], 2, 3),
-            "three arms, five rounds": ([1.0, 1.5, 1.25], 0.02, [10, 14], 2, 5),
+            "three arms, five rounds": ([1.0, 1.5, 1.25], 0.02, [13, 17], 3, 5),
             "one arm, with more warm-up than it needs": ([0.5], 0.01, [], 4, 3),
         },
         run=_on_a_machine,
@@ -125,6 +142,13 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
                 turn, "reversed(order)"
             ),
             "the first round is turned around, not the second": Edit("== 0", "== 1"),
+            "the seconds are kept by their place in the round, not by their arm": by_place,
+            "each timed step has a warm-up of its own, while the machine goes on slowing down": warm_before_each,
+            "the rounds are numbered from the warm-up on, which turns round 0 around where `warm_up` is odd": (
+                lambda arms, clock, warm_up, rounds: _in_turns(
+                    arms, clock, 0, warm_up + rounds, lambda one: statistics.median(one[warm_up:])
+                )
+            ),
             "the ratio to the first arm is given, not seconds": Edit(
                 f"[{middle} for one in seconds]",
                 "[statistics.median(one) / statistics.median(seconds[0]) for one in seconds]",
@@ -243,7 +267,7 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
         reference=_peak_by_owner,
         cases={
             "adamw, one large micro-batch": (5000, 30_000, 1, "adamw"),
-            "adamw, four of them": (5000, 30_000, 4, "adamw"),
+            "adamw, four larger ones": (1000, 50_000, 4, "adamw"),
             "adamw, one small micro-batch": (5000, 3000, 1, "adamw"),
             "sgd, two small ones": (5000, 3000, 2, "sgd"),
         },
@@ -272,6 +296,7 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
             "SGD keeps two numbers for each weight: with momentum it keeps one": Edit('"sgd": 4', '"sgd": 8'),
             "the two optimizers have changed places": Edit('{"adamw": 8, "sgd": 4}', '{"adamw": 4, "sgd": 8}'),
             "the moments are left out": Edit(moments, "0"),
+            "the moments are counted for the update alone: they stay from step to step": _late_moments,
             "numbers are counted and not bytes: of weights, gradients and moments": (
                 Edit("4 * parameters", "parameters"),
                 Edit('{"adamw": 8, "sgd": 4}', '{"adamw": 2, "sgd": 1}'),
@@ -291,6 +316,14 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
             moments: "AdamW: two fp32 numbers for each weight. SGD with momentum: one.",
         },
     )
+
+
+def _late_moments(parameters: int, activations: int, micro_batches: int, optimizer: str) -> dict[str, int]:
+    weights, moments = 4 * parameters, {"adamw": 8, "sgd": 4}[optimizer] * parameters
+    before = weights if micro_batches > 1 else 0
+    if before + activations > weights + moments:
+        return {"weights": weights, "moments": 0, "gradients": before, "activations": activations}
+    return {"weights": weights, "moments": moments, "gradients": weights, "activations": 0}
 
 
 def _peak_by_owner(parameters: int, activations: int, micro_batches: int, optimizer: str) -> dict[str, int]:
@@ -327,6 +360,8 @@ def critical_batch(fn: Callable[..., object]) -> Report:
             "the tokens of the first run are taken for the least tokens": Edit(answer, "tokens / least_steps"),
             "the tokens of the second run are taken for the least tokens": Edit(answer, "other_tokens / least_steps"),
             "the mean of the two batch sizes is taken": Edit(answer, "(1 / inverse + 1 / other_inverse) / 2"),
+            "the larger of the two batch sizes is taken": Edit(answer, "max(1 / inverse, 1 / other_inverse)"),
+            "all tokens are divided by all steps": Edit(answer, "(tokens + other_tokens) / (steps + other_steps)"),
             "the geometric mean of the two batch sizes is taken": Edit(answer, "(inverse * other_inverse) ** -0.5"),
             "the batch sizes themselves are on the axis, not one over them": (
                 Edit("steps / tokens, other_steps / other_tokens", "tokens / steps, other_tokens / other_steps"),

@@ -118,6 +118,33 @@ def timer_that_counts_warm_up(arms, clock, warm_up, rounds):
     return [statistics.median(one) for one in times]
 
 
+def timer_by_place(arms, clock, warm_up, rounds):
+    for arm in list(arms) * warm_up:
+        arm()
+    places = [[] for _ in arms]
+    for number in range(rounds):
+        for place, (_, arm) in enumerate(_turn(arms, number)):
+            places[place].append(_timed(arm, clock))
+    return [statistics.median(one) for one in places]
+
+
+def timer_that_warms_up_each_time(arms, clock, warm_up, rounds):
+    times = np.zeros((len(arms), rounds))
+    for number in range(rounds):
+        for index, arm in _turn(arms, number):
+            [arm() for _ in range(warm_up)]
+            times[index, number] = _timed(arm, clock)
+    return np.median(times, axis=1)
+
+
+def timer_that_drops_rounds(arms, clock, warm_up, rounds):
+    times = np.zeros((len(arms), warm_up + rounds))
+    for number in range(warm_up + rounds):
+        for index, arm in _turn(arms, number):
+            times[index, number] = _timed(arm, clock)
+    return np.median(times[:, warm_up:], axis=1)
+
+
 def timer_by_turns_of_numpy(arms, clock, warm_up, rounds):
     times = np.zeros((len(arms), rounds))
     for _ in range(warm_up):
@@ -268,6 +295,14 @@ def peak_in_numbers(parameters, activations, micro_batches, optimizer):
     return {**found, "weights": parameters, "moments": found["moments"] // 4}
 
 
+def peak_with_late_moments(parameters, activations, micro_batches, optimizer):
+    moments = {"adamw": 2, "sgd": 1}[optimizer] * 4 * parameters
+    backward = {"weights": 4 * parameters, "moments": 0, "activations": activations}
+    backward["gradients"] = 4 * parameters * (micro_batches > 1)
+    update = {"weights": 4 * parameters, "moments": moments, "activations": 0, "gradients": 4 * parameters}
+    return max(update, backward, key=lambda owners: sum(owners.values()))
+
+
 def peak_as_a_sum(parameters, activations, micro_batches, optimizer):
     return sum(_right_peak(parameters, activations, micro_batches, _numbers(optimizer)).values())
 
@@ -340,6 +375,15 @@ WRONG_ANSWERS = {
         (timer_of_upper_median, "of an even number of steps the upper one of the two in the middle is taken"),
         (timer_of_blocks, _MEAN_OF_ALL),
         (timer_of_unsorted_middle, "the step in the middle of the list is taken, which is not sorted"),
+        (timer_by_place, "the seconds are kept by their place in the round, not by their arm"),
+        (
+            timer_that_warms_up_each_time,
+            "each timed step has a warm-up of its own, while the machine goes on slowing down",
+        ),
+        (
+            timer_that_drops_rounds,
+            "the rounds are numbered from the warm-up on, which turns round 0 around where `warm_up` is odd",
+        ),
         (timer_that_counts_warm_up, "the steps of warm-up are timed with the others"),
     ],
     "step_flops": [
@@ -375,6 +419,7 @@ WRONG_ANSWERS = {
         (peak_with_one_moment, "AdamW keeps one number for each weight: it keeps two"),
         (peak_with_plain_sgd, "SGD keeps nothing: with momentum it keeps a number for each weight"),
         (peak_in_numbers, "numbers are counted and not bytes: of weights, gradients and moments"),
+        (peak_with_late_moments, "the moments are counted for the update alone: they stay from step to step"),
         (peak_as_a_sum, "the sum is returned, not a dict of owners"),
     ],
     "critical_batch": [

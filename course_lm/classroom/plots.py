@@ -16,6 +16,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.ticker import LogLocator
 
 from course_lm.classroom.atlas import Atlas, load_atlas
 from course_lm.monitoring import History, Record, smooth
@@ -305,7 +306,7 @@ def step_seconds(arms: Mapping[str, Sequence[float]]) -> Figure:
         numbers, height = range(first, first + len(seconds)), 1e3 * float(np.median(seconds))
         axes.plot(numbers, [1e3 * one for one in seconds], "o", color=colour, markersize=7)
         axes.hlines(height, numbers[0], numbers[-1], color=colour, linestyle="--", linewidth=1.4)
-        axes.text(numbers[-1], 1.06 * height, f"{name}, median", color=colour, ha="right", va="bottom", weight="bold")
+        axes.text(numbers[-1], 0.8 * height, f"{name}, median", color=colour, ha="right", va="top", weight="bold")
         first = numbers[-1] + 1
     axes.set(xlabel="step, in the order of measurement", ylabel="milliseconds", ylim=(0, None))
     return figure
@@ -424,6 +425,7 @@ def loss_over_flops(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> Fi
 def _plain_numbers(axes: Axes) -> None:
     """Numbers at the ticks of logarithmic axes without powers of ten, whose font is not everywhere."""
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:,g}")
         axis.set_minor_formatter("")
 

@@ -23,7 +23,7 @@ def drawn(**settings):
 
 
 @how_often
-@pytest.mark.parametrize(("rows", "length", "width"), [(8, 64, 64), (4, 32, 128), (16, 64, 16), (1, 128, 128)])
+@pytest.mark.parametrize(("rows", "length", "width"), [(8, 64, 64), (4, 32, 128), (16, 64, 16)])
 def test_the_predicted_peak_is_the_measured_one(rows, length, width, precision, checkpointing):
     settings = rows, length, width, precision, checkpointing
     predicted = sum(widgets.step_memory(*settings).values())

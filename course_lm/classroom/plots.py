@@ -16,9 +16,11 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.ticker import LogLocator
 
 from course_lm.classroom.atlas import Atlas, load_atlas
 from course_lm.monitoring import History, Record, smooth
+from course_lm.profiling import Machine, Part
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
@@ -294,6 +296,138 @@ def bytes_of_a_rank(held: Mapping[str, Mapping[str, int]]) -> Figure:
     axes.set(xlabel="MB held by one rank, without activations")
     axes.invert_yaxis()
     return figure
+
+
+def step_seconds(arms: Mapping[str, Sequence[float]]) -> Figure:
+    """Milliseconds of single steps in the order in which they were taken, arm after arm; the medians are dashed."""
+    figure, axes = plt.subplots(figsize=(8.5, 3.4))
+    first = 1
+    for (name, seconds), colour in zip(arms.items(), PALETTE):
+        numbers, height = range(first, first + len(seconds)), 1e3 * float(np.median(seconds))
+        axes.plot(numbers, [1e3 * one for one in seconds], "o", color=colour, markersize=7)
+        axes.hlines(height, numbers[0], numbers[-1], color=colour, linestyle="--", linewidth=1.4)
+        axes.text(numbers[-1], 0.8 * height, f"{name}, median", color=colour, ha="right", va="top", weight="bold")
+        first = numbers[-1] + 1
+    axes.set(xlabel="step, in the order of measurement", ylabel="milliseconds", ylim=(0, None))
+    return figure
+
+
+def reported_speedups(ways: Mapping[str, Sequence[float]]) -> Figure:
+    """What many benchmarks report, a row for each way of measuring: 90 % of the ratios as a bar, the median as a dot.
+
+    The truth is 1.
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 0.9 + 0.6 * len(ways)))
+    for row, ratios in enumerate(ways.values()):
+        low, middle, high = np.quantile(np.asarray(ratios), (0.05, 0.5, 0.95))
+        axes.plot([low, high], [row, row], color=BLUE_BAND, linewidth=11, solid_capstyle="butt")
+        axes.plot(middle, row, "o", color=BLUE, markersize=9)
+        axes.text(high, row, f"  {middle:.2f}", color=BLUE, weight="bold", va="center")
+    axes.axvline(1.0, color=INK, linestyle="--", linewidth=1.4)
+    axes.set_yticks(range(len(ways)), list(ways))
+    axes.set(xlabel="times as fast, as reported (90 % of the benchmarks)", ylim=(len(ways) - 0.5, -0.6))
+    axes.margins(x=0.1)
+    return figure
+
+
+def roofline(machine: Machine, parts: Sequence[Part]) -> Figure:
+    """FLOP/s of the parts of a step over their FLOPs per byte, below what the machine can do.
+
+    Parts without matrix products have no place on it.
+
+    Source: Williams, Waterman & Patterson 2009, "Roofline: an insightful visual performance model".
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 4.2))
+    placed = [part for part in parts if part.flops and part.bytes and part.seconds]
+    places = [part.flops / part.bytes for part in placed]
+    bandwidth = machine.bytes_per_second
+    kinks = [peak / bandwidth for peak in machine.flops_per_second.values()]
+    x = np.geomspace(min(*places, *kinks) / 3, max(*places, *kinks) * 8, 200)
+    for name, peak in machine.flops_per_second.items():
+        axes.plot(x, np.minimum(peak, bandwidth * x) / 1e9, color=INK)
+        axes.text(x[-1], 1.08 * peak / 1e9, f"{name}: {peak / 1e9:,.0f} GFLOP/s", ha="right", va="bottom")
+    for part, place, colour in zip(placed, places, PALETTE):
+        axes.plot(place, part.flops / part.seconds / 1e9, "o", color=colour, markersize=9, label=part.name)
+    axes.set(xscale="log", yscale="log", xlabel="intensity (FLOPs for each byte moved)", ylabel="GFLOP/s")
+    axes.text(1.3 * x[0], 1.2 * bandwidth * x[0] / 1e9, f"{bandwidth / 1e9:.1f} GB/s", ha="left", va="top")
+    _plain_numbers(axes)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=11)
+    return figure
+
+
+def memory_by_owner(ways: Mapping[str, Mapping[str, int]], owners: Sequence[str]) -> Figure:
+    """Bytes at the peak of a step, a stacked bar for each way of making it, `owners` from left to right."""
+    colours = (BLUE, ORANGE, GREEN, SKY, PURPLE, GREY, BAND)
+    figure, axes = plt.subplots(figsize=(8.5, 1.2 + 0.5 * len(ways)))
+    left = np.zeros(len(ways))
+    for owner, colour in zip(owners, colours):
+        widths = np.array([held.get(owner, 0) for held in ways.values()]) / 2**20
+        axes.barh(range(len(ways)), widths, left=left, color=colour, label=owner)
+        left += widths
+    for row, width in enumerate(left):
+        axes.text(width, row, f"  {width:.1f}", va="center")
+    axes.set_yticks(range(len(ways)), list(ways))
+    axes.set(xlabel="MiB at the peak of a step")
+    axes.grid(False)
+    axes.margins(x=0.1)
+    axes.invert_yaxis()
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=11)
+    return figure
+
+
+def steps_and_rows(points: Mapping[int, tuple[float, float]], least: tuple[float, float]) -> Figure:
+    """Steps and rows that reach one loss, a dot for each batch size, and the curve of McCandlish et al. 2018.
+
+    Args:
+        points: steps and rows by the batch size. least: fewest steps, fewest rows.
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 4.0))
+    fewest_steps, fewest_rows = least
+    steps = fewest_steps * (1 + np.geomspace(0.02, 50, 200))
+    axes.plot(steps, fewest_rows * (1 + 1 / (steps / fewest_steps - 1)), color=GREY)
+    axes.plot(2 * fewest_steps, 2 * fewest_rows, "*", color=RED, markersize=18)
+    look = {"color": RED, "weight": "bold", "ha": "right", "va": "top"}
+    axes.text(1.85 * fewest_steps, 1.85 * fewest_rows, "critical batch", **look)
+    for size, (taken, rows) in points.items():
+        axes.plot(taken, rows, "o", color=BLUE, markersize=9)
+        axes.text(1.06 * taken, rows, f"{size:,}", color=BLUE, weight="bold", va="bottom")
+    taken, rows = zip(*points.values())
+    axes.set(xscale="log", yscale="log", xlabel="optimizer steps to the loss", ylabel="rows to the loss")
+    axes.set_xlim(min(*taken, fewest_steps) / 1.3, max(*taken, 2 * fewest_steps) * 1.6)
+    axes.set_ylim(min(*rows, fewest_rows) / 1.3, max(*rows, 2 * fewest_rows) * 1.6)
+    axes.text(0.98, 0.95, "numbers: rows of a batch", transform=axes.transAxes, ha="right", va="top")
+    _plain_numbers(axes)
+    return figure
+
+
+def loss_over_flops(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
+    """The validation loss (nats per token) over the FLOPs of a training, a curve for each model, a band over seeds.
+
+    `curves` maps a model's name to its losses, one for each seed, by FLOPs.
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 4.2))
+    ends = []
+    for (name, curve), colour in zip(curves.items(), PALETTE):
+        budgets = sorted(curve)
+        low, high = ([end(curve[budget]) for budget in budgets] for end in (min, max))
+        middle = [float(np.mean(curve[budget])) for budget in budgets]
+        axes.fill_between(budgets, low, high, color=colour, alpha=0.25, linewidth=0)
+        axes.plot(budgets, middle, "o-", color=colour)
+        ends.append((middle[-1], name, colour))
+    axes.set(xscale="log", xlabel="FLOPs of the whole training", ylabel="validation loss (nats per token)")
+    budgets = sorted({budget for curve in curves.values() for budget in curve})
+    axes.set_xticks(budgets, [f"{budget:.1e}" for budget in budgets])
+    axes.xaxis.set_minor_formatter("")
+    label_ends(axes, ends)
+    return figure
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """Numbers at the ticks of logarithmic axes without powers of ten, whose font is not everywhere."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:,g}")
+        axis.set_minor_formatter("")
 
 
 def rank_tiles(ranks: Sequence[Mapping[str, Sequence[int]]]) -> Figure:

@@ -30,6 +30,12 @@ from course_lm.classroom.checks.optimizers import adamw_step, decay_groups, sgd_
 from course_lm.classroom.checks.predict import predict
 from course_lm.classroom.checks.report import Report, last_failed
 from course_lm.classroom.checks.schedules import cooldown_rate, optimizer_steps, rate_by_tokens, scheduled_steps
+from course_lm.classroom.checks.speed_and_memory import (
+    critical_batch,
+    fair_seconds,
+    peak_by_owner,
+    step_flops,
+)
 from course_lm.classroom.checks.text_to_tokens import bits_per_byte, lost_to_truncation, split_near_copies
 from course_lm.classroom.checks.the_whole_loop import floor, linear_schedule, train_steps
 from course_lm.classroom.checks.trainer import checkpoints_left, focal_loss, same_step
@@ -46,8 +52,10 @@ __all__ = [
     "clip_coefficient",
     "cooldown_rate",
     "corpus_perplexity",
+    "critical_batch",
     "decay_groups",
     "epoch_order",
+    "fair_seconds",
     "first_bad_parameter",
     "floor",
     "focal_loss",
@@ -68,6 +76,7 @@ __all__ = [
     "norm_of_parts",
     "optimizer_steps",
     "padding_share",
+    "peak_by_owner",
     "position_after",
     "predict",
     "prompt_masked",
@@ -82,6 +91,7 @@ __all__ = [
     "spacing",
     "split_near_copies",
     "steepest_rate",
+    "step_flops",
     "steps_between_checkpoints",
     "stopping_point",
     "survive_power_cut",

@@ -15,6 +15,12 @@ from course_lm.classroom.widgets.next_token import draw_next_token, temperature_
 from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.classroom.widgets.ranks import draw_ranks, rank_plan, ranks_explorer
 from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, schedule_explorer
+from course_lm.classroom.widgets.step_memory import (
+    draw_step_memory,
+    measured_step_memory,
+    step_memory,
+    step_memory_explorer,
+)
 from course_lm.classroom.widgets.tokens import draw_tokens, token_explorer
 from course_lm.classroom.widgets.trainer import (
     draw_training_memory,
@@ -41,11 +47,13 @@ __all__ = [
     "draw_pacing",
     "draw_ranks",
     "draw_schedules",
+    "draw_step_memory",
     "draw_tokens",
     "draw_training_memory",
     "explorer",
     "lr_finder_explorer",
     "measured_memory",
+    "measured_step_memory",
     "memory_explorer",
     "monitoring_explorer",
     "number_format_explorer",
@@ -57,6 +65,8 @@ __all__ = [
     "rows_that_fit",
     "schedule_explorer",
     "sentence_difficulty",
+    "step_memory",
+    "step_memory_explorer",
     "temperature_explorer",
     "token_explorer",
     "training_memory",

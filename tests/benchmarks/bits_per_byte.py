@@ -35,7 +35,7 @@ from course_lm.trainer.allocator import tune_allocator
 
 FILE = Path(__file__).resolve().parents[2] / "data" / "bits_per_byte.json"
 SECONDS = 120.0
-RATES = {"adamw": (1e-3, 2e-3, 4e-3, 8e-3), "muon": (5e-3, 1e-2, 2e-2, 4e-2)}
+RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), "muon": (5e-3, 1e-2, 2e-2, 4e-2)}
 ADAMW = {"type": "adamw", "weight_decay": 1.0}
 MUON = {"type": "muon", "weight_decay": 0.1}
 ROTARY = {"positions": "rotary"}

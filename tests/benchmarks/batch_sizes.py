@@ -32,7 +32,7 @@ from course_lm.step import train_step
 
 FILE = "batch_sizes.json"
 HELD_OUT = 64  # rows
-BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)  # rows
+BATCH_SIZES = (2, 8, 32, 128, 4, 16, 64, 256)  # rows, in the order in which they are measured
 SWEEP_SEEDS, RACE_SEEDS = (0,), (1, 2, 3)
 D_MODEL, TARGET_LOSS, WARM_UP = 64, 2.5, 10
 OPTIMIZER: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
@@ -71,16 +71,16 @@ def next_rate(sweep: list[Results], batch_size: int, start: float) -> float | No
 
 def settings_of_runs(results: Results) -> Iterator[tuple[str, Settings]]:
     """Every run: its part and its settings. What comes later needs the results of what came before."""
-    start = FIRST_RATE
+    sweep = results["sweep"]
     for batch_size in BATCH_SIZES:
-        while (rate := next_rate(results["sweep"], batch_size, start)) is not None:
+        smaller = {run["batch_size"] for run in sweep if run["batch_size"] < batch_size}
+        start = best_rate(sweep, max(smaller)) if smaller else FIRST_RATE
+        while (rate := next_rate(sweep, batch_size, start)) is not None:
             for seed in SWEEP_SEEDS:
                 yield "sweep", {"batch_size": batch_size, "learning_rate": rate, "seed": seed}
-        start = best_rate(results["sweep"], batch_size)
-    for batch_size in BATCH_SIZES:
-        rate = best_rate(results["sweep"], batch_size)
         for seed in RACE_SEEDS:
-            yield "race", {"batch_size": batch_size, "learning_rate": rate, "seed": seed}
+            best = best_rate(sweep, batch_size)
+            yield "race", {"batch_size": batch_size, "learning_rate": best, "seed": seed}
     for seed in RACE_SEEDS:
         for step in NOISE_STEPS:
             yield "noise", {"seed": seed, "step": step}
@@ -117,10 +117,11 @@ def trained(batch_size: int, learning_rate: float, seed: int) -> Iterator[tuple[
         yield step, model
 
 
-def patience(sweep: list[Results], batch_size: int) -> int:
-    """Steps after which a run is given up: 1.5 times the best of this batch size and of all smaller ones."""
+def patience(sweep: list[Results], part: str, batch_size: int) -> int:
+    """Steps after which a run is given up: 1.3 times, in the race twice, the fewest of this and all smaller sizes."""
     known = [run["steps_to_target"] for run in sweep if run["batch_size"] <= batch_size and run["steps_to_target"]]
-    return min([MOST_STEPS, *(round(1.5 * steps) for steps in known)])
+    factor = {"sweep": 1.3, "race": 2.0}[part]
+    return min([MOST_STEPS, *(round(factor * steps) for steps in known)])
 
 
 def run_to_target(batch_size: int, learning_rate: float, seed: int, most: int) -> tuple[float | None, int]:
@@ -170,7 +171,7 @@ def measure(results: Results, part: str, settings: Settings) -> Results:
     """One run."""
     if part == "noise":
         return measure_noise(results, settings)
-    steps, done = run_to_target(**settings, most=patience(results["sweep"], settings["batch_size"]))
+    steps, done = run_to_target(**settings, most=patience(results["sweep"], part, settings["batch_size"]))
     tokens = None if steps is None else round(steps * settings["batch_size"] * LENGTH)
     return settings | {"steps_to_target": steps, "tokens_to_target": tokens, "steps": done}
 

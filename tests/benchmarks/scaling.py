@@ -30,9 +30,9 @@ from course_lm.step import train_step
 
 FILE = "scaling.json"
 HELD_OUT = 512  # rows
-WIDTHS, BUDGETS = (16, 32, 64, 128), (1e10, 4e10, 1.6e11, 6.4e11)  # FLOPs
+WIDTHS, BUDGETS = (16, 32, 64, 128), (3e10, 8e10, 2.2e11, 6e11)  # FLOPs
 SWEEP_SEED, SEEDS = 3, (0, 1, 2)
-BATCH_SIZE, WARM_UP = 16, 0.1  # rows; share of the steps
+BATCH_SIZE, WARM_UP = 8, 0.1  # rows; share of the steps
 OPTIMIZER: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
 FIRST_RATE = 8e-3  # the grid has its powers of two, up and down
 

@@ -70,18 +70,16 @@ def next_rate(sweep: list[Results], d_model: int, budget: float, start: float) -
 
 
 def settings_of_runs(results: Results) -> Iterator[tuple[str, Settings]]:
-    """Every run: its part and its settings. What is compared comes after the sweep, whose result it needs."""
+    """Every run: its part and its settings, one budget after the other. A budget's runs need its sweep."""
     sweep = results["sweep"]
-    for d_model in WIDTHS:
-        start = FIRST_RATE
-        for budget in BUDGETS:
-            same = {"d_model": d_model, "budget": budget}
-            while (rate := next_rate(sweep, d_model, budget, start)) is not None:
-                yield "sweep", same | {"learning_rate": rate, "seed": SWEEP_SEED}
-            start = best_rate(sweep, d_model, budget)
-    for seed, budget, d_model in product(SEEDS, BUDGETS, WIDTHS):
-        rate = best_rate(sweep, d_model, budget)
-        yield "runs", {"d_model": d_model, "budget": budget, "learning_rate": rate, "seed": seed}
+    start = dict.fromkeys(WIDTHS, FIRST_RATE)
+    for budget in BUDGETS:
+        for d_model in WIDTHS:
+            while (rate := next_rate(sweep, d_model, budget, start[d_model])) is not None:
+                yield "sweep", {"d_model": d_model, "budget": budget, "learning_rate": rate, "seed": SWEEP_SEED}
+            start[d_model] = best_rate(sweep, d_model, budget)
+        for seed, d_model in product(SEEDS, WIDTHS):
+            yield "runs", {"d_model": d_model, "budget": budget, "learning_rate": start[d_model], "seed": seed}
 
 
 def measure(part: str, settings: Settings) -> Results:

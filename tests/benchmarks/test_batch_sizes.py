@@ -2,7 +2,7 @@
 
 import json
 from itertools import pairwise
-from statistics import fmean
+from statistics import median
 
 import batch_sizes
 import pytest
@@ -17,7 +17,7 @@ SWEEP, RACE = RESULTS["sweep"], RESULTS["race"]
 
 
 def steps_of(batch_size):
-    return fmean(run["steps_to_target"] for run in RACE if run["batch_size"] == batch_size)
+    return median(run["steps_to_target"] for run in RACE if run["batch_size"] == batch_size)
 
 
 def test_every_run_is_there_and_no_other():

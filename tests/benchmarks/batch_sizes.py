@@ -33,7 +33,7 @@ from course_lm.step import train_step
 FILE = "batch_sizes.json"
 HELD_OUT = 64  # rows
 BATCH_SIZES = (2, 8, 32, 128, 4, 16, 64, 256)  # rows, in the order in which they are measured
-SWEEP_SEEDS, RACE_SEEDS = (0,), (1, 2, 3)
+SWEEP_SEEDS, RACE_SEEDS = (0, 4), (1, 2, 3)
 D_MODEL, TARGET_LOSS, WARM_UP = 64, 2.5, 10
 OPTIMIZER: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.0}
 FIRST_RATE = 1e-3  # the grid has its powers of two, up and down
@@ -58,15 +58,21 @@ def best_rate(sweep: list[Results], batch_size: int) -> float:
     return min(rates_tried(sweep, batch_size), key=lambda rate: steps_taken(sweep, batch_size, rate))
 
 
-def next_rate(sweep: list[Results], batch_size: int, start: float) -> float | None:
-    """The next rate to try: `start`, then beyond the edge where the best one lies; None when that is enclosed."""
+def next_trial(sweep: list[Results], batch_size: int, start: float) -> Settings | None:
+    """The sweep's next run at this batch size; None when a worse rate is known on each side of the best.
+
+    A rate is tried with a further seed where all seeds before have come to the target.
+    """
     tried = rates_tried(sweep, batch_size)
-    if not tried:
-        return start
-    best = best_rate(sweep, batch_size)
-    if best == tried[0]:
-        return best / 2
-    return best * 2 if best == tried[-1] else None
+    for rate in tried:
+        same = [run for run in sweep if (run["batch_size"], run["learning_rate"]) == (batch_size, rate)]
+        if len(same) < len(SWEEP_SEEDS) and all(run["steps_to_target"] for run in same):
+            return {"batch_size": batch_size, "learning_rate": rate, "seed": SWEEP_SEEDS[len(same)]}
+    best = best_rate(sweep, batch_size) if tried else start
+    if tried and tried[0] < best < tried[-1]:
+        return None
+    rate = best if not tried else best / 2 if best == tried[0] else best * 2
+    return {"batch_size": batch_size, "learning_rate": rate, "seed": SWEEP_SEEDS[0]}
 
 
 def settings_of_runs(results: Results) -> Iterator[tuple[str, Settings]]:
@@ -75,9 +81,8 @@ def settings_of_runs(results: Results) -> Iterator[tuple[str, Settings]]:
     for batch_size in BATCH_SIZES:
         smaller = {run["batch_size"] for run in sweep if run["batch_size"] < batch_size}
         start = best_rate(sweep, max(smaller)) if smaller else FIRST_RATE
-        while (rate := next_rate(sweep, batch_size, start)) is not None:
-            for seed in SWEEP_SEEDS:
-                yield "sweep", {"batch_size": batch_size, "learning_rate": rate, "seed": seed}
+        while (trial := next_trial(sweep, batch_size, start)) is not None:
+            yield "sweep", trial
         for seed in RACE_SEEDS:
             best = best_rate(sweep, batch_size)
             yield "race", {"batch_size": batch_size, "learning_rate": best, "seed": seed}

@@ -29,11 +29,12 @@ def is_stored(results: Results, part: str, settings: Settings) -> bool:
 
 def written(results: Results) -> str:
     """The results as JSON, one run a line."""
-    parts = [
-        f'"{name}": ' + ("[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else f"{value}")
-        for name, value in results.items()
-    ]
+    parts = [f'"{name}": {_lines(value)}' for name, value in results.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else json.dumps(value)
 
 
 def measure_missing(

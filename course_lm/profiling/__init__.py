@@ -1,9 +1,9 @@
 """Where the time and the bytes of an optimizer step go (lesson 15).
 
-step_profile.py measures the parts of a step, and memory_profile.py whose the memory is at its peak. marks.py says which
-part runs when, parts.py what the parts are called. work.py counts FLOPs and bytes, and machine.py measures what this
-machine can do. subject.py takes the steps and undoes them; events.py records them with torch's profiler; display.py
-makes tables and bars.
+step_profile.py measures the parts of a step, and memory_profile.py whose the memory is at its peak: ledger.py settles
+that from the allocator's events. marks.py says which part runs when, parts.py what the parts are called. work.py counts
+FLOPs and bytes, and machine.py measures what this machine can do. subject.py takes the steps and undoes them; events.py
+records them with torch's profiler; display.py makes tables and bars.
 """
 
 from course_lm.profiling.machine import Machine

@@ -8,7 +8,7 @@ operation that asked for it was that operation's workspace.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -95,9 +95,9 @@ class Ledger:
     """
 
     def __init__(self, known: Mapping[int, Block]) -> None:
-        self.live = dict(known)
+        self.live = {address: replace(block) for address, block in known.items()}
         self.total = self.peak = sum(block.bytes for block in known.values())
-        self.at_peak = list(known.values())
+        self.at_peak = list(self.live.values())
         self.part = self.moment = OTHER
         self.after_model = False
 
@@ -123,6 +123,8 @@ class Ledger:
     def _change(self, address: int, count: int, operation: int | None) -> None:
         """Count bytes that the allocator has given, or where `count` is negative got back."""
         if count > 0:
+            if address in self.live:  # another thread has freed it, whose events are not recorded
+                self.total -= self.live.pop(address).bytes
             self.live[address] = Block(count, None, operation, self.after_model)
             self.total += count
         elif address in self.live:

@@ -18,20 +18,20 @@ class Clock:
     """Seconds on the device: of the host's clock for a CPU, of events in the stream for CUDA."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+        self.device, self.cuda = device, device.type == "cuda"
 
     def read(self) -> Any:
         """This moment. On CUDA the host does not wait for it."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))  # of the model's GPU, which need not be the current one
         return event
 
     def settle(self) -> None:
         """Wait for the device, so that what was read can be compared."""
         if self.cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Between two moments."""

@@ -119,7 +119,8 @@ def profile_memory(
     batches, which were there before, are added. Other tensors of the process do not count, and neither does what the
     allocator keeps for later.
 
-    On CUDA the peak is `torch.cuda.max_memory_allocated`. That is written and was never measured.
+    On CUDA the peak is `torch.cuda.max_memory_allocated`, and the batches' copies on the GPU count as activations. That
+    is written and was never measured.
 
     Args and errors: as of `profile_step`.
     """
@@ -181,12 +182,12 @@ def _drop_gradients(subject: Subject) -> None:
 def _measured_peak(subject: Subject, device: torch.device, known: dict[int, Block]) -> int:
     """Bytes that are allocated in a step without hooks, at their most, what was there before among them."""
     if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        others = torch.cuda.memory_allocated() - sum(block.bytes for block in known.values())
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        others = torch.cuda.memory_allocated(device) - sum(block.bytes for block in known.values())
         subject.step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - others
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - others
     ledger = Ledger(known)
     ledger.replay(read_events(recorded(subject.step, memory=True)), device)
     return ledger.peak

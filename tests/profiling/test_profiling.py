@@ -1,11 +1,15 @@
 """A profile names what a step spends its time, work and memory on, adds up, and leaves no trace."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_lm import step
@@ -22,17 +28,21 @@ from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer, state_bytes
 from course_lm.precision import Precision
-from course_lm.profiling import OWNERS, Machine, StepProfile, machine, profile_memory, profile_step
+from course_lm.profiling import OWNERS, Machine, StepProfile, machine, profile_memory, profile_step, step_profile
+from course_lm.profiling.ledger import Block, Ledger
 from course_lm.profiling.marks import Marks, add_up
 from course_lm.profiling.parts import names_of
+from course_lm.profiling.subject import subject_of
 from course_lm.profiling.work import WorkCounter
 from course_lm.step import train_step
 from course_lm.tokenizer import train_tokenizer
 from tests.lr_finder.test_trial import assert_same, everything
 
+ROOT = Path(__file__).parents[2]
 LAYERS, WIDTH, LENGTH, VOCABULARY, ROWS = 2, 32, 16, 64, 4
 TOKENS = ROWS * LENGTH
 PAUSE = 0.03  # seconds
+TRIES = 5  # of a measurement that other processes may disturb
 DOCUMENTS = ["the cat sat on a mat and then it ran far away", "a dog slept under the bed", "it ran from us"] * 8
 
 
@@ -66,22 +76,49 @@ def flops_of(profile: StepProfile) -> dict[str, int]:
 # Time
 
 
+class Ticking(TorchDispatchMode):
+    """A clock that each operation of torch moves on by the bytes of its results, and nothing else does."""
+
+    moment = 0.0
+
+    def perf_counter(self) -> float:
+        return self.moment
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.moment += 1 + sum(one.nbytes for one in tree_leaves(out) if isinstance(one, Tensor))
+        return out
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_each_operation_of_a_step_is_in_one_part(precision, checkpointing, monkeypatch):
+    model, optimizer = make(checkpointing)
+    with Ticking() as clock:
+        monkeypatch.setattr(machine, "time", clock)
+        monkeypatch.setattr(step_profile, "measure_machine", lambda *_: Machine({}, 1.0, 1))
+        profile = profile_step(model, [batch()], optimizer, precision=Precision(precision, "cpu"), repeats=3)
+    *named, other = profile.parts
+    assert sum(part.seconds for part in profile.parts) == profile.step_seconds == profile.marked_seconds
+    assert other.seconds < 0.05 * profile.step_seconds < sum(part.seconds for part in named)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_parts_add_up_to_the_undisturbed_step(precision, monkeypatch):
+def test_the_parts_add_up_to_the_step_that_they_are_measured_in(precision, monkeypatch):
     # the processor's time and not the wall clock's, which runs on while another process has the core
     monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=time.process_time))
-    torch.manual_seed(0)
     model = GPT(ModelConfig(2, 4, 128), 512, 128)
-    optimizer = build_optimizer(model, OptimizerConfig())
     ids = torch.randint(0, 512, (4, 128))
     one = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    for _ in range(4):  # a shared core may still be slower in some steps than in others
-        profile = profile_step(model, [one], optimizer, precision=Precision(precision, "cpu"), repeats=5)
-        found = sum(part.seconds for part in profile.parts)
-        if abs(found / profile.step_seconds - 1) < 0.05 and profile.parts[-1].seconds < 0.1 * profile.step_seconds:
-            return
-    pytest.fail(f"no profile of four adds up within 5 %, the last one:\n{profile}")
+    parts = (model, [one], build_optimizer(model, OptimizerConfig()), None, Precision(precision, "cpu"), 1.0)
+    shares = []
+    with subject_of(*parts, next_token_loss) as subject:
+        subject.warm_up(2)
+        for _ in range(TRIES):  # of one step each: other load slows all its parts, and so the whole
+            _, (marked,), seconds, _ = step_profile._take_turns(subject, machine.Clock(torch.device("cpu")), 1)
+            shares.append(sum(seconds.values()) / marked)
+    assert 0.9 < max(shares) < 1.001, shares
 
 
 def test_a_mark_gives_the_time_before_it_to_the_part_that_ran():
@@ -376,8 +413,110 @@ def test_weights_gradients_and_moments_have_the_bytes_that_they_have(optimizer):
 def test_the_owners_add_up_to_the_measured_peak(precision, checkpointing, count):
     model, optimizer = make(checkpointing)
     memory = profile_memory(model, [batch(16)] * count, optimizer, precision=Precision(precision, "cpu"))
-    assert memory.found_bytes == pytest.approx(memory.peak_bytes, rel=0.1)
+    assert memory.found_bytes == pytest.approx(memory.peak_bytes, rel=0.01)
     assert list(memory.owners) == list(OWNERS)
+
+
+@pytest.mark.parametrize("mode", ["packed", "dynamic"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_owners_add_up_with_batches_of_a_loader(precision, mode):
+    model = GPT(ModelConfig(LAYERS, 2, WIDTH, gradient_checkpointing=True), 270, LENGTH)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    memory = profile_memory(model, loader(mode), optimizer, accumulation_steps=2, precision=Precision(precision, "cpu"))
+    assert memory.found_bytes == pytest.approx(memory.peak_bytes, rel=0.01)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_owners_add_up_for_a_model_of_a_million_parameters(precision, checkpointing):
+    model = GPT(ModelConfig(4, 4, 128, 0.1, checkpointing), 2048, 64)
+    ids = torch.randint(0, 2048, (8, 64))
+    one = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    memory = profile_memory(
+        model, [one, one], build_optimizer(model, OptimizerConfig()), precision=Precision(precision, "cpu")
+    )
+    assert memory.totals["weights"] > 4e6
+    assert memory.found_bytes == pytest.approx(memory.peak_bytes, rel=0.01)
+
+
+FIRST = """
+import torch
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.precision import Precision
+from course_lm.profiling import profile_memory
+
+model = GPT(ModelConfig(2, 2, 32, 0.1, True), 64, 16)
+ids = torch.ones(16, 16, dtype=torch.long)
+one = {"input_ids": ids, "attention_mask": ids, "labels": ids}
+memory = profile_memory(model, [one], build_optimizer(model, OptimizerConfig()), precision=Precision("bf16", "cpu"))
+print(memory.found_bytes, memory.peak_bytes)
+"""
+
+
+@pytest.mark.long
+def test_the_owners_add_up_when_nothing_else_has_run_in_the_process():
+    # with two threads, for each of which a matrix product asks for buffers
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    ran = subprocess.run(
+        [sys.executable, "-c", FIRST], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    found, peak = map(int, ran.stdout.split())
+    assert found == pytest.approx(peak, rel=0.01)
+
+
+def test_what_an_operation_needs_inside_itself_is_a_workspace():
+    size = 2**21
+
+    def greedy(x: Tensor) -> Tensor:
+        torch.zeros(size, dtype=torch.uint8)
+        return x.clone()
+
+    def greedy_loss(logits: Tensor, labels: Tensor, *, reduction: str) -> Tensor:
+        torch.ops.profiling_tests.greedy(logits.detach())
+        return next_token_loss(logits, labels, reduction="sum")
+
+    library = torch.library.Library("profiling_tests", "DEF")
+    try:
+        library.define("greedy(Tensor x) -> Tensor")
+        library.impl("greedy", greedy, "CPU")
+        memory = profile_memory(*make_step(), loss_fn=greedy_loss)
+    finally:
+        library._destroy()
+    assert memory.owners["workspaces"] == size
+    assert memory.moment == "head and loss"
+
+
+def given_and_freed(*changes: tuple[float, int, int]) -> list[dict[str, Any]]:
+    """Events of an allocator: moment, address, bytes; one operation runs from 10 to 20, a part of it from 12 to 14."""
+    operations = [("aten::mm", 10, 10), ("aten::empty", 12, 2)]
+    return [{"name": name, "cat": "cpu_op", "ts": begin, "dur": time} for name, begin, time in operations] + [
+        {"name": "[memory]", "ts": moment, "args": {"Addr": address, "Bytes": count, "Device Type": 0}}
+        for moment, address, count in changes
+    ]
+
+
+def owners_of(*changes: tuple[float, int, int]) -> list[tuple[int, str | None]]:
+    ledger = Ledger({1: Block(100, "weights")})
+    ledger.replay(given_and_freed(*changes), torch.device("cpu"))
+    assert ledger.peak == sum(block.bytes for block in ledger.at_peak)
+    return [(block.bytes, block.owner) for block in ledger.at_peak]
+
+
+def test_a_block_that_outlives_its_operation_is_no_workspace():
+    assert owners_of((13, 2, 5), (19, 2, -5)) == [(100, "weights"), (5, "workspaces")]
+    assert owners_of((13, 2, 5), (21, 2, -5)) == [(100, "weights"), (5, None)]
+    assert owners_of((3, 2, 5), (4, 2, -5)) == [(100, "weights"), (5, None)]  # in no operation
+
+
+def test_a_block_that_somebody_else_held_does_not_count():
+    assert owners_of((11, 7, -50), (12, 2, 5)) == [(100, "weights"), (5, None)]
+
+
+def test_a_block_that_another_thread_has_freed_is_gone_when_its_address_is_given_again():
+    assert owners_of((3, 2, 5), (4, 2, 6)) == [(100, "weights"), (6, None)]
 
 
 def test_with_several_micro_batches_the_gradients_are_there_at_the_peak():
@@ -397,7 +536,7 @@ def test_the_activations_are_those_that_the_plan_computes(precision):
 
 def test_checkpointing_keeps_fewer_activations():
     plain, again = (profile_memory(model, [batch(16)], made) for model, made in (make(False), make(True)))
-    assert again.owners["activations"] < 0.5 * plain.owners["activations"]
+    assert again.owners["activations"] < 0.6 * plain.owners["activations"]
     assert again.peak_bytes < plain.peak_bytes
 
 
@@ -428,8 +567,8 @@ def make_step() -> tuple[GPT, list[dict[str, Any]], Optimizer]:
 # No trace
 
 
-def loader() -> Any:
-    return make_loader(DOCUMENTS, train_tokenizer(DOCUMENTS, 270), mode="packed", batch_size=2, max_length=LENGTH)
+def loader(mode: str = "packed") -> Any:
+    return make_loader(DOCUMENTS, train_tokenizer(DOCUMENTS, 270), mode=mode, batch_size=2, max_length=LENGTH)
 
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["fresh", "used"])

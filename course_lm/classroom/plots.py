@@ -357,10 +357,10 @@ def roofline(machine: Machine, parts: Sequence[Part]) -> Figure:
 
 def memory_by_owner(ways: Mapping[str, Mapping[str, int]], owners: Sequence[str]) -> Figure:
     """Bytes at the peak of a step, a stacked bar for each way of making it, `owners` from left to right."""
-    colours = (BLUE, ORANGE, GREEN, SKY, PURPLE, GREY, BAND)
+    colours = (BLUE, ORANGE, GREEN, SKY, PURPLE, GREY, BAND, RED)
     figure, axes = plt.subplots(figsize=(8.5, 1.2 + 0.5 * len(ways)))
     left = np.zeros(len(ways))
-    for owner, colour in zip(owners, colours):
+    for owner, colour in zip(owners, colours[: len(owners)], strict=True):
         widths = np.array([held.get(owner, 0) for held in ways.values()]) / 2**20
         axes.barh(range(len(ways)), widths, left=left, color=colour, label=owner)
         left += widths

@@ -198,6 +198,26 @@ def test_an_answer_that_changes_its_input_is_told_so():
     assert "changes its input" in check(in_place).message
 
 
+def test_an_answer_that_turns_a_list_of_functions_around_is_told_so():
+    def turned(arms, clock, warm_up, rounds):
+        for arm in arms:
+            arm()
+        arms.reverse()
+        return [clock() for _ in arms]
+
+    report = checks.fair_seconds(turned)
+    assert report.message == "the function changes its input; make a new one instead"
+
+
+def test_an_answer_that_is_right_only_in_its_first_call_is_told_that_it_keeps_something():
+    def summed(a, b, seen=[]):  # noqa: B006
+        seen += [a, b]
+        return sum(seen)
+
+    report = compare(summed, reference=lambda a, b: a + b, cases={"two": (2, 2), "three": (3, 5)}, mistakes={})
+    assert report.status == "wrong" and "keeps something from earlier calls" in report.message
+
+
 def test_an_answer_cannot_change_what_it_is_compared_with():
     held = torch.tensor([1.0])
 

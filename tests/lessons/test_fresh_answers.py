@@ -37,6 +37,7 @@ RIGHT_AFTER_ALL = {
         "none are left from before"
     ),
     "the search begins at step 0 with a strict comparison, so a checkpoint of step 0 is never found": "there is none",
+    "single precision": "the exercise asks for no whole number, and this one is right to one part in ten million",
     "the search for the highest step begins at 0, so a checkpoint of step 0 is never found": "there is none",
 }
 

@@ -43,6 +43,10 @@ _DOES_NOTHING = {
     "RETURN_CONST",
 }
 _UNCHANGED = "it has changed nothing"
+_KEEPS = (
+    "right in the first call, and not when the same arguments come again: it keeps something from earlier calls, "
+    "such as a list among its defaults, or is left to chance"
+)
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ def _judge(
     refused = [case for case in order if got[case].refused]
     case = next(iter([*without, *raised, *refused, *order]))
     where = departure(question, fn, case, got[case])
+    if _is_right_only_at_first(question, fn, got):
+        return _report(question, name, _KEEPS, where, got)
     named = name_fault(question, got) if without or raised or refused else None
     if without:
         named = named or Named(_none_words(got, case))
@@ -204,6 +210,12 @@ def _judge(
     related = relation([(question.expected[case].value, got[case].value) for case in order])
     message = f"not the expected result in {len(wrong)} of {len(got)} cases"
     return _report(question, name, f"{message}: {related}" if related else message, where, got)
+
+
+def _is_right_only_at_first(question: Question, fn: Callable[..., object], got: Mapping[str, Outcome]) -> bool:
+    """Whether the first case, which was right before the others were asked, is wrong after them."""
+    first = next(iter(got))
+    return question.is_right(first, got[first]) and not question.is_right(first, question.ask(fn, first))
 
 
 def _none_words(got: Mapping[str, Outcome], case: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_lm.classroom.checks.report import Edit, Refused, Report, compare
+from course_lm.classroom.checks.report import AnyOf, Edit, Refused, Report, compare
 
 _COLD_STEPS, _COLD, _OUTLIER = 2, 5.0, 9.0  # an arm's first steps, and a disturbed one, take so many times as long
 Clock = Callable[[], float]
@@ -90,8 +90,26 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
                 seconds[index].append(_taken(arms[index], clock))
         return [statistics.median(one) for one in seconds]
 
-    def dropped_after(arms: Arms, clock: Clock, warm_up: int, rounds: int) -> list[float]:
-        return _in_turns(arms, clock, 0, rounds, lambda one: statistics.median(one[warm_up:] or one))
+    def dropped(or_all: bool) -> Callable[..., list[float]]:
+        def answer(arms: Arms, clock: Clock, warm_up: int, rounds: int) -> list[float]:
+            return _in_turns(
+                arms, clock, 0, rounds, lambda one: statistics.median(one[warm_up:] or (one if or_all else []))
+            )
+
+        return answer
+
+    def rotated(arms: Arms, clock: Clock, warm_up: int, rounds: int) -> list[float]:
+        for arm in arms:
+            for _ in range(warm_up):
+                arm()
+        seconds: list[list[float]] = [[] for _ in arms]
+        for number in range(rounds):
+            for place in range(len(arms)):
+                index = (number + place) % len(arms)
+                seconds[index].append(_taken(arms[index], clock))
+        return [statistics.median(one) for one in seconds]
+
+    once_a_round = "the clock is set once a round: a step's seconds hold all steps before it in its round"
 
     return compare(
         fn,
@@ -109,7 +127,7 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
             "each arm takes one step of warm-up, whatever `warm_up` says": Edit("range(warm_up)", "range(1)"),
             "the first arm alone is warmed up": Edit("for arm in arms:", "for arm in arms[:1]:"),
             "the last arm alone is warmed up": Edit("for arm in arms:", "for arm in arms[-1:]:"),
-            "the steps of warm-up are taken from the rounds": dropped_after,
+            "the steps of warm-up are taken from the rounds": AnyOf(dropped(or_all=True), dropped(or_all=False)),
             "the steps of warm-up are timed with the others": (
                 lambda arms, clock, warm_up, rounds: _in_turns(arms, clock, 0, warm_up + rounds, statistics.median)
             ),
@@ -142,6 +160,7 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
                 turn, "reversed(order)"
             ),
             "the first round is turned around, not the second": Edit("== 0", "== 1"),
+            "each round begins with the next arm and is not turned around: the order is only rotated": rotated,
             "the seconds are kept by their place in the round, not by their arm": by_place,
             "each timed step has a warm-up of its own, while the machine goes on slowing down": warm_before_each,
             "the rounds are numbered from the warm-up on, which turns round 0 around where `warm_up` is odd": (
@@ -153,6 +172,10 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
                 f"[{middle} for one in seconds]",
                 "[statistics.median(one) / statistics.median(seconds[0]) for one in seconds]",
             ),
+            once_a_round: (
+                Edit("        for index in order if", "        begin = clock()\n        for index in order if"),
+                Edit("            begin = clock()\n", ""),
+            ),
             "the clock is read once and never again: seconds since the very first step": (
                 Edit("    seconds = [", "    begin = clock()\n    seconds = ["),
                 Edit("            begin = clock()\n", ""),
@@ -160,6 +183,7 @@ def fair_seconds(fn: Callable[..., object]) -> Report:
         },
         hints={
             "range(warm_up)": "Every arm takes `warm_up` steps that nobody times.",
+            once_a_round: "Read the clock just before each step, and again just after it.",
             turn: "Round 0 goes from the first arm to the last, round 1 back, round 2 as round 0.",
             middle: "`statistics.median` sorts, and takes the mean of the two in the middle.",
         },
@@ -207,13 +231,19 @@ def _on_a_machine(
 def step_flops(fn: Callable[..., object]) -> Report:
     """FLOPs of a forward and a backward pass through linear layers: `fn(tokens, shapes)`."""
     product, count = "2 * tokens * inputs * outputs", "3 if number else 2"
+
+    def additions_of_sums(tokens: int, shapes: Sequence[tuple[int, int]]) -> int:
+        forward = sum(tokens * o * (2 * i - 1) for i, o in shapes)
+        weights = sum(i * o * (2 * tokens - 1) for i, o in shapes)
+        return forward + weights + sum(tokens * i * (2 * o - 1) for i, o in shapes[1:])
+
     return compare(
         fn,
         reference=_counted_flops,
         cases={
             "one layer": (5, [(3, 4)]),
             "two layers": (7, [(8, 32), (32, 8)]),
-            "four layers": (6, [(2, 10), (10, 3), (3, 5), (5, 11)]),
+            "four layers, two of one shape": (6, [(3, 10), (10, 3), (3, 10), (10, 7)]),
         },
         shown=["one layer", "two layers"],
         mistakes={
@@ -229,8 +259,24 @@ def step_flops(fn: Callable[..., object]) -> Report:
             "the last layer is spared the gradient of its input, and not the first": Edit(
                 count, "3 if number < len(shapes) - 1 else 2"
             ),
+            "each layer of the first one's shape is spared the gradient of its input, and not the first alone": Edit(
+                count, "3 if (inputs, outputs) != tuple(shapes[0]) else 2"
+            ),
+            "a layer that is the only one is not spared the gradient of its input": Edit(
+                count, "3 if number or len(shapes) == 1 else 2"
+            ),
+            "the first two layers are spared the gradient of their input, and not the first alone": Edit(
+                count, "3 if number > 1 else 2"
+            ),
             "no layer but the first has a backward pass": Edit(count, "1 if number else 2"),
+            "a sum of n products is given n - 1 additions: by convention it has n, for it begins at 0": AnyOf(
+                additions_of_sums, Edit(product, "tokens * (2 * inputs - 1) * outputs")
+            ),
             "the tokens are left out: the weights meet each of them": Edit("2 * tokens *", "2 *"),
+            "the tokens are left out of the gradient of the weights, which is a sum over them": Edit(
+                "flops += product * (3 if number else 2)",
+                "flops += product * (2 if number else 1) + 2 * inputs * outputs",
+            ),
             "the sizes of a layer are added, not multiplied": Edit("inputs * outputs", "(inputs + outputs)"),
             "the square of the inputs is taken for the size of a layer": Edit("inputs * outputs", "inputs * inputs"),
             "the square of the outputs is taken for the size of a layer": Edit("inputs * outputs", "outputs * outputs"),
@@ -266,9 +312,10 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
         fn,
         reference=_peak_by_owner,
         cases={
+            "adamw, one small micro-batch": (5000, 3000, 1, "adamw"),
             "adamw, one large micro-batch": (5000, 30_000, 1, "adamw"),
             "adamw, four larger ones": (1000, 50_000, 4, "adamw"),
-            "adamw, one small micro-batch": (5000, 3000, 1, "adamw"),
+            "sgd, one micro-batch, larger than all that the update holds": (1000, 60_000, 1, "sgd"),
             "sgd, two small ones": (5000, 3000, 2, "sgd"),
         },
         shown=["sgd, two small ones"],
@@ -290,7 +337,22 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
             ),
             "the update is forgotten, which is the peak where activations are small": Edit(largest, "backward"),
             "the backward pass is forgotten, which is the peak where activations are large": Edit(largest, "update"),
-            "the smaller of the two moments is taken": Edit("max(backward", "min(backward"),
+            "one micro-batch always has its peak at the update: where its activations are large it has not": Edit(
+                largest, f"update if micro_batches == 1 else {largest}"
+            ),
+            "the activations are compared with all that the update holds: weights and moments are there both times": (
+                AnyOf(
+                    Edit(
+                        largest,
+                        "backward if micro_batches > 1 or activations > weights + moments + weights else update",
+                    ),
+                    Edit(largest, "backward if activations > weights + moments + weights else update"),
+                )
+            ),
+            "the activations are taken for numbers of 4 bytes: they are given in bytes": Edit(
+                '"activations": activations}', '"activations": 4 * activations}'
+            ),
+            "the smaller of the two points in time is taken": Edit("max(backward", "min(backward"),
             "AdamW keeps one number for each weight: it keeps two": Edit('"adamw": 8', '"adamw": 4'),
             "SGD keeps nothing: with momentum it keeps a number for each weight": Edit('"sgd": 4', '"sgd": 0'),
             "SGD keeps two numbers for each weight: with momentum it keeps one": Edit('"sgd": 4', '"sgd": 8'),
@@ -309,10 +371,11 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
                 "4 * parameters", "2 * parameters"
             ),
             "the sum is returned, not a dict of owners": Edit(end, f"sum({end}.values())"),
+            "the four numbers are returned in a list, not in a dict of owners": Edit(end, f"list({end}.values())"),
         },
         hints={
             first: "A step begins without gradients; from the second micro-batch on the sum of those before is there.",
-            largest: "Compare the two moments as wholes, then return the one that needs more.",
+            largest: "Compare the sums at the two points in time, then return the owners at the larger.",
             moments: "AdamW: two fp32 numbers for each weight. SGD with momentum: one.",
         },
     )
@@ -345,11 +408,13 @@ def critical_batch(fn: Callable[..., object]) -> Report:
         cases={
             "a small and a large batch": ((500, 500 * 1000), (150, 150 * 8000)),
             "the large one first": ((120, 120 * 4096), (300, 300 * 512)),
-            "two small ones": ((40, 40 * 6), (22, 22 * 12)),
+            "two small ones, of no whole number of tokens": ((40, 250), (22, 261)),
         },
-        shown=["the large one first"],
+        shown=["a small and a large batch", "the large one first"],
         mistakes={
-            "the fraction is upside down: steps over tokens": Edit(answer, "least_steps / least_tokens"),
+            "the fraction is upside down, steps over tokens, or steps and tokens were exchanged": Edit(
+                answer, "least_steps / least_tokens"
+            ),
             "the least tokens are given: those of an endlessly small batch": Edit(answer, "least_tokens"),
             "the least steps are given: those of an endlessly large batch": Edit(answer, "least_steps"),
             "the fewer tokens and the fewer steps that were measured are taken for the limits": (
@@ -359,6 +424,23 @@ def critical_batch(fn: Callable[..., object]) -> Report:
             "the steps of the second run are taken for the least steps": Edit(answer, "least_tokens / other_steps"),
             "the tokens of the first run are taken for the least tokens": Edit(answer, "tokens / least_steps"),
             "the tokens of the second run are taken for the least tokens": Edit(answer, "other_tokens / least_steps"),
+            "the fewer steps of the two are taken for the least steps": Edit(
+                answer, "least_tokens / min(steps, other_steps)"
+            ),
+            "the fewer steps of the two are put together with the batch size of the first run": Edit(
+                steps, "min(steps, other_steps) - least_tokens * inverse"
+            ),
+            "the batch sizes are rounded down": Edit(
+                "steps / tokens, other_steps / other_tokens", "1 / (tokens // steps), 1 / (other_tokens // other_steps)"
+            ),
+            "numbers are rounded to whole ones": AnyOf(
+                Edit(answer, f"round({answer})"),
+                (
+                    Edit(tokens, f"round({tokens})"),
+                    Edit(steps, f"round({steps})"),
+                    Edit(answer, f"round({answer})"),
+                ),
+            ),
             "the mean of the two batch sizes is taken": Edit(answer, "(1 / inverse + 1 / other_inverse) / 2"),
             "the larger of the two batch sizes is taken": Edit(answer, "max(1 / inverse, 1 / other_inverse)"),
             "all tokens are divided by all steps": Edit(answer, "(tokens + other_tokens) / (steps + other_steps)"),

@@ -423,7 +423,7 @@ WRONG_ANSWERS = {
         (peak_as_a_sum, "the sum is returned, not a dict of owners"),
     ],
     "critical_batch": [
-        (batch_upside_down, "the fraction is upside down: steps over tokens"),
+        (batch_upside_down, "the fraction is upside down, steps over tokens, or steps and tokens were exchanged"),
         (batch_of_slope, "the least tokens are given: those of an endlessly small batch"),
         (batch_of_intercept, "the least steps are given: those of an endlessly large batch"),
         (

@@ -306,7 +306,7 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
     """Bytes at the peak of a step: `fn(parameters, activations, micro_batches, optimizer)`, a dict of four owners."""
     first = "weights if micro_batches > 1 else 0"
     moments = '{"adamw": 8, "sgd": 4}[optimizer] * parameters'
-    largest = "max(backward, update, key=lambda moment: sum(moment.values()))"
+    largest = "max(backward, update, key=lambda held: sum(held.values()))"
     end = '{"weights": weights, "moments": moments, **largest}'
     return compare(
         fn,

@@ -123,7 +123,8 @@ def test_a_configuration_file_is_read_and_overridden(text):
 @pytest.mark.parametrize(("restore_best", "average"), [("true", "null"), ("false", "null"), ("false", "0.5")])
 def test_the_exported_weights_are_the_best_validated_ones_and_the_table_is_theirs(text, capsys, restore_best, average):
     """A run that gets worse: a rate far too high after the warm-up."""
-    rate = ("--optimizer.learning_rate=3.0", "--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0")
+    adamw = ("--optimizer.type=adamw", "--optimizer.weight_decay=1.0", "--optimizer.learning_rate=3.0")
+    rate = (*adamw, "--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0")
     steps = ("--training.max_steps=6", "--training.eval_steps=1", f"--training.restore_best={restore_best}")
     assert main(train(text, *rate, *steps, f"--training.average_weights={average}")) == 0
     folder = text.parent / "runs" / "toy"
@@ -242,7 +243,7 @@ def test_a_range_test_ends_with_a_table_a_picture_and_the_option_to_copy(text, c
         "range in which the loss falls",
         "steps taken",
         "20 of 20",
-        "adamw",
+        "muon",
         "fp32 on cpu",
     ]
     for row in [*rows, "the loss falls steepest at", str(text.parent / "picture.png")]:

@@ -1,0 +1,45 @@
+"""Claims about the stored runs of `python-docs`: they are whole, and the shipped configuration is what they found."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bits_per_byte import ARMS, BASE, SEEDS, best_rate, configured, measure, of_seeds, rates_of, settings_of, table
+from kept_runs import is_stored
+
+from course_lm.config import TrainingConfig
+from course_lm.corpus.shipped import data_file
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+RESULTS = json.loads(data_file("bits_per_byte.json").read_text(encoding="utf-8"))
+SHIPPED = "Muon, rotary positions"
+
+
+@pytest.mark.parametrize("part", ["sweep", "runs"])
+def test_every_run_is_there_and_no_other(part):
+    wanted = list(settings_of(RESULTS, ARMS, part))
+    assert [settings for settings in wanted if not is_stored(RESULTS, part, settings)] == []
+    assert len(RESULTS[part]) == len(wanted)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_no_arm_had_its_best_rate_at_the_end_of_its_grid(arm):
+    assert rates_of(arm)[0] < best_rate(RESULTS, arm) < rates_of(arm)[-1]
+
+
+def test_the_shipped_configuration_is_the_arm_that_no_seed_beats():
+    shipped = TrainingConfig.from_yaml("python-docs")
+    best = configured(SHIPPED, best_rate(RESULTS, SHIPPED), seed=0)
+    assert (shipped.model, shipped.optimizer) == (best.model, best.optimizer)
+    for arm in ARMS:
+        assert all(of_seeds(RESULTS, SHIPPED)[seed] <= of_seeds(RESULTS, arm)[seed] for seed in SEEDS)
+
+
+def test_readme_shows_the_table():
+    assert table(RESULTS) in README.read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_a_run_repeats():
+    settings = {"arm": BASE, "learning_rate": 2e-3, "seed": 0, "steps": 2}
+    assert measure(settings) == measure(settings)

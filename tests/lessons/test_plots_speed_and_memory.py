@@ -1,6 +1,7 @@
 """The figures of lesson 15: what they draw is what they are given."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from course_lm.classroom import plots
@@ -19,7 +20,12 @@ def closed():
 
 def points_of(figure):
     """Places of all single markers, in the order in which they were drawn."""
-    return [tuple(map(float, line.get_xydata()[0])) for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    return [tuple(places(line)[0].tolist()) for line in figure.axes[0].lines if len(places(line)) == 1]
+
+
+def places(line):
+    """Places of a line's points, (N, 2)."""
+    return np.asarray(line.get_xydata(), dtype=float)
 
 
 def texts(figure):
@@ -28,8 +34,8 @@ def texts(figure):
 
 def test_the_steps_of_the_second_arm_stand_after_those_of_the_first():
     first, second = plots.step_seconds({"old": [0.5, 0.1, 0.1], "new": [0.2, 0.3]}).axes[0].lines
-    assert list(first.get_xdata()) == [1, 2, 3] and list(first.get_ydata()) == [500, 100, 100]
-    assert list(second.get_xdata()) == [4, 5]
+    assert places(first).tolist() == [[1, 500], [2, 100], [3, 100]]
+    assert places(second)[:, 0].tolist() == [4, 5]
 
 
 def test_the_median_of_the_reported_ratios_is_written_beside_their_bar():
@@ -46,8 +52,9 @@ def test_a_part_stands_at_its_intensity_and_its_rate_and_the_roof_is_the_machine
     figure = plots.roofline(MACHINE, parts)
     (roof, *_), (place,) = figure.axes[0].lines, points_of(figure)
     assert place == pytest.approx((20.0, 40.0))
-    assert max(roof.get_ydata()) == pytest.approx(100.0)
-    assert roof.get_ydata()[0] == pytest.approx(10.0 * roof.get_xdata()[0])
+    intensities, rates = places(roof).T
+    assert max(rates) == pytest.approx(100.0)
+    assert rates[0] == pytest.approx(10.0 * intensities[0])
 
 
 def test_a_stacked_bar_is_as_long_as_the_bytes_of_its_owners():
@@ -63,12 +70,12 @@ def test_the_critical_batch_stands_at_twice_the_fewest_of_both():
 
 def test_the_curve_of_steps_and_rows_is_that_of_the_equation():
     curve = plots.steps_and_rows({2: (1000, 2000)}, least=(40.0, 1900.0)).axes[0].lines[0]
-    products = (curve.get_xdata() / 40 - 1) * (curve.get_ydata() / 1900 - 1)
-    assert products == pytest.approx(1.0)
+    steps, rows = places(curve).T
+    assert (steps / 40 - 1) * (rows / 1900 - 1) == pytest.approx(1.0)
 
 
 def test_the_loss_over_flops_is_the_mean_over_seeds_in_the_order_of_the_budgets():
     figure = plots.loss_over_flops({"width 16": {1e12: [2.0, 3.0], 1e11: [4.0]}})
     (line,) = figure.axes[0].lines
-    assert line.get_xydata().tolist() == [[1e11, 4.0], [1e12, 2.5]]
+    assert places(line).tolist() == [[1e11, 4.0], [1e12, 2.5]]
     assert texts(figure) == ["width 16"]

@@ -528,7 +528,7 @@ def test_another_schedule_function_is_refused(tmp_path):
 
 DECIDES = {
     "data": {"corpus": "stories", "vocab_size": 300, "max_length": 9, "batching": "fixed", "val_fraction": 0.5},
-    "model": {"n_layer": 9, "n_head": 2, "d_model": 64, "dropout": 0.7},
+    "model": {"n_layer": 9, "n_head": 2, "d_model": 64, "dropout": 0.7, "positions": "rotary"},
     "optimizer": {
         "type": "sgd",
         "learning_rate": 0.5,

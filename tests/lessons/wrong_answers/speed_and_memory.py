@@ -208,6 +208,7 @@ def flops_of_sums(tokens, shapes):
 
 
 def flops_of_the_last(tokens, shapes):
+    total = 0
     for number, (i, o) in enumerate(shapes):
         total = 2 * tokens * i * o * 2
         if number > 0:

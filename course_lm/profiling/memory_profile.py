@@ -30,6 +30,7 @@ from course_lm.profiling.ledger import (
     address_of,
 )
 from course_lm.profiling.subject import Subject, subject_of
+from course_lm.step import held_parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,7 +171,7 @@ def _recorded_ledger(subject: Subject, device: torch.device, known: dict[int, Bl
 
 def _parameters(subject: Subject) -> list[Tensor]:
     """Those of the model, and those that only the optimizer knows."""
-    held = (parameter for group in subject.optimizer.param_groups for parameter in group["params"])
+    held = held_parameters(subject.optimizer)
     return list({id(one): one for one in (*subject.model.parameters(), *held)}.values())
 
 

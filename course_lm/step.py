@@ -161,6 +161,11 @@ def held_parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def all_parameters(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
+    """Those of the model, and those that only the optimizer knows: a loss may have weights of its own."""
+    return list({id(one): one for one in (*model.parameters(), *held_parameters(optimizer))}.values())
+
+
 def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
     """The optimizer's parameters that have a gradient."""
     return [p for p in held_parameters(optimizer) if p.grad is not None]

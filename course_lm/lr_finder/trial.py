@@ -6,10 +6,11 @@ from copy import copy, deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from course_lm.batching.reading import Undo, keep_position, keep_random_state, second_reader
+from course_lm.step import all_parameters
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def restored(model: nn.Module, optimizer: Optimizer, loader: Iterable[Any]) -> I
 
 def _put_aside(model: nn.Module, optimizer: Optimizer) -> None:
     """Give the body no gradients and copies of the optimizer's state and groups, so that none of theirs is touched."""
-    for parameter in _parameters(model, optimizer):
+    for parameter in all_parameters(model, optimizer):
         parameter.grad = None
     # copy keeps the kind, a defaultdict; the values follow, so that no tensor of the old state is written to.
     optimizer.state = copy(optimizer.state)
@@ -55,7 +56,7 @@ def _put_aside(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _weights(model: nn.Module, optimizer: Optimizer) -> Undo:
-    parameters = [(one, one.requires_grad, one.grad) for one in _parameters(model, optimizer)]
+    parameters = [(one, one.requires_grad, one.grad) for one in all_parameters(model, optimizer)]
     tensors = [*(one for one, _, _ in parameters), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
 
@@ -91,9 +92,3 @@ def _optimizer(optimizer: Optimizer) -> Undo:
         vars(optimizer).update(attributes)
 
     return put_back
-
-
-def _parameters(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
-    """Those of the model, and those that only the optimizer knows: a loss may have weights of its own."""
-    held = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return list({id(parameter): parameter for parameter in (*model.parameters(), *held)}.values())

@@ -30,7 +30,6 @@ from course_lm.profiling.ledger import (
     address_of,
 )
 from course_lm.profiling.subject import Subject, subject_of
-from course_lm.step import held_parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,7 +133,7 @@ def profile_memory(
         known = _known_blocks(subject, device)
         ledger = _recorded_ledger(subject, device, known)
         subject.result = None
-        gradients = sum(one.grad.nbytes for one in _parameters(subject) if one.grad is not None)
+        gradients = sum(one.grad.nbytes for one in subject.parameters() if one.grad is not None)
         _drop_gradients(subject)
         peak = _measured_peak(subject, device, known)
     owners = dict.fromkeys(OWNERS, 0)
@@ -151,7 +150,7 @@ def _known_blocks(subject: Subject, device: torch.device) -> dict[int, Block]:
     """The memory of what is there before a step, by its address; on a GPU nothing that lies on the host counts."""
     state = [list(one.values()) for one in subject.optimizer.state.values()]
     batches = [list(batch.values()) for batch in next(subject.source)]
-    owned = {WEIGHTS: [*_parameters(subject), *subject.model.buffers()], MOMENTS: state, BATCHES: batches}
+    owned = {WEIGHTS: [*subject.parameters(), *subject.model.buffers()], MOMENTS: state, BATCHES: batches}
     blocks: dict[int, Block] = {}
     for owner, tensors in owned.items():
         for tensor in tree_leaves(tensors):
@@ -163,20 +162,14 @@ def _known_blocks(subject: Subject, device: torch.device) -> dict[int, Block]:
 
 def _recorded_ledger(subject: Subject, device: torch.device, known: dict[int, Block]) -> Ledger:
     """The memory of a step whose parts and owners are noted."""
-    notes = Notes(lambda: _parameters(subject))
+    notes = Notes(lambda: subject.parameters())
     ledger = Ledger(known)
     ledger.replay(read_events(recorded(lambda: subject.marked_step(notes, notes.tell), memory=True)), device, notes)
     return ledger
 
 
-def _parameters(subject: Subject) -> list[Tensor]:
-    """Those of the model, and those that only the optimizer knows."""
-    held = held_parameters(subject.optimizer)
-    return list({id(one): one for one in (*subject.model.parameters(), *held)}.values())
-
-
 def _drop_gradients(subject: Subject) -> None:
-    for parameter in _parameters(subject):
+    for parameter in subject.parameters():
         parameter.grad = None
 
 

@@ -18,7 +18,7 @@ from course_lm.optim import check_optimizer
 from course_lm.precision import Precision
 from course_lm.profiling.marks import DATA, OTHER, MarkedScaler, Marks, Observer
 from course_lm.profiling.parts import Names, names_of
-from course_lm.step import StepResult, train_step
+from course_lm.step import StepResult, all_parameters, train_step
 from course_lm.validation import ensure, require
 
 DEVICES = ("cpu", "cuda")
@@ -44,6 +44,10 @@ class Subject:
     precision: Precision
     names: Names
     result: StepResult | None = None
+
+    def parameters(self) -> list[Tensor]:
+        """All that a step may change."""
+        return all_parameters(self.model, self.optimizer)
 
     def step(self, marks: Marks | None = None) -> None:
         """Read the batches and take a step; `marks` are told where they begin."""

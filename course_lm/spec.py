@@ -7,8 +7,9 @@ mistake, where real loops make it. Out of scope: `lr_scale` of groups, early sto
 
 import copy
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,25 +17,43 @@ from torch import Tensor, nn
 
 FAULTS: Mapping[str, str] = {
     "unshifted_labels": "position t is scored against token t, which it has read, instead of token t+1",
+    "shifted_twice": "labels that are shifted already are shifted again: position t is scored against token t+2",
     "pads_counted": "PAD positions are targets like any other",
     "eos_masked": "targets are masked by id, so every real end-of-text token is lost (PAD shares its id)",
+    "mask_forgotten": "the model gets no attention_mask, so tokens see the PADs before them",
+    "pads_divide": "PAD positions are no targets, but are counted when the loss is divided",
+    "row_means": "rows weigh the same, however many target tokens each one holds",
     "mean_of_means": "micro-batches weigh the same, however many target tokens each one holds",
     "accumulation_not_divided": "the means of the micro-batches are added up, never divided by their number",
     "tail_dropped": "the last, smaller window of an epoch is thrown away",
     "tail_leaks": "the last, smaller window makes no step; its gradient is added to the next epoch's first",
     "tail_divided_by_full": "the last, smaller window is divided by the micro-batches of a full one",
+    "windows_across_epochs": "a last, smaller window is not closed; the next epoch's first micro-batches fill it",
+    "steps_on_empty_window": "a window without a target makes a step of a zero gradient: moments, decay and k go on",
+    "bf16_gradients": "the gradient is rounded to bfloat16 after each micro-batch",
     "clip_before_unscale": "clipping acts on gradients that still carry the loss scale",
     "clip_per_micro_batch": "clipping acts after each micro-batch, on the gradient gathered so far",
+    "clip_by_value": "each number of the gradient is clipped to ±max_grad_norm, and no norm is",
+    "clip_per_tensor": "each weight's gradient is clipped by its own norm, not by that of all of them",
     "missing_zero_grad": "gradients are never cleared, so every step repeats all earlier ones",
     "zero_grad_per_micro_batch": "gradients are cleared before each micro-batch, so only the last one counts",
     "schedule_per_micro_batch": "the schedule advances with each micro-batch instead of each step",
+    "schedule_per_epoch": "the schedule advances with each epoch instead of each step",
+    "schedule_never_moves": "the schedule never advances: all steps have the first one's rate",
     "schedule_off_by_one": "the schedule advances before the step that it is for: schedule(k + 1)",
     "schedule_on_skipped_step": "the schedule also counts windows that made no step",
     "steps_on_nonfinite": "a gradient with inf or NaN reaches the optimizer",
+    "optimizer_per_epoch": "each epoch has a new optimizer, whose moments and step count begin at zero",
+    "betas_exchanged": "beta1 and beta2 change places",
+    "no_bias_correction": "Adam's moments are used as they are, without the correction for their start at zero",
     "coupled_decay": "AdamW's decay is added to the gradient, as Adam's is",
+    "decay_at_peak_rate": "AdamW's decay is multiplied by the schedule's largest rate, not by the current one",
     "decays_everything": "weight decay also shrinks biases and norm gains",
     "stays_in_eval_mode": "validation leaves the model in eval mode",
+    "validation_in_train_mode": "validation runs in train mode, with dropout",
+    "val_label_smoothing": "validation has label_smoothing=0.1: a tenth of each target goes to all tokens alike",
     "val_mean_of_means": "validation batches weigh the same, however many target tokens each one holds",
+    "val_weighted_by_rows": "validation batches weigh by their rows, however many target tokens each one holds",
     "best_is_a_reference": "the best weights are the live tensors, which training goes on to change",
 }
 
@@ -109,12 +128,11 @@ def train(
         raise ValueError(f"unknown fault {unknown[0]!r}; the faults are {', '.join(FAULTS)}")
     if "eos_masked" in faults and settings.eos_id is None:
         raise ValueError("the fault eos_masked needs settings.eos_id, which is None")
-    run = _Run(copy.deepcopy(model).double().train(), settings, frozenset(faults), settings.loss_scale)
+    windows = sum(math.ceil(len(batches) / settings.accumulation_steps) for batches in epochs)
+    run = _Run(copy.deepcopy(model).double().train(), settings, frozenset(faults), windows, settings.loss_scale)
     run.model.zero_grad()
-    for batches in epochs:
-        for start in range(0, len(batches), settings.accumulation_steps):
-            if not run.step(batches[start : start + settings.accumulation_steps]):
-                run.result.skipped.append(run.result.k + len(run.result.skipped))  # the window's index
+    for epoch, batches in enumerate(epochs):
+        run.train_epoch(epoch, batches, is_last=epoch == len(epochs) - 1)
         if settings.validation:
             run.validate()
     run.result.weights = copy.deepcopy(run.weights())
@@ -122,31 +140,65 @@ def train(
 
 
 @dataclass
+class _Loss:
+    """Of one batch: the sum of its token losses, its number of target tokens, and what a mean divides that sum by."""
+
+    total: Tensor
+    tokens: int
+    divisor: int  # the number of target tokens; only faults make it another
+    rows: int  # read by the fault val_weighted_by_rows alone
+
+
+@dataclass
 class _Run:
     model: nn.Module
     settings: Settings
     faults: frozenset[str]
+    windows: int  # read by the fault decay_at_peak_rate alone
     scale: float
     result: SpecResult = field(default_factory=SpecResult)
-    micro_batches: int = 0
+    window: list[_Loss] = field(default_factory=list)
+    epoch: int = 0  # read by the fault schedule_per_epoch alone
+    micro_batches: int = 0  # read by the fault schedule_per_micro_batch alone
     norm: float = math.nan
     best_loss: float = math.inf
 
-    def step(self, window: Batches) -> bool:
+    def train_epoch(self, epoch: int, batches: Batches, is_last: bool) -> None:
+        """Make one step of each `accumulation_steps` batches, and one of those that are left over."""
+        self.epoch = epoch
+        if "optimizer_per_epoch" in self.faults:
+            self.result.moments.clear()
+        for batch in batches:
+            self.window.append(self.loss(batch))
+            if len(self.window) == self.settings.accumulation_steps:
+                self.close_window()
+        if self.window and (is_last or "windows_across_epochs" not in self.faults):
+            self.close_window()
+
+    def close_window(self) -> None:
+        """Make a step of the micro-batches read since the last one, or note that none was made."""
+        window, self.window = self.window, []
+        if not self.step(window):
+            self.result.skipped.append(self.result.k + len(self.result.skipped))  # the window's index
+
+    def step(self, window: Sequence[_Loss]) -> bool:
         """Make one optimizer step of the micro-batches in `window`; say whether it was made."""
-        self.micro_batches += len(window)  # read by the fault schedule_per_micro_batch alone
+        self.micro_batches += len(window)
         is_tail = len(window) < self.settings.accumulation_steps
-        tokens = sum(len(self.targets(batch)) for batch in window)
-        if tokens == 0 or ("tail_dropped" in self.faults and is_tail):
+        is_empty = not any(micro_batch.tokens for micro_batch in window)
+        if is_empty and "steps_on_empty_window" not in self.faults:
             return False
-        # all targets were counted first: one mean over the whole window (docs/contract.md, C3)
-        loss = self.accumulate(window, tokens)
+        if is_tail and "tail_dropped" in self.faults:
+            return False
+        loss = self.accumulate(window)
         if "tail_leaks" in self.faults and is_tail:  # the gradient is kept for the next window
             return False
         overflow = self.result.k + len(self.result.skipped) in self.settings.overflow_steps
-        self.unscale_and_clip(overflow)
+        self.unscale(overflow)
         may_step = self.may_step(overflow, loss)
         if may_step:
+            if not self.faults & {"clip_before_unscale", "clip_per_micro_batch"}:
+                self.clip()
             self.update(self.learning_rate())
             self.result.losses.append(loss)
             self.result.norms.append(self.norm)
@@ -155,26 +207,52 @@ class _Run:
             self.model.zero_grad()
         return may_step
 
-    def accumulate(self, window: Batches, tokens: int) -> float:
-        """Add up the gradient of the mean loss over all `tokens` targets of the window; return that loss."""
+    def accumulate(self, window: Sequence[_Loss]) -> float:
+        """Add up the gradient of the mean loss over all targets of the window; return that loss."""
         loss = 0.0
-        for batch in window:
+        for micro_batch in window:
             if "zero_grad_per_micro_batch" in self.faults:
                 self.model.zero_grad()
-            total, own_tokens = self.token_loss_sum(batch)
-            divisor = tokens
+            # all targets are counted first: one mean over the whole window (docs/contract.md, C3)
+            divisor = sum(each.divisor for each in window)
             if "mean_of_means" in self.faults:
-                divisor = own_tokens * len(window)
+                divisor = micro_batch.divisor * len(window)
             if "accumulation_not_divided" in self.faults:
-                divisor = own_tokens
+                divisor = micro_batch.divisor
             if "tail_divided_by_full" in self.faults:
                 divisor *= self.settings.accumulation_steps / len(window)
-            part = total / divisor
+            part = micro_batch.total / divisor  # without a target 0 / 0: a loss of NaN, and a gradient of 0
             (part * self.scale).backward()
+            if "bf16_gradients" in self.faults:
+                for gradient in self.gradients().values():
+                    gradient.copy_(gradient.bfloat16())
             if "clip_per_micro_batch" in self.faults:
                 self.clip(self.scale)
             loss += part.item()
         return loss
+
+    def loss(self, batch: Mapping[str, Any], smoothing: float = 0.0) -> _Loss:
+        """Run the model on a batch and add up its token losses, in nats."""
+        inputs = {name: batch[name] for name in ("attention_mask", "document_ids", "position_ids") if name in batch}
+        if "mask_forgotten" in self.faults:
+            del inputs["attention_mask"]
+        output = self.model(batch["input_ids"], **inputs)
+        logits = output if isinstance(output, Tensor) else output.logits  # (B, T, V)
+        log_probabilities = logits.log_softmax(dim=-1)  # (B, T, V), nats
+        if smoothing:
+            everywhere = log_probabilities.mean(dim=-1, keepdim=True)  # (B, T, 1)
+            log_probabilities = (1 - smoothing) * log_probabilities + smoothing * everywhere
+        targets = self.targets(batch)
+        divisors = Counter(row for row, _, _ in targets)  # of each row that has a target
+        if "pads_divide" in self.faults:
+            rows, positions = batch["labels"][:, self.shift() :].shape
+            divisors = dict.fromkeys(range(rows), positions)
+        total = log_probabilities[:0].sum()  # an empty sum: 0, and still a function of the weights
+        for row, position, target in targets:
+            weight = 1 / divisors[row] if "row_means" in self.faults else 1
+            total = total - weight * log_probabilities[row, position, target]
+        divisor = len(divisors) if "row_means" in self.faults else sum(divisors.values())
+        return _Loss(total, len(targets), divisor, len(batch["labels"]))
 
     def targets(self, batch: Mapping[str, Any]) -> list[tuple[int, int, int]]:
         """Return (row, position, target id) for each position that has a target."""
@@ -183,28 +261,19 @@ class _Run:
             labels = torch.where(batch["attention_mask"] == 0, batch["input_ids"], labels)
         if "eos_masked" in self.faults:
             labels[labels == self.settings.eos_id] = -100
-        shift = 0 if "unshifted_labels" in self.faults else 1
         return [
             (row, position, target)
             for row, row_labels in enumerate(labels.tolist())
-            for position, target in enumerate(row_labels[shift:])
+            for position, target in enumerate(row_labels[self.shift() :])
             if target != -100
         ]
 
-    def token_loss_sum(self, batch: Mapping[str, Any]) -> tuple[Tensor, int]:
-        """Return the sum of the batch's token losses, in nats, and the number of its target tokens."""
-        packed = {name: batch[name] for name in ("document_ids", "position_ids") if name in batch}
-        output = self.model(batch["input_ids"], attention_mask=batch["attention_mask"], **packed)
-        logits = output if isinstance(output, Tensor) else output.logits  # (B, T, V)
-        log_probabilities = logits.log_softmax(dim=-1)  # (B, T, V), nats
-        targets = self.targets(batch)
-        total = log_probabilities[:0].sum()  # an empty sum: 0, and still a function of the weights
-        for row, position, target in targets:
-            total = total - log_probabilities[row, position, target]
-        return total, len(targets)
+    def shift(self) -> int:
+        """Return how many tokens after a position its target stands."""
+        return 1 - ("unshifted_labels" in self.faults) + ("shifted_twice" in self.faults)
 
-    def unscale_and_clip(self, overflow: bool) -> None:
-        """Take the loss scale off the gradient, then clip it."""
+    def unscale(self, overflow: bool) -> None:
+        """Take the loss scale off the gradient."""
         if overflow:
             for gradient in self.gradients().values():
                 gradient.fill_(math.inf)
@@ -212,19 +281,22 @@ class _Run:
             self.clip()
         for gradient in self.gradients().values():
             gradient /= self.scale  # in place, as in `clip`: these are the live gradients
-        if not self.faults & {"clip_before_unscale", "clip_per_micro_batch"}:
-            self.clip()
         if overflow:
             self.scale /= 2
 
     def clip(self, scale: float = 1.0) -> None:
         """Note the norm of a gradient that carries `scale`, and shorten it to `max_grad_norm` if it is longer."""
         gradients = self.gradients().values()
-        self.norm = math.sqrt(sum((gradient**2).sum().item() for gradient in gradients)) / scale
-        if self.settings.max_grad_norm is not None:
-            coefficient = min(self.settings.max_grad_norm / (self.norm + 1e-6), 1.0)  # 1e-6: as torch does
-            for gradient in gradients:
-                gradient *= coefficient
+        self.norm = _norm(gradients) / scale
+        bound = self.settings.max_grad_norm
+        if bound is None:
+            return
+        for gradient in gradients:
+            if "clip_by_value" in self.faults:
+                gradient.clamp_(-bound * scale, bound * scale)
+            else:
+                norm = _norm([gradient]) / scale if "clip_per_tensor" in self.faults else self.norm
+                gradient *= min(bound / (norm + 1e-6), 1.0)  # 1e-6: as torch does
 
     def may_step(self, overflow: bool, loss: float) -> bool:
         """Say whether the gradient may reach the optimizer: only a finite one may."""
@@ -238,12 +310,24 @@ class _Run:
 
     def learning_rate(self) -> float:
         """Return the schedule at the number of completed steps."""
-        steps = self.micro_batches - 1 if "schedule_per_micro_batch" in self.faults else self.result.k
-        if "schedule_off_by_one" in self.faults:
-            steps += 1
+        steps = self.result.k
         if "schedule_on_skipped_step" in self.faults:
             steps += len(self.result.skipped)
+        if "schedule_per_micro_batch" in self.faults:
+            steps = self.micro_batches - 1
+        if "schedule_per_epoch" in self.faults:
+            steps = self.epoch
+        if "schedule_off_by_one" in self.faults:
+            steps += 1
+        if "schedule_never_moves" in self.faults:
+            steps = 0
         return self.settings.schedule(steps)
+
+    def decay_rate(self, lr: float) -> float:
+        """Return the rate that AdamW's decay is multiplied by: that of the step."""
+        if "decay_at_peak_rate" in self.faults:  # the largest of as many rates as the run has windows
+            return max(self.settings.schedule(k) for k in range(self.windows))
+        return lr
 
     @torch.no_grad()
     def update(self, lr: float) -> None:
@@ -254,7 +338,7 @@ class _Run:
             is_decayed = weight.ndim >= 2 or "decays_everything" in self.faults
             decay = self.settings.weight_decay if is_decayed else 0.0
             if self.settings.optimizer == "adamw" and "coupled_decay" not in self.faults:
-                weight -= lr * decay * weight  # Loshchilov and Hutter 2019, algorithm 2
+                weight -= self.decay_rate(lr) * decay * weight  # Loshchilov and Hutter 2019, algorithm 2
             else:
                 gradient = gradient + decay * weight
             weight -= lr * self.direction(gradient, self.result.moments.setdefault(name, {}))
@@ -268,22 +352,29 @@ class _Run:
                 gradient = gradient + s.momentum * moments.get("momentum_buffer", 0.0)
                 moments["momentum_buffer"] = gradient
             return gradient
+        beta1, beta2 = (s.beta2, s.beta1) if "betas_exchanged" in self.faults else (s.beta1, s.beta2)
         step = moments.get("step", 0) + 1  # Kingma and Ba 2015, algorithm 1
-        first = s.beta1 * moments.get("exp_avg", 0.0) + (1 - s.beta1) * gradient
-        second = s.beta2 * moments.get("exp_avg_sq", 0.0) + (1 - s.beta2) * gradient**2
+        first = beta1 * moments.get("exp_avg", 0.0) + (1 - beta1) * gradient
+        second = beta2 * moments.get("exp_avg_sq", 0.0) + (1 - beta2) * gradient**2
         moments.update(step=step, exp_avg=first, exp_avg_sq=second)
-        return first / (1 - s.beta1**step) / ((second / (1 - s.beta2**step)).sqrt() + s.epsilon)
+        if "no_bias_correction" in self.faults:
+            return first / (second.sqrt() + s.epsilon)
+        return first / (1 - beta1**step) / ((second / (1 - beta2**step)).sqrt() + s.epsilon)
 
     @torch.no_grad()
     def validate(self) -> None:
         """Record the mean loss of all validation targets; keep the weights where it is the lowest so far."""
         was_training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        sums = [self.token_loss_sum(batch) for batch in self.settings.validation]
+        if "validation_in_train_mode" not in self.faults:
+            self.model.eval()
+        smoothing = 0.1 if "val_label_smoothing" in self.faults else 0.0
+        losses = [self.loss(batch, smoothing) for batch in self.settings.validation]
+        if "val_weighted_by_rows" in self.faults:  # a batch without a target has a mean of NaN
+            losses = [replace(each, total=each.total / each.divisor * each.rows, divisor=each.rows) for each in losses]
         if "val_mean_of_means" in self.faults:
-            sums = [(total / tokens, 1) for total, tokens in sums if tokens]
-        tokens = sum(own_tokens for _, own_tokens in sums)
-        loss = sum(total.item() for total, _ in sums) / tokens if tokens else math.nan
+            losses = [replace(each, total=each.total / each.divisor, divisor=1) for each in losses if each.tokens]
+        divisor = sum(each.divisor for each in losses)
+        loss = sum(each.total.item() for each in losses) / divisor if divisor else math.nan
         if "stays_in_eval_mode" not in self.faults:
             for module in was_training:
                 module.training = True
@@ -300,3 +391,7 @@ class _Run:
     def gradients(self) -> dict[str, Tensor]:
         """Return the live gradients by name; a weight that no loss depends on has none and is left alone."""
         return {name: w.grad for name, w in self.model.named_parameters() if w.grad is not None}
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum((tensor**2).sum().item() for tensor in tensors))

@@ -51,7 +51,7 @@ def figure(alt="A line that falls."):
 # What stands behind the names that a lesson uses, and refuses what they cannot take.
 BEHIND = re.compile(
     r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|describe_form|is_dense|load_weights|load_latest"
-    r"|prepare_save|leave|exit_code_of|RankError"
+    r"|prepare_save|leave|exit_code_of|RankError|is_same_loss|decode_stream"
 )
 
 

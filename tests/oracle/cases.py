@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -180,6 +181,11 @@ def without_targets(batch: Batch) -> Batch:
     return {**batch, "labels": torch.full_like(batch["labels"], -100)}
 
 
+def _emptied(epochs: list[list[Batch]], window: list[Batch]) -> list[list[Batch]]:
+    """The epochs with no target left in the micro-batches of one window."""
+    return [[without_targets(b) if any(b is e for e in window) else b for b in epoch] for epoch in epochs]
+
+
 def make_model(rng: random.Random, kind: str, *, dropout: bool) -> nn.Module:
     """A float64 model; now and then with a frozen weight."""
     with torch.random.fork_rng(devices=[]):
@@ -234,8 +240,7 @@ def cases(
     case = Case(make_model(rng, kind, dropout=dropout), data, spec.Settings(accumulation_steps=steps))
     groups = case.windows()
     if ragged and len(groups) > 1 and draw(st.integers(0, 4)) == 0:
-        empty = rng.choice(groups)
-        data = [[without_targets(b) if any(b is e for e in empty) else b for b in epoch] for epoch in data]
+        data = _emptied(data, rng.choice(groups))
     overflows = {0} if first_overflows else set()
     if first_overflows is None:
         overflows = {index for index in range(len(groups)) if rng.random() < 0.2}
@@ -266,13 +271,50 @@ def _has_uneven_window(case: Case) -> bool:
     return any(len({count(batch) for batch in window}) > 1 for window in case.windows())
 
 
+def _has_uneven_rows(case: Case) -> bool:
+    """Some window has rows that differ in their number of target tokens."""
+    return any(
+        len({int((row[1:] != -100).sum()) for batch in window for row in batch["labels"]} - {0}) > 1
+        for window in case.windows()
+    )
+
+
+def _has_pad_before_a_target(case: Case) -> bool:
+    def seen(batch: Batch) -> bool:
+        padded = batch["attention_mask"][:, 0] == 0  # (B,); a row of a packed batch may be all PAD
+        return bool((padded & (batch["labels"][:, 1:] != -100).any(dim=1)).any())
+
+    return any(seen(batch) for epoch in case.epochs for batch in epoch)
+
+
+def _has_different_betas(case: Case) -> bool:
+    return case.settings.beta1 != case.settings.beta2
+
+
+def _validates_on_something(case: Case) -> bool:
+    return count(*case.settings.validation) > 0
+
+
 def _has_uneven_validation(case: Case) -> bool:
     counts = {count(batch) for batch in case.settings.validation}
     return len(counts - {0}) > 1  # a batch without targets has no mean
 
 
+def _has_uneven_validation_rows(case: Case) -> bool:
+    """Some validation batches differ in their number of target tokens by row."""
+    per_row = {Fraction(count(batch), len(batch["labels"])) for batch in case.settings.validation}
+    return len(per_row - {0}) > 1
+
+
 def _trains_on_everything(case: Case) -> bool:
     return all(count(batch) for epoch in case.epochs for batch in epoch)
+
+
+@st.composite
+def _empty_once(draw: Callable) -> Case:
+    """Runs with one window that has no target."""
+    case = draw(cases(accumulation=(1, 3), windows=(2, 2)).filter(_trains_on_everything))
+    return dataclasses.replace(case, epochs=_emptied(case.epochs, draw(st.sampled_from(case.windows()))))
 
 
 @st.composite
@@ -296,34 +338,54 @@ _plain: dict[str, Any] = {"optimizers": ("sgd",), "max_grad_norms": (None,), "de
 _grouped: dict[str, Any] = _plain | {"accumulation": (2, 5), "windows": (1, 2)}
 _scaled: dict[str, Any] = _plain | {"max_grad_norms": (0.05, 1.0), "loss_scales": (65536.0,)}
 _clipped: dict[str, Any] = _grouped | {"max_grad_norms": (0.001,)}
+_adam: dict[str, Any] = {"optimizers": ("adam", "adamw"), "decays": (0.0,)}
 _scheduled: dict[str, Any] = {"factors": (0.7,), "windows": (2, 4)}
 
 # Cases in which the fault must change the weights, the moments, k or the validation.
 FAULT_CASES: dict[str, st.SearchStrategy[Case]] = {
     "unshifted_labels": cases(**_plain),
+    "shifted_twice": cases(**_plain),
     "pads_counted": cases(**_plain).filter(_has_counted_pad),
     "eos_masked": cases(**_plain),
+    "mask_forgotten": cases(**_plain).filter(_has_pad_before_a_target),
+    "pads_divide": cases(**_plain).filter(_has_counted_pad),
+    "row_means": cases(**_plain).filter(_has_uneven_rows),
     "mean_of_means": cases(**_grouped).filter(_has_uneven_window),
     "accumulation_not_divided": cases(**_grouped),
     "tail_dropped": cases(**_grouped, tail=True),
     "tail_leaks": cases(**_grouped, tail=True),
     "tail_divided_by_full": cases(**_grouped, tail=True),
+    "windows_across_epochs": cases(**_grouped, tail=True, epochs=(2, 2)),
+    "steps_on_empty_window": _empty_once(),
+    "bf16_gradients": cases(**_plain),
     "clip_before_unscale": cases(**_scaled),
     "clip_per_micro_batch": cases(**_clipped),
+    "clip_by_value": cases(**_clipped),
+    "clip_per_tensor": cases(**_clipped),
     "missing_zero_grad": cases(**_plain, accumulation=(1, 3), windows=(2, 4)),
     "zero_grad_per_micro_batch": cases(**_grouped),
     "schedule_per_micro_batch": cases(**_scheduled, accumulation=(2, 3)),
+    "schedule_per_epoch": cases(**_scheduled),
+    "schedule_never_moves": cases(**_scheduled),
     "schedule_off_by_one": cases(**_scheduled),
     "schedule_on_skipped_step": cases(**_scheduled, accumulation=(1, 3), first_overflows=True),
     "steps_on_nonfinite": cases(first_overflows=True),
+    "optimizer_per_epoch": cases(**_adam, epochs=(2, 2)),
+    "betas_exchanged": cases(**_adam, windows=(2, 4)).filter(_has_different_betas),
+    "no_bias_correction": cases(**_adam),
     "coupled_decay": cases(optimizers=("adamw",), decays=(0.3,)),
+    "decay_at_peak_rate": cases(**_scheduled, optimizers=("adamw",), decays=(0.3,)),
     "decays_everything": cases(decays=(0.3,)),
     "stays_in_eval_mode": cases(**_plain, models=("tiny",), dropout=True, epochs=(2, 2), validation=(1, 3)),
+    "validation_in_train_mode": cases(models=("tiny",), dropout=True, validation=(1, 3)),
+    "val_label_smoothing": cases(validation=(1, 3)).filter(_validates_on_something),
     "val_mean_of_means": cases(validation=(2, 3)).filter(_has_uneven_validation),
+    "val_weighted_by_rows": cases(validation=(2, 3)).filter(_has_uneven_validation_rows),
     "best_is_a_reference": _ruined_later(),
 }
 
 
 def fault_cases(fault: str) -> st.SearchStrategy[Case]:
-    """Cases in which `fault` must matter."""
-    return FAULT_CASES[fault].filter(_trains_on_everything)
+    """Cases in which `fault` must matter; only what is about batches without targets has some."""
+    cases_of_it = FAULT_CASES[fault]
+    return cases_of_it if fault == "steps_on_empty_window" else cases_of_it.filter(_trains_on_everything)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from course_lm import spec
 from course_lm.accumulation import windows
+from course_lm.clipping import build_clip
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import DistributedConfig, connect, share, wrap
 from course_lm.loss import count_targets
@@ -77,13 +78,14 @@ class ScalingOnly(Precision):
 
 
 def run_train_step(
-    case: Case, precision: Precision | None = None, distributed: DistributedConfig = ONE_WAY
+    case: Case, precision: Precision | None = None, distributed: DistributedConfig = ONE_WAY, by_value: bool = False
 ) -> FastResult:
-    """Train a copy of the case's model by `train_step` in a bare loop."""
+    """Train a copy of the case's model by `train_step` in a bare loop; `by_value`: its bound is one on each number."""
     model, settings, group = _copy_that_overflows(case), case.settings, connect()
     runner = wrap(model, distributed, group)
     optimizer = build_optimizer(model, _optimizer_config(settings))
     done, rates = [], []
+    loop = LoopConfig(**_bounds(settings, by_value))
     for epoch in case.epochs:
         for window in windows(epoch, settings.accumulation_steps):
             lr = settings.schedule(len(done))
@@ -92,7 +94,8 @@ def run_train_step(
                 share(window, group),
                 optimizer,
                 lr=lr,
-                max_grad_norm=settings.max_grad_norm,
+                max_grad_norm=loop.norm_bound,
+                clip=build_clip(loop.max_grad_value),
                 precision=precision,
                 on_nonfinite="skip",
             )
@@ -110,13 +113,13 @@ def run_train_step(
     )
 
 
-def run_trainer(case: Case, distributed: DistributedConfig = ONE_WAY) -> FastResult:
+def run_trainer(case: Case, distributed: DistributedConfig = ONE_WAY, by_value: bool = False) -> FastResult:
     """Train a copy of the case's model by `Trainer`, which writes no files."""
     model, settings = _copy_that_overflows(case), case.settings
     loop = LoopConfig(
         gradient_accumulation_steps=settings.accumulation_steps,
         num_epochs=len(case.epochs),
-        max_grad_norm=settings.max_grad_norm,
+        **_bounds(settings, by_value),
         precision="fp32",
         device="cpu",
         on_nonfinite="skip",
@@ -144,6 +147,11 @@ def run_trainer(case: Case, distributed: DistributedConfig = ONE_WAY) -> FastRes
         [record["val_loss"] for record in history.validation] if validated else None,
         gathered(trainer.best_weights),
     )
+
+
+def _bounds(settings: spec.Settings, by_value: bool) -> dict[str, Any]:
+    bound = settings.max_grad_norm
+    return {"max_grad_norm": None, "max_grad_value": bound} if by_value else {"max_grad_norm": bound}
 
 
 def assert_same(expected: spec.SpecResult, got: FastResult) -> None:

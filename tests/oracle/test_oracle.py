@@ -53,6 +53,23 @@ def test_trainer_lands_there_in_many_cases(case: Case) -> None:
     assert_same(case.train(), run_trainer(case))
 
 
+@settings(deterministic, max_examples=30)
+@given(cases(max_grad_norms=(0.001, 0.05)))
+def test_clipping_by_value_lands_where_the_specification_does_that_clips_each_number(case: Case) -> None:
+    expected = case.train("clip_by_value")
+    for result in (
+        run_train_step(case, by_value=True),
+        run_train_step(case, ScalingOnly("fp16", "cpu"), by_value=True),
+    ):
+        assert_same(expected, result)
+
+
+@settings(deterministic, max_examples=30)
+@given(cases(max_grad_norms=(0.001, 0.05), windows=(2, 4)))
+def test_the_key_for_clipping_by_value_lands_there_too(case: Case) -> None:
+    assert_same(case.train("clip_by_value"), run_trainer(case, by_value=True))
+
+
 def _rows(batch: Batch, chosen: list[int]) -> Batch:
     return {name: value[chosen] for name, value in batch.items() if isinstance(value, torch.Tensor)}
 

@@ -7,6 +7,7 @@ latest report of an answer that failed.
 
 from course_lm.classroom.checks.accumulation import accumulate_gradient, mean_factors, token_windows, tokens_per_step
 from course_lm.classroom.checks.batching import allowed_attention, epoch_order, labels_of, padding_share
+from course_lm.classroom.checks.bug_hunt import mended_adamw, mended_validation, mended_windows
 from course_lm.classroom.checks.checkpoints import (
     newest_intact,
     position_after,
@@ -70,6 +71,9 @@ __all__ = [
     "loss_to_backward",
     "lost_to_truncation",
     "mean_factors",
+    "mended_adamw",
+    "mended_validation",
+    "mended_windows",
     "my_share",
     "nearest_bf16",
     "newest_intact",

@@ -1,0 +1,225 @@
+"""The audit itself: the ladder of runs, the search for what explains them, and the report."""
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from course_lm.audit.locate import Location, locate
+from course_lm.audit.outcome import PRECISIONS, distance
+from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
+from course_lm.audit.report import AuditReport
+from course_lm.audit.runs import Case, ladder
+from course_lm.audit.search import Explanation, Search, Specification
+from course_lm.validation import require
+
+AGAIN = ("one SGD step on one row", "AdamW with decay")  # runs made once more at the end: the same weights must come
+UNSTEADY = (
+    "the same run, made again, leaves other weights: the loop keeps something from one call to the next, or draws "
+    "random numbers that no seed fixes"
+)
+
+
+def audit(
+    loop: Loop,
+    *,
+    precision: str = "float64",
+    parts: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    timeout: float = 30.0,
+) -> AuditReport:
+    """Compare `loop` with the specification on crafted runs, and say what it does otherwise.
+
+    Args:
+        loop: called as `loop(model, epochs, settings)`; it trains `model` in place as `spec.train` would. It may return
+            a mapping with "validation_losses", "best_weights", and "ignores": names of settings that it does not have.
+        precision: that of the model, "float64" or "float32", or "bf16" for a loop that computes under autocast on a
+            float32 model. In float64 equal means equal to ten digits; what is finer than a precision is not seen
+            in it, such as the fault `bf16_gradients` in bf16.
+        parts: the parts of a loop to look at, of `PARTS`; all by default.
+        seed: of the tokens and the weights.
+        progress: a bar on standard error; it says when a first run departs.
+        timeout: seconds that one run may take.
+
+    Raises:
+        ValueError: a precision or a part that is unknown, a timeout of 0 or less, or a `loop` that does not take three
+            arguments.
+        TypeError: `loop` cannot be called.
+    """
+    require(precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", precision)
+    require(timeout > 0, "timeout", "above 0", timeout)
+    if not callable(loop):
+        raise TypeError(f"loop must be callable as loop(model, epochs, settings), got {type(loop).__name__}")
+    _require_three_parameters(loop)
+    cases = ladder(seed, parts)
+    began = time.perf_counter()
+    with tqdm(total=len(cases), desc="audit", unit="run", disable=not progress, leave=False) as bar:
+        report = _Audit(Player(loop, PRECISIONS[precision], timeout), cases, bar).report()
+    return replace(report, seconds=time.perf_counter() - began)
+
+
+def _require_three_parameters(loop: Loop) -> None:
+    try:
+        signature = inspect.signature(loop)
+    except (TypeError, ValueError):
+        return  # not every callable has one
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        name = getattr(loop, "__name__", type(loop).__name__)
+        takes = f"({', '.join(signature.parameters)})"
+        raise ValueError(f"{name} must be callable as {name}(model, epochs, settings), it takes {takes}") from None
+
+
+def assert_sound(loop: Loop, **options: Any) -> None:
+    """Raise AssertionError with the report unless the audit finds the loop sound; `options` are those of `audit`."""
+    options.setdefault("progress", False)
+    report = audit(loop, **options)
+    if not report.sound:
+        raise AssertionError(str(report))
+
+
+class _Audit:
+    def __init__(self, player: Player, cases: Sequence[Case], bar: tqdm) -> None:
+        self.player, self.cases, self.bar = player, cases, bar
+        self.precision, self.specification = player.precision, Specification()
+        self.plays: dict[str, Play] = {}
+        self.declared: frozenset[str] = frozenset()
+        self.trouble: tuple[Case, Trouble] | None = None
+
+    def report(self) -> AuditReport:
+        """Play all runs, then say what they show."""
+        self.play_all()
+        asked = [case for case in self.cases if case.name in self.plays and is_asked(case, self.declared)]
+        outcomes = {name: one.outcome for name, one in self.plays.items()}
+        search = Search(asked, outcomes, self.specification, self.precision)
+        start = Explanation((), tuple(sorted(self.declared)))
+        base = AuditReport(
+            precision=self.precision.name,
+            runs=len(asked),
+            notes=self.not_compared(),
+            warnings=self.warnings(),
+            ignored=start.ignored,
+        )
+        if self.trouble is not None:
+            return self.troubled(base, search, start)
+        unsteady = self.unsteady(search, start)
+        if unsteady is not None:
+            return self.located(base, unsteady, start, UNSTEADY)
+        if search.reproduces(start):
+            return replace(base, sound=True)
+        if self.precision.exact and self.is_rounding(asked, start):
+            case = search.missed(start)
+            assert case is not None
+            word = 'the loop computes in float32 somewhere; audit it with precision="float32"'
+            return replace(self.located(base, case, start, word), part="precision")
+        self.bar.set_description("audit: it departs; looking for the fault")
+        return self.explained(base, search, start)
+
+    def explained(self, base: AuditReport, search: Search, start: Explanation) -> AuditReport:
+        """The report of a loop that departs: sound but for features that it lacks, named or located."""
+        found = search.smallest(start)
+        base = replace(base, exhausted=search.exhausted)
+        clear = [one for one in found if search.reproduces(one)]
+        if not clear:
+            lacking, case = search.furthest(start)
+            base = replace(base, ignored=lacking.ignored)
+            return self.located(base, case or self.first_apart(search, start), lacking)
+        first = clear[0]
+        base = replace(base, ignored=first.ignored)
+        if not first.faults:
+            return replace(base, sound=True)
+        others = tuple(one.faults for one in found if one.faults != first.faults)
+        base = replace(base, faults=first.faults, alternatives=others)
+        lacking = Explanation((), first.ignored)
+        return self.located(base, self.first_apart(search, lacking), lacking)
+
+    def first_apart(self, search: Search, explanation: Explanation) -> Case:
+        """The first run that is not the specification's."""
+        return next(case for case in search.cases if search.apart(case, explanation) > 1.0)
+
+    def play_all(self) -> None:
+        """Let the loop make every run, until one cannot be compared."""
+        departed = False
+        for case in self.cases:
+            try:
+                self.plays[case.name] = self.player.play(case)
+            except Trouble as trouble:
+                self.trouble = (case, trouble)
+                return
+            self.declared |= self.plays[case.name].ignores
+            self.bar.update()
+            if not departed and not self.bar.disable and is_asked(case, self.declared):
+                departed = self.departs(case)
+                if departed:
+                    self.bar.set_postfix_str(f"departs in “{case.name}”")
+
+    def departs(self, case: Case) -> bool:
+        right = self.specification.outcome(case, Explanation((), tuple(sorted(self.declared))))
+        start = self.specification.start(case)
+        return distance(self.plays[case.name].outcome, right, start, self.precision) > 1.0
+
+    def unsteady(self, search: Search, start: Explanation) -> Case | None:
+        """A run that leaves other weights when it is made again."""
+        departing = search.missed(start)
+        for case in self.cases:
+            if case.name in AGAIN or case is departing or case is self.cases[0]:
+                again = self.player.replay(case)
+                weights = self.specification.start(case)
+                before = self.plays[case.name].outcome
+                if again is None or distance(again, before, weights, self.precision) > 1.0:
+                    return case
+        return None
+
+    def is_rounding(self, cases: Sequence[Case], start: Explanation) -> bool:
+        """Whether the loop departs in every run by no more than float32 rounds."""
+        coarse = PRECISIONS["float32"]
+        outcomes = {case.name: self.plays[case.name].outcome for case in cases}
+        return Search(cases, outcomes, self.specification, coarse).reproduces(start)
+
+    def not_compared(self) -> tuple[str, ...]:
+        validated = [
+            self.plays[case.name].outcome for case in self.cases if case.settings.validation and case.name in self.plays
+        ]
+        if not validated or any(one.validation_losses is not None for one in validated):
+            return ()
+        return ("the loop returns no validation losses: they were not compared",)
+
+    def warnings(self) -> tuple[str, ...]:
+        changed: dict[str, str] = {}
+        for name, one in self.plays.items():
+            for what in one.changed:
+                changed.setdefault(what, name)
+        return tuple(f"the loop changes {what} that it is given, in the run “{name}”" for what, name in changed.items())
+
+    def troubled(self, base: AuditReport, search: Search, start: Explanation) -> AuditReport:
+        """The report of a loop of which a run cannot be compared; one before it may depart."""
+        assert self.trouble is not None
+        case, trouble = self.trouble
+        departing = search.missed(start)
+        if departing is not None:
+            notes = (*base.notes, f"in the run “{case.name}”: {trouble}")
+            return self.located(replace(base, notes=notes), departing, start)
+        part = "precision" if trouble.kind == "dtype" else case.part
+        return replace(base, part=part, case=case, problem=str(trouble))
+
+    def located(
+        self, base: AuditReport, case: Case, explanation: Explanation, problem: str | None = None
+    ) -> AuditReport:
+        """The report with the run that departs, its part, its numbers and the promise that it breaks."""
+        known = bool(base.faults) or problem is not None
+        found: Location = locate(self.player, self.specification, case, self.plays[case.name], explanation, known=known)
+        return replace(
+            base,
+            part=found.part,
+            case=case,
+            problem=problem,
+            promise=found.promise,
+            numbers=found.numbers,
+            distances=found.distances,
+            notes=(*found.notes, *base.notes),
+        )

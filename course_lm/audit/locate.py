@@ -1,0 +1,296 @@
+"""Where a loop departs from the specification: the run, its part, its numbers beside the right ones, the promise."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+
+import torch
+from torch import Tensor
+
+from course_lm.audit.observe import Forward, Row, rows_in, watcher
+from course_lm.audit.outcome import Outcome, distance
+from course_lm.audit.play import Play, Player, Trouble
+from course_lm.audit.runs import Case, count_targets, ladder
+from course_lm.audit.search import Explanation, Specification
+
+# The runs of one SGD step without anything else: in these a loss and a rate that are wrong by a factor look alike.
+FIRST_RUNS = ("one SGD step on one row", "rows of equal length", "labels of -100 on real tokens")
+
+# In the first runs a step that departs by less, as a share of its length, is one of rounding. bfloat16 has 8 bits.
+COARSE = 1e-2
+
+# The lines of docs/contract.md that a run of the audit can show to be broken.
+PROMISES: Mapping[str, str] = {
+    "C1": "Position t predicts token t + 1.",
+    "C2": "A target of −100 adds nothing to loss, gradient or count. PAD never counts, a real `<eos>` always does, "
+    "even where both share an id: masks decide, not ids.",
+    "C3": "The loss of a step is the sum of its token losses divided by the number of its target tokens, over all "
+    "micro-batches and ranks.",
+    "C4": "A last, smaller group of micro-batches is a step of its own, divided by its own tokens. Nothing leaks into "
+    "the next epoch.",
+    "C5": "A window without a target token changes nothing and counts as no step;",
+    "C6": "Clipping acts on the true global gradient norm, once per step.",
+    "C7": "A loss, gradient or rate that is not finite never reaches the weights, the buffers, the moments or the "
+    "optimizer's step count.",
+    "C8": "The learning rate is a function of k, the number of completed steps.",
+    "C9": "Weight decay is decoupled and touches matrices only.",
+    "C10": "Gradients are cleared once per step.",
+    "C11": "Validation runs in eval mode without gradients, gives each module its mode back, and changes no random "
+    "generator and no loader's position. Its loss is the plain next-token loss, a mean over all target tokens.",
+    "C12": "The best weights are a copy or on disk, never live tensors.",
+}
+
+Line = tuple[str, str, str]  # what, of the loop, of the specification
+
+
+def promise(number: str) -> str:
+    """A line of the contract with its number."""
+    return f"{number}: {PROMISES[number].rstrip(';')}"
+
+
+def numbers(case: Case, got: Outcome, right: Outcome, start: Tensor) -> list[Line]:
+    """Numbers of the loop beside those of the specification, in rows of (what, loop, specification)."""
+    rows = [("the run", "raises" if got.refused else "ends", "raises" if right.refused else "ends")]
+    if got.weights is not None and right.weights is not None:
+        rows += _weight_rows(case, got.weights, right.weights, start)
+    if got.validation_losses is not None and not right.refused:
+        mine, its = _listed(got.validation_losses), _listed(right.validation_losses or ())
+        rows.append(("validation losses, nats per token", mine, its))
+    if got.best is not None:
+        its = "none" if right.best is None else _length(right.best - start)
+        rows.append(("best weights, distance from the start", _length(got.best - start), its))
+    return [row for row in rows if row[0] != "the run" or row[1] != row[2]]
+
+
+def _weight_rows(case: Case, got: Tensor, right: Tensor, start: Tensor) -> list[Line]:
+    changes = [one - start for one in (got, right)]
+    rows = [("the weights' change, its norm", _length(changes[0]), _length(changes[1]))]
+    if not torch.isfinite(torch.stack(changes)).all():
+        return rows
+    shares = dict(_by_name(case, *changes))
+    name = max(shares, key=lambda one: float((shares[one][0] - shares[one][1]).norm()))
+    mine, its = shares[name]
+    rows.append((f"the change of {name}, its norm", _length(mine), _length(its)))
+    at = int((mine - its).abs().argmax())
+    rows.append((f"the change of {name}, entry {at}", f"{float(mine[at]):.6g}", f"{float(its[at]):.6g}"))
+    return rows
+
+
+def _listed(losses: Sequence[float]) -> str:
+    return " ".join(f"{loss:.6g}" for loss in losses) or "none"
+
+
+def _length(vector: Tensor) -> str:
+    return f"{float(vector.norm()):.6g}"
+
+
+def _by_name(case: Case, *vectors: Tensor) -> list[tuple[str, list[Tensor]]]:
+    named = list(case.model().named_parameters())
+    pieces = [vector.split([weight.numel() for _, weight in named]) for vector in vectors]
+    return [(name, [piece[place] for piece in pieces]) for place, (name, _) in enumerate(named)]
+
+
+def proportion(got: Outcome, right: Outcome, start: Tensor) -> float | None:
+    """How many times the right change the loop's change is, where it has the same direction; else None."""
+    if got.weights is None or right.weights is None:
+        return None
+    return _ratio(got.weights - start, right.weights - start)
+
+
+def _ratio(mine: Tensor, its: Tensor) -> float | None:
+    ratio = float(mine @ its / (its @ its).clamp(min=1e-300))
+    return ratio if float((mine - ratio * its).norm()) <= 1e-8 * float(mine.norm()) else None
+
+
+def proportions(case: Case, got: Outcome, right: Outcome, start: Tensor) -> dict[str, float]:
+    """`proportion` of each weight that should change; {} where one of them goes another way."""
+    if got.weights is None or right.weights is None:
+        return {}
+    found: dict[str, float] = {}
+    for name, (mine, its) in _by_name(case, got.weights - start, right.weights - start):
+        ratio = _ratio(mine, its)
+        if ratio is None:
+            return {}
+        if its.any():
+            found[name] = ratio
+    return found
+
+
+def times_as_far(ratio: float) -> str:
+    """A proportion in words, with digits enough to tell it from 1."""
+    digits = 6 if ratio == 1.0 else max(6, 2 - math.floor(math.log10(abs(ratio - 1))))
+    return f"{ratio:.{digits}g} times as far"
+
+
+@dataclass(frozen=True)
+class Location:
+    """What a report says of the run that departs: see `AuditReport`."""
+
+    part: str
+    promise: str
+    numbers: tuple[Line, ...]
+    distances: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+def locate(
+    player: Player,
+    specification: Specification,
+    case: Case,
+    made: Play,
+    explanation: Explanation,
+    *,
+    known: bool,
+) -> Location:
+    """Describe a run that departs from the specification of an `explanation`.
+
+    Args:
+        known: what is wrong is known already, so that the part is the run's own.
+    """
+    right, start = specification.outcome(case, explanation), specification.start(case)
+    part, notes = case.part, [made.said] if made.outcome.refused and not right.refused else []
+    if not known and not made.outcome.refused and not right.refused:
+        part, more = _part(player, specification, case, made.outcome, explanation)
+        notes += more
+    return Location(
+        part,
+        promise(case.promise),
+        tuple(numbers(case, made.outcome, right, start)),
+        tuple(departures(player, case, explanation, start)),
+        tuple(notes),
+    )
+
+
+def departures(player: Player, case: Case, explanation: Explanation, start: Tensor) -> list[float]:
+    """The relative distance of the weights after each step, and 0 before them; it ends where a run is ruined."""
+    found = [0.0]
+    for steps in range(1, len(case.windows()) + 1):
+        part = case.prefix(steps)
+        got = player.replay(part)
+        right = Specification().outcome(part, explanation)
+        if got is None or not got.is_finite() or not right.is_finite():
+            break
+        assert got.weights is not None and right.weights is not None
+        found.append(float((got.weights - right.weights).norm() / right.weights.norm()))
+    return found
+
+
+def _part(
+    player: Player,
+    specification: Specification,
+    case: Case,
+    got: Outcome,
+    explanation: Explanation,
+) -> tuple[str, list[str]]:
+    """The part of a loop that a departing run is about, and what else can be said of it."""
+    odd = odd_rows(player, case)
+    if odd and not _is_harmless(odd.keys(), player, specification, case, explanation):
+        return "data", [" and ".join(odd.values())]
+    right, start = specification.outcome(case, explanation), specification.start(case)
+    ratio = proportion(got, right, start)
+    if ratio is None:
+        return _part_of_another_way(player, case, got, right, start)
+    if abs(ratio - 1) <= 1e-8:
+        return case.part, []
+    if ratio == 0.0:
+        return case.part, ["the loop leaves the weights as they were"]
+    words = [f"the weights go the right way, but {times_as_far(ratio)}"]
+    # a loss that is too large by a factor is nothing to Adam, whose step is as long for any gradient; a rate is
+    adam = next(one for one in ladder(case.seed) if one.name == "one step of Adam")
+    made = player.replay(adam)
+    if made is None or case.name not in FIRST_RUNS:
+        return case.part, words
+    as_far = proportion(made, specification.outcome(adam, explanation), start)
+    if as_far is not None and math.isclose(as_far, ratio, rel_tol=1e-6):
+        return "optimizer", [*words, "so do they under Adam: the learning rate is not the one that was asked for"]
+    return case.part, words
+
+
+def _part_of_another_way(
+    player: Player, case: Case, got: Outcome, right: Outcome, start: Tensor
+) -> tuple[str, list[str]]:
+    """The part where the weights do not go the right way, or not all of them as far."""
+    coarse = _coarse(player, got, right, start, is_first=case.name in FIRST_RUNS)
+    if coarse is not None:
+        return "precision", [coarse]
+    each = proportions(case, got, right, start) if case.name in FIRST_RUNS else {}
+    others = {name: ratio for name, ratio in each.items() if abs(ratio - 1) > 1e-8}
+    if not others:
+        return case.part, []
+    # no loss could do that: a wrong gradient of the logits would turn the gradients of most weights
+    return "optimizer", [
+        f"{name} moves {times_as_far(ratio)}" if ratio else f"{name} does not move" for name, ratio in others.items()
+    ]
+
+
+def _coarse(player: Player, got: Outcome, right: Outcome, start: Tensor, *, is_first: bool) -> str | None:
+    """Why the weights look like those of a loop that rounds to fewer digits, in words; None if they do not."""
+    assert got.weights is not None and right.weights is not None
+    formats = (torch.bfloat16, torch.float16, *([torch.float32] if player.precision.exact else []))
+    for dtype in formats:
+        if torch.equal(got.weights, got.weights.to(dtype).double()):
+            return f"each weight that the loop leaves is a number of {str(dtype).removeprefix('torch.')}"
+    apart = float((got.weights - right.weights).norm() / (right.weights - start).norm())
+    if is_first and apart <= COARSE:
+        return f"the step departs by {apart:.1g} of its length, as if something were rounded to few digits"
+    return None
+
+
+def _is_harmless(
+    odd: Collection[str], player: Player, specification: Specification, case: Case, explanation: Explanation
+) -> bool:
+    """Whether a run before this one is right although the same is odd about its rows: a loop may read them so."""
+    for one in takewhile(lambda one: one.name != case.name, ladder(case.seed)):
+        made = player.replay(one) if set(odd) <= odd_rows(player, one).keys() else None
+        right, start = specification.outcome(one, explanation), specification.start(one)
+        if made is not None and distance(made, right, start, player.precision) <= 1.0:
+            return True
+    return False
+
+
+def odd_rows(player: Player, case: Case) -> dict[str, str]:
+    """What is odd about the rows that a loop trains on, by kind, in words; {} where each is trained on when it is due.
+
+    Of a loop that runs each row several times, each must come as often. A row of a batch without a target may be left
+    out.
+    """
+    seen: list[Forward] = []
+    try:
+        player.play(case, watcher(seen))
+    except Trouble:
+        return {}
+    windows = [rows_in([batch for batch in window if count_targets(batch)]) for window in case.windows()]
+    due = Counter(row for window in windows for row in window)
+    idle = {row for row in rows_in([batch for window in case.windows() for batch in window]) if row not in due}
+    passes = [row for one in seen if one.training and one.with_gradients for row in one.rows if row not in idle]
+    trained = Counter(passes)
+    if not passes:
+        return {}  # the loop calls another model, or a copy that has lost its hooks
+    (times, _), *_ = Counter(max(1, round(trained[row] / due[row])) for row in due).most_common()
+    never = sum(max(0, due[row] - trained[row] // times) for row in due)
+    again = sum(max(0, trained[row] // times - due[row]) for row in due)
+    others = sum(count for row, count in trained.items() if row not in due)
+    found: dict[str, str] = {}
+    if never:
+        found["never"] = f"{_rows(never, due.total())} not trained on when {'it is' if never == 1 else 'they are'} due"
+    if again:
+        found["again"] = f"{_rows(again)} trained on more often than {'it is' if again == 1 else 'they are'} due"
+    if others:
+        found["others"] = f"{_rows(others)} trained on that {'is' if others == 1 else 'are'} not due"
+    if not found and times == 1 and not _in_order(passes, windows):
+        found["order"] = "the loop trains on the rows in another order"
+    return found
+
+
+def _in_order(passes: Sequence[Row], windows: Sequence[Sequence[Row]]) -> bool:
+    """Whether each window has its own rows, in any order."""
+    ends = accumulate(map(len, windows))
+    return all(Counter(passes[end - len(window) : end]) == Counter(window) for end, window in zip(ends, windows))
+
+
+def _rows(count: int, of: int | None = None) -> str:
+    """So many rows, with the verb."""
+    word = f"{count} of {of} rows" if of is not None else "1 row" if count == 1 else f"{count} rows"
+    return f"{word} {'is' if count == 1 else 'are'}"

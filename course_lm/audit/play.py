@@ -1,0 +1,289 @@
+"""One run of the loop that is audited: watched, timed, and without a trace on the random generators."""
+
+import ctypes
+import math
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from course_lm import spec
+from course_lm.audit.features import NOT_ASKED, WITHOUT
+from course_lm.audit.outcome import Outcome, Precision, flat, names_of
+from course_lm.audit.runs import Case, Epochs, fresh
+from course_lm.validation import did_you_mean, one_line
+
+Loop = Callable[[nn.Module, Epochs, spec.Settings], Mapping[str, Any] | None]
+
+RETURNED = ("validation_losses", "best_weights", "ignores")
+REFUSALS = (ArithmeticError, ValueError, RuntimeError)  # what a loop may raise for a gradient that is not finite
+
+
+class Trouble(Exception):
+    """What keeps a loop from being compared, in one sentence; `kind` is "raises", "hangs", "returns" or "dtype"."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _TimeOut(BaseException):
+    """Raised in the loop when its time is up; no Exception, which a loop might catch."""
+
+
+@dataclass
+class Play:
+    """What a run of a loop left, and what was seen of it.
+
+    Attributes:
+        ignores: the features that the loop says it ignores.
+        changed: what the loop changed of what it was given, in words.
+        said: the error of a run that the loop refused.
+    """
+
+    outcome: Outcome
+    ignores: frozenset[str] = frozenset()
+    changed: list[str] = field(default_factory=list)
+    said: str = ""
+
+
+def play(
+    loop: Loop,
+    case: Case,
+    precision: Precision,
+    *,
+    wrapped: bool = False,
+    timeout: float = 60.0,
+    watch: Callable[[nn.Module], None] | None = None,
+) -> Play:
+    """Let the loop train the case's model, from the same seeds each time.
+
+    Raises:
+        Trouble: the loop raises where it should not, takes longer than `timeout` seconds, returns something else than
+            a mapping of `RETURNED`, or leaves weights of another number format.
+    """
+    model = case.model(wrapped=wrapped).to(precision.dtype)
+    names = names_of(model)
+    given = {name: weight.dtype for name, weight in model.named_parameters()}
+    if watch is not None:
+        watch(model)
+    epochs, settings = fresh(case.epochs, case.settings)
+    try:
+        with _seeded(case.seed), _time_limit(timeout):
+            returned = loop(model, epochs, settings)
+    except _TimeOut:
+        raise Trouble("hangs", f"the loop had not returned after {timeout:g} seconds") from None
+    except (Exception, SystemExit) as error:  # a script may leave by sys.exit, and the audit with it
+        trouble = _raised(error)
+        if _is_refusal(error, case):
+            return Play(Outcome(None, refused=True), said=str(trouble))
+        raise trouble from error
+    returned = _checked(returned)
+    weights = dict(model.named_parameters())
+    if set(names) - set(weights):
+        raise Trouble("returns", f"the model has lost the weights {', '.join(sorted(set(names) - set(weights)))}")
+    odd = next((name for name in names if weights[name].dtype is not given[name]), None)
+    if odd is not None:
+        now, then = (str(dtype).removeprefix("torch.") for dtype in (weights[odd].dtype, given[odd]))
+        raise Trouble("dtype", f"the loop turned the model's weights from {then} into {now}")
+    outcome = Outcome(flat(weights, names), _losses(returned), _best(returned, names))
+    return Play(outcome, _ignores(returned), _changed(case, epochs, settings))
+
+
+def _is_refusal(error: BaseException, case: Case) -> bool:
+    """Whether the loop may have raised because a loss or a gradient is not finite."""
+    poisoned = case.part == "finite" or bool(case.settings.overflow_steps)
+    return isinstance(error, FloatingPointError) or (poisoned and isinstance(error, REFUSALS))
+
+
+def _raised(error: BaseException) -> Trouble:
+    text = one_line(str(error))[:300]
+    word = f"the loop raised {type(error).__name__}: {text}" if text else f"the loop raised {type(error).__name__}"
+    if "dtype" in text or ("Double" in text and "Float" in text):
+        return Trouble(
+            "dtype", f'{word}; the model was in float64: a loop that needs float32 is audited with precision="float32"'
+        )
+    return Trouble("raises", word)
+
+
+def _checked(returned: object) -> Mapping[str, Any]:
+    if returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
+        raise Trouble(
+            "returns",
+            f"the loop returned {type(returned).__name__}; it may return None, or a mapping with {', '.join(RETURNED)}",
+        )
+    odd = next((name for name in returned if name not in RETURNED), None)
+    if odd is not None:
+        raise Trouble(
+            "returns",
+            f"the loop returned the key {odd!r}; {did_you_mean(str(odd), RETURNED)}the keys are {', '.join(RETURNED)}",
+        )
+    return returned
+
+
+def _losses(returned: Mapping[str, Any]) -> list[float] | None:
+    losses = returned.get("validation_losses")
+    if losses is None:
+        return None
+    try:
+        return [float(loss) for loss in losses]
+    except (TypeError, ValueError, RuntimeError):
+        raise Trouble("returns", f"validation_losses must be a list of numbers, got {one_line(repr(losses))}") from None
+
+
+def _best(returned: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
+    best = returned.get("best_weights")
+    if best is None:
+        return None
+    if not isinstance(best, Mapping):
+        raise Trouble("returns", f"best_weights must be a mapping from names to tensors, got {type(best).__name__}")
+    missing = [name for name in names if not isinstance(best.get(name), Tensor)]
+    if missing:
+        raise Trouble(
+            "returns", f"best_weights has no tensor {missing[0]!r}; the model's weights are {', '.join(names)}"
+        )
+    return flat(best, names)
+
+
+def _ignores(returned: Mapping[str, Any]) -> frozenset[str]:
+    ignores = returned.get("ignores") or ()
+    ignores = (ignores,) if isinstance(ignores, str) else tuple(ignores)
+    odd = next((name for name in ignores if name not in WITHOUT and name != "eos_id"), None)
+    if odd is not None:
+        hint = did_you_mean(str(odd), WITHOUT)
+        raise Trouble("returns", f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(WITHOUT)}")
+    return frozenset(ignores) & frozenset(WITHOUT)
+
+
+def is_asked(case: Case, ignores: frozenset[str]) -> bool:
+    """Whether a loop that ignores those features is held to the case."""
+    return not any(NOT_ASKED[name](case) for name in ignores if name in NOT_ASKED)
+
+
+def _changed(case: Case, epochs: Epochs, settings: spec.Settings) -> list[str]:
+    found = []
+    if not _same_batches(case.epochs, epochs):
+        found.append("the batches")
+    if not _same_batches([list(case.settings.validation)], [list(settings.validation)]):
+        found.append("the validation batches")
+    plain = [name for name in vars(case.settings) if name not in ("validation", "schedule")]
+    found += [f"settings.{name}" for name in plain if getattr(settings, name, None) != getattr(case.settings, name)]
+    return found
+
+
+def _same_batches(one: Sequence[Sequence[Mapping[str, Any]]], other: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
+    if list(map(len, one)) != list(map(len, other)):
+        return False
+    pairs = [pair for epochs in zip(one, other) for pair in zip(*epochs)]
+    return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The same random numbers in each run, and afterwards those that would have come without it."""
+    state = random.getstate()
+    with torch.random.fork_rng():
+        random.seed(seed)
+        torch.manual_seed(seed)
+        grad = torch.is_grad_enabled()
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            random.setstate(state)
+            torch.set_grad_enabled(grad)
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `_TimeOut` in the body after so many seconds, and again each second until the body has ended."""
+    if not math.isfinite(seconds):
+        yield
+    elif threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        with _alarm(seconds):
+            yield
+    else:
+        with _exception_from_outside(seconds):
+            yield
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise _TimeOut
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _exception_from_outside(seconds: float) -> Iterator[None]:
+    """Where no signal can reach the thread; a loop that waits in a system call is stopped when that returns."""
+    thread, done = threading.get_ident(), threading.Event()
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def wait() -> None:
+        if not done.wait(seconds):
+            raise_in(ctypes.c_ulong(thread), ctypes.py_object(_TimeOut))
+
+    watcher = threading.Thread(target=wait, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+class Player:
+    """Lets one loop make runs, with logits or with objects that have them, as the loop reads them."""
+
+    def __init__(self, loop: Loop, precision: Precision, timeout: float) -> None:
+        SGD([torch.zeros(1)])  # the first optimizer of a process imports torch._dynamo: seconds that are not the loop's
+        self.loop, self.precision, self.timeout = loop, precision, timeout
+        self._wrapped: bool | None = None
+
+    def play(self, case: Case, watch: Callable[[nn.Module], None] | None = None) -> Play:
+        """One run; the first one also finds out how the loop reads what the model returns.
+
+        Raises:
+            Trouble: see `play`.
+        """
+        if self._wrapped is not None:
+            return self._play(case, self._wrapped, watch)
+        try:
+            made = self._play(case, False, watch)
+            self._wrapped = False
+        except Trouble as trouble:
+            if "logits" not in str(trouble):
+                raise
+            try:
+                made = self._play(case, True, watch)
+            except Trouble:
+                raise trouble from None
+            self._wrapped = True
+        return made
+
+    def replay(self, case: Case) -> Outcome | None:
+        """What the run leaves; None if it cannot be compared."""
+        try:
+            return self.play(case).outcome
+        except Trouble:
+            return None
+
+    def _play(self, case: Case, wrapped: bool, watch: Callable[[nn.Module], None] | None) -> Play:
+        return play(self.loop, case, self.precision, wrapped=wrapped, timeout=self.timeout, watch=watch)

@@ -1,0 +1,163 @@
+"""What an audit found, as text, as HTML with a picture, and as plain data."""
+
+import base64
+import io
+import math
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from course_lm import spec
+from course_lm.audit.runs import Case
+from course_lm.audit.search import LARGEST
+from course_lm.profiling.display import aligned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_RED, _GREY = "#D55E00", "#6E6E6E"
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found: the loop is sound, its faults are named, or the part that departs is located.
+
+    Attributes:
+        sound: equal to the specification in every run, but for features that the loop lacks.
+        faults: names of `spec.FAULTS`, the smallest set that reproduces the loop in every run; () if none does.
+        alternatives: other sets as small that do so too.
+        part: of the loop, one of `PARTS`: that of the first run that departs. None where none departs.
+        case: that run.
+        promise: the line of the contract that the run is about.
+        exhausted: the search for sets of up to `search.LARGEST` faults came to its end; False where that would have
+            taken too long.
+        ignored: settings that the loop does not have, which are not held against it.
+        problem: what keeps the loop from being compared, such as an error that it raises.
+        numbers: of the run, in rows of (what, loop, specification).
+        distances: of the loop's weights from the right ones after 0, 1, … steps of the run, relative norms.
+        notes, warnings: what else was seen of that run, and of all.
+        runs: how many were made.
+    """
+
+    precision: str
+    sound: bool = False
+    faults: tuple[str, ...] = ()
+    alternatives: tuple[tuple[str, ...], ...] = ()
+    exhausted: bool = True
+    part: str | None = None
+    case: Case | None = None
+    promise: str | None = None
+    ignored: tuple[str, ...] = ()
+    problem: str | None = None
+    numbers: tuple[tuple[str, str, str], ...] = ()
+    distances: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    runs: int = 0
+    seconds: float = field(default=math.nan, compare=False)
+
+    @property
+    def verdict(self) -> str:
+        """One line: sound, the names of the faults, or the part that departs."""
+        if self.sound:
+            return f"sound: equal to the specification in {self.runs} runs, {self.precision}"
+        if self.faults:
+            return f"unsound: {' and '.join(self.faults)}"
+        if self.problem:
+            return f"unsound: {self.problem}"
+        tried = (
+            f"of up to {LARGEST} known faults was found that" if self.exhausted else "of known faults that was tried"
+        )
+        return f"unsound, in the part {self.part}; no set {tried} does the same"
+
+    def __str__(self) -> str:
+        """The report in a dozen lines."""
+        lines = [self.verdict]
+        lines += [f"  {name}: {spec.FAULTS[name]}" for name in self.faults]
+        if self.faults:
+            lines.append(
+                f"  the specification with {_these(self.faults)} leaves the loop's weights in all {self.runs} runs"
+            )
+        lines += [f"  the same, and not to be told apart here: {' and '.join(one)}" for one in self.alternatives]
+        if self.case is not None:
+            lines.append(f"the first run that shows it: {self.case.name} (part {self.part})")
+            lines.append(f"  {self.case.describe()}")
+        if self.numbers:
+            table = aligned([("", "this loop", "right"), *self.numbers])
+            lines += [f"  {line}" for line in table.splitlines()]
+        lines += [f"  {note}" for note in self.notes]
+        if not self.exhausted:
+            which = "of this size" if self.faults else f"of up to {LARGEST} faults"
+            lines.append(f"not all sets {which} were tried: that would take too long")
+        if self.promise:
+            lines.append(f"the contract: {self.promise}")
+        if self.ignored:
+            lines.append(f"settings that the loop does not have, not held against it: {', '.join(self.ignored)}")
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines.append(f"{self.runs} runs in {self.seconds:.1f} s")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that the report says as plain data for JSON."""
+        return {
+            "sound": self.sound,
+            "verdict": self.verdict,
+            "precision": self.precision,
+            "faults": list(self.faults),
+            "alternatives": [list(one) for one in self.alternatives],
+            "exhausted": self.exhausted,
+            "part": self.part,
+            "case": None if self.case is None else {"name": self.case.name, "run": self.case.describe()},
+            "promise": self.promise,
+            "ignored": list(self.ignored),
+            "problem": self.problem,
+            "numbers": [dict(zip(("what", "loop", "specification"), row)) for row in self.numbers],
+            "distances": list(self.distances),
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "runs": self.runs,
+            "seconds": round(self.seconds, 3) if math.isfinite(self.seconds) else None,
+        }
+
+    def plot(self) -> "Figure | None":
+        """The distance from the right weights, step by step of the run; None where there is none to draw."""
+        if len(self.distances) < 2:
+            return None
+        from matplotlib.figure import Figure  # not one of pyplot's, which would stay open
+
+        figure = Figure(figsize=(5.0, 2.6), layout="constrained")
+        axes = figure.subplots()
+        shown = [max(distance, 1e-17) for distance in self.distances]
+        axes.plot(range(len(shown)), shown, "o-", color=_RED)
+        axes.axhline(1e-10, color=_GREY, linewidth=0.8)
+        axes.annotate("equal to ten digits", (0, 1e-10), (0, 3), textcoords="offset points", color=_GREY)
+        axes.set(
+            yscale="log", xlabel="steps", ylabel="relative distance", title="this loop's weights from the right ones"
+        )
+        axes.set_xticks(range(len(shown)))
+        # no powers of ten: their font is not everywhere
+        axes.yaxis.set_major_formatter(lambda distance, _: f"{distance:.0e}")
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure
+
+    def _repr_html_(self) -> str:
+        color = "#009E73" if self.sound else _RED
+        head, *rest = str(self).splitlines()
+        text = escape("\n".join(rest))
+        return (
+            f'<div><b style="color:{color}">{escape(head)}</b>'
+            f'<pre style="margin:0.4em 0">{text}</pre>{self._picture()}</div>'
+        )
+
+    def _picture(self) -> str:
+        figure = self.plot()
+        if figure is None:
+            return ""
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=90)
+        data = base64.b64encode(file.getvalue()).decode()
+        return f'<img alt="distance of the weights, step by step" src="data:image/png;base64,{data}">'
+
+
+def _these(faults: tuple[str, ...]) -> str:
+    return "this fault" if len(faults) == 1 else f"these {len(faults)} faults"

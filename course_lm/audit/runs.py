@@ -1,0 +1,399 @@
+"""The crafted runs of the audit: a ladder on which one feature after the other is switched on.
+
+Each run is about one part of a loop. The first run of the ladder that a loop gets wrong is about what it gets wrong:
+all that the run needs besides has been right in the runs before.
+"""
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lm import spec
+from course_lm.audit.model import EOS, PAD, POISONED_GRADIENT, POISONED_LOSS, TOKENS, make_model
+
+PARTS = (
+    "data",
+    "loss",
+    "accumulation",
+    "clipping",
+    "optimizer",
+    "schedule",
+    "precision",
+    "validation",
+    "finite",
+)
+
+Batch = Mapping[str, Any]
+Epochs = list[list[Batch]]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One learning rate for all steps."""
+
+    lr: float
+
+    def __call__(self, k: int) -> float:
+        """The rate after `k` completed steps."""
+        return self.lr
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A learning rate that is another one at each step: it is multiplied by `factor` each time."""
+
+    lr: float
+    factor: float = 0.6
+
+    def __call__(self, k: int) -> float:
+        """The rate after `k` completed steps."""
+        return self.lr * self.factor**k
+
+
+@cache
+def _model(seed: int, wrapped: bool) -> nn.Module:
+    return make_model(seed, wrapped=wrapped)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, and what it is about.
+
+    Attributes:
+        name: what the run has, in a few words.
+        part: of a loop, one of `PARTS`.
+        promise: the line of the contract that a loop breaks if this is the first run that it gets wrong.
+        seed: of the model's weights.
+    """
+
+    name: str
+    part: str
+    promise: str
+    epochs: Epochs = field(repr=False)
+    settings: spec.Settings
+    seed: int = 0
+
+    def model(self, *, wrapped: bool = False) -> nn.Module:
+        """The model before the run, in float64 and train mode."""
+        return copy.deepcopy(_model(self.seed, wrapped))
+
+    def windows(self) -> list[list[Batch]]:
+        """The micro-batches of each optimizer step."""
+        size = self.settings.accumulation_steps
+        return [epoch[start : start + size] for epoch in self.epochs for start in range(0, len(epoch), size)]
+
+    def micro_batches(self) -> int:
+        """How many batches the run trains on, in all epochs."""
+        return sum(map(len, self.epochs))
+
+    def has_empty_batch(self) -> bool:
+        """Whether there is a batch without a target."""
+        return not all(count_targets(batch) for epoch in self.epochs for batch in epoch)
+
+    def prefix(self, windows: int) -> "Case":
+        """The run's first `windows` steps; of an epoch that is not complete there is no validation."""
+        epochs: Epochs = []
+        size, left = self.settings.accumulation_steps, windows
+        for epoch in self.epochs:
+            if left > 0:
+                epochs.append(epoch[: left * size])
+                left -= -(-len(epoch) // size)
+        return replace(self, epochs=epochs)
+
+    def describe(self) -> str:
+        """The run in one line: batches, targets, and the settings that it switches on."""
+        targets = [[count_targets(batch) for batch in epoch] for epoch in self.epochs]
+        default = spec.Settings()
+        names = [name for name in vars(default) if name not in ("schedule", "validation", "eos_id", "optimizer")]
+        changed = [name for name in names if getattr(self.settings, name) != getattr(default, name)]
+        shown = [self.settings.optimizer, str(self.settings.schedule)]
+        shown += [f"{name}={_plain(getattr(self.settings, name))}" for name in changed]
+        if self.settings.validation:
+            shown.append(f"validation on {[count_targets(batch) for batch in self.settings.validation]} targets")
+        return f"targets of each batch {targets}; {', '.join(shown)}"
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, (set, frozenset)) else value
+
+
+def count_targets(batch: Batch) -> int:
+    """Target tokens of a batch, after the shift."""
+    return int((batch["labels"][:, 1:] != -100).sum())
+
+
+class Rows:
+    """Makes batches of random tokens."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def tokens(self, length: int) -> list[int]:
+        """Random tokens, none of them special."""
+        return [self.random.choice(TOKENS) for _ in range(length)]
+
+    def batch(
+        self, *lengths: int, eos: bool = False, left: bool = False, pad: int = PAD, ignored: Sequence[int] = ()
+    ) -> Batch:
+        """Rows of `lengths` tokens, padded to the longest on one side.
+
+        With `eos` a row begins and ends with an end-of-text. Labels at the positions `ignored` of a row are -100.
+        """
+        width = max(lengths)
+        rows: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
+        for length in lengths:
+            document = [EOS, *self.tokens(length - 2), EOS] if eos else self.tokens(length)
+            labels = [-100 if at in ignored else token for at, token in enumerate(document)]
+            blank = width - length
+            if left and blank:
+                labels[0] = -100  # nothing but PAD precedes it
+            for name, values, fill in (
+                ("input_ids", document, pad),
+                ("attention_mask", [1] * length, 0),
+                ("labels", labels, -100),
+            ):
+                rows[name].append([fill] * blank + values if left else values + [fill] * blank)
+        return {name: torch.tensor(values) for name, values in rows.items()}
+
+    def packed(self, *rows: Sequence[int]) -> Batch:
+        """Rows that hold several documents of the given lengths, with their document and position ids."""
+        names = ("input_ids", "attention_mask", "labels", "document_ids", "position_ids")
+        width, made = max(map(sum, rows)), {name: [] for name in names}
+        for lengths in rows:
+            row: dict[str, list[int]] = {name: [] for name in names}
+            for document, length in enumerate(lengths):
+                tokens = [EOS, *self.tokens(length - 2), EOS]
+                row["input_ids"] += tokens
+                row["attention_mask"] += [1] * length
+                row["labels"] += [-100, *tokens[1:]]
+                row["document_ids"] += [document] * length
+                row["position_ids"] += range(length)
+            fills = {"input_ids": PAD, "attention_mask": 0, "labels": -100, "document_ids": -1, "position_ids": 0}
+            for name in names:
+                made[name].append(row[name] + [fills[name]] * (width - len(row[name])))
+        return {name: torch.tensor(values) for name, values in made.items()}
+
+    def poisoned(self, token: int, *lengths: int) -> Batch:
+        """A batch in whose first row stands a poisoned token."""
+        batch = self.batch(*lengths)
+        batch["input_ids"][0, 1] = batch["labels"][0, 1] = token
+        return batch
+
+
+def without_targets(batch: Batch) -> Batch:
+    """The batch with no label left."""
+    return {**batch, "labels": torch.full_like(batch["labels"], -100)}
+
+
+def contradicting(batch: Batch) -> Batch:
+    """The batch with another token for each label."""
+    others = TOKENS.start + (batch["labels"] - TOKENS.start + 1) % len(TOKENS)
+    return {**batch, "labels": torch.where(batch["labels"] == -100, batch["labels"], others)}
+
+
+def ladder(seed: int = 0, parts: Sequence[str] | None = None) -> list[Case]:
+    """All runs in their order, or those about `parts`, with tokens and weights drawn from `seed`.
+
+    Raises:
+        ValueError: `parts` names something else than a part, or nothing.
+    """
+    if parts is not None:
+        unknown = [part for part in parts if part not in PARTS]
+        if unknown or not parts:
+            got = repr(unknown[0]) if unknown else "none"
+            raise ValueError(f"parts must be some of {', '.join(PARTS)}, got {got}")
+    made = [replace(case, seed=seed) for group in _GROUPS for case in group(Rows(seed))]
+    return [case for case in made if parts is None or case.part in parts]
+
+
+def _sgd(lr: float = 0.3, **settings: Any) -> spec.Settings:
+    return replace(spec.Settings(optimizer="sgd", schedule=Constant(lr), eos_id=EOS), **settings)
+
+
+def _adam(optimizer: str = "adamw", lr: float = 0.02, **settings: Any) -> spec.Settings:
+    # betas and an epsilon that are not torch's own, so that a loop that does not read them is found
+    plain = spec.Settings(optimizer=optimizer, schedule=Constant(lr), beta1=0.8, beta2=0.95, epsilon=1e-3, eos_id=EOS)
+    return replace(plain, **settings)
+
+
+def _one_step(rows: Rows) -> Iterator[Case]:
+    yield Case("one SGD step on one row", "loss", "C1", [[rows.batch(6)]], _sgd())
+    yield Case("rows of equal length", "loss", "C3", [[rows.batch(5, 5, 5)]], _sgd())
+    yield Case("labels of -100 on real tokens", "loss", "C2", [[rows.batch(7, 7, ignored=(1, 2, 5))]], _sgd())
+    yield Case("rows that end with end-of-text", "data", "C2", [[rows.batch(5, 5, eos=True)]], _sgd())
+    yield Case("pads on the right", "data", "C2", [[rows.batch(7, 3)]], _sgd())
+    yield Case("pads that share the id of end-of-text", "data", "C2", [[rows.batch(7, 4, eos=True, pad=EOS)]], _sgd())
+    yield Case("pads on the left", "data", "C2", [[rows.batch(3, 7, left=True)]], _sgd())
+    yield Case("several documents in a row", "data", "C1", [[rows.packed((4, 3), (3,))]], _sgd())
+
+
+def _several_steps(rows: Rows) -> Iterator[Case]:
+    same = rows.batch(6, 6)
+    yield Case("two SGD steps", "optimizer", "C10", [[same, same]], _sgd())
+    yield Case(
+        "three SGD steps on batches of their own", "data", "C10", [[rows.batch(6, n) for n in (6, 4, 5)]], _sgd()
+    )
+    first, second = [rows.batch(5), rows.batch(6)], [rows.batch(6), rows.batch(4)]
+    yield Case("two epochs", "data", "C10", [first, second], _sgd())
+    yield Case("two epochs over the same batches", "data", "C10", [first, first], _sgd())
+
+
+def _accumulation(rows: Rows) -> Iterator[Case]:
+    def window(*lengths: int) -> list[Batch]:
+        return [rows.batch(n) for n in lengths]
+
+    part = "accumulation"
+    yield Case("two equal micro-batches", part, "C3", [window(5, 5)], _sgd(accumulation_steps=2))
+    yield Case("micro-batches of unequal tokens", part, "C3", [window(9, 3)], _sgd(accumulation_steps=2))
+    # neither the rows nor the positions of a micro-batch are in the ratio of its tokens
+    rows_apart = [rows.batch(4, 4), rows.batch(9)]
+    yield Case("micro-batches of unequal rows", part, "C3", [rows_apart], _sgd(accumulation_steps=2))
+    padded = [rows.batch(8, 3, 5), rows.batch(6)]
+    yield Case("micro-batches of unequal rows with pads", part, "C3", [padded], _sgd(accumulation_steps=2))
+    yield Case("two windows", part, "C10", [window(7, 3, 4, 8)], _sgd(accumulation_steps=2))
+    yield Case("a tail of one micro-batch", part, "C4", [window(5, 5, 5)], _sgd(accumulation_steps=2))
+    yield Case("a tail of unequal micro-batches", part, "C4", [window(4, 6, 5, 8, 3)], _sgd(accumulation_steps=3))
+    tails = [window(6, 4, 8), window(3, 7, 5)]
+    yield Case("a tail in each of two epochs", part, "C4", tails, _sgd(accumulation_steps=2))
+    batches = window(6, 5, 4)
+    batches[1] = without_targets(batches[1])
+    yield Case("a micro-batch without a target", part, "C3", [batches], _sgd(accumulation_steps=3))
+
+
+def _clipping(rows: Rows) -> Iterator[Case]:
+    part, uneven = "clipping", [rows.batch(n) for n in (8, 3, 5)]
+    yield Case("a gradient that is clipped", part, "C6", [[rows.batch(6, 6)]], _sgd(2.0, max_grad_norm=0.05))
+    yield Case("a gradient that is not", part, "C6", [[rows.batch(6, 6)]], _sgd(max_grad_norm=50.0))
+    steps = [rows.batch(3), rows.batch(8, 8), rows.batch(5, 4)]
+    yield Case("some gradients that are clipped", part, "C6", [steps], _sgd(max_grad_norm=1.5))
+    clipped = _sgd(2.0, accumulation_steps=3, max_grad_norm=0.05)
+    yield Case("a clipped window of three", part, "C6", [uneven], clipped)
+    longer = [rows.batch(n) for n in (8, 3, 5, 6, 4)]
+    slack = _sgd(1.0, accumulation_steps=2, max_grad_norm=0.9)
+    yield Case("clipped windows and a tail", part, "C6", [longer], slack)
+    scaled = _sgd(2.0, max_grad_norm=0.05, loss_scale=1024.0)
+    yield Case("a clipped gradient under a loss scale", part, "C6", [[rows.batch(6, 5)]], scaled)
+    scaled = replace(scaled, accumulation_steps=2, max_grad_norm=0.9)
+    yield Case("clipped windows under a loss scale", part, "C6", [longer], scaled)
+
+
+def _optimizers(rows: Rows) -> Iterator[Case]:
+    part, steps = "optimizer", [rows.batch(n, 4) for n in (6, 4, 5)]
+    yield Case("SGD with momentum", part, "C10", [steps], _sgd(0.1, momentum=0.8))
+    yield Case("SGD with decay", part, "C9", [steps], _sgd(0.1, weight_decay=0.5))
+    yield Case("one step of Adam", part, "C10", [steps[:1]], _adam("adam"))
+    yield Case("Adam", part, "C10", [steps], _adam("adam"))
+    yield Case("Adam with decay", part, "C9", [steps], _adam("adam", weight_decay=0.5))
+    yield Case("AdamW", part, "C9", [steps], _adam())
+    yield Case("AdamW with decay", part, "C9", [steps], _adam(weight_decay=0.5))
+    two = [[rows.batch(5), rows.batch(6)], [rows.batch(4), rows.batch(7)]]
+    yield Case("AdamW in two epochs", part, "C9", two, _adam(weight_decay=0.3))
+    clipped = _adam("adam", weight_decay=0.5, max_grad_norm=0.1)
+    yield Case("Adam with decay and clipping", part, "C9", [steps], clipped)
+    grouped = _adam(weight_decay=0.5, max_grad_norm=0.3, accumulation_steps=2)
+    longer = [rows.batch(n) for n in (8, 3, 5, 6, 4)]
+    yield Case("AdamW with decay, clipping and accumulation", part, "C9", [longer], grouped)
+
+
+def _schedules(rows: Rows) -> Iterator[Case]:
+    part, steps = "schedule", [rows.batch(n) for n in (6, 4, 5)]
+    yield Case("rates that move", part, "C8", [steps], _sgd(schedule=Moving(0.5)))
+    longer = [rows.batch(n) for n in (6, 4, 5, 8, 3)]
+    yield Case(
+        "rates that move, with accumulation", part, "C8", [longer], _sgd(schedule=Moving(0.5), accumulation_steps=2)
+    )
+    two = [[rows.batch(5), rows.batch(6)], [rows.batch(4), rows.batch(7)]]
+    yield Case("rates that move in two epochs", part, "C8", two, _sgd(schedule=Moving(0.5)))
+    decayed = _adam(schedule=Moving(0.05), weight_decay=0.8)
+    yield Case("decay under rates that move", part, "C8", [steps], decayed)
+    rising = _adam(schedule=Moving(0.01, 1.8), weight_decay=0.8)
+    yield Case("decay under rates that rise", part, "C8", [steps], rising)
+    empty = [steps[0], without_targets(rows.batch(5)), *steps[1:]]
+    yield Case("a window without a target", "accumulation", "C5", [empty], _sgd(schedule=Moving(0.5), momentum=0.8))
+    tails = [longer[:3], [*longer[3:], rows.batch(6)]]
+    tailed = _adam(schedule=Moving(0.05), weight_decay=0.8, accumulation_steps=2)
+    yield Case("decay under rates that move, with tails in two epochs", part, "C8", tails, tailed)
+
+
+def _loss_scale(rows: Rows) -> Iterator[Case]:
+    # None of these clips: whether clipping comes before or after the check for an overflow is left to the loop, and
+    # clipping by value makes finite numbers of infinite ones.
+    part = "precision"
+    steps = [rows.batch(5), rows.poisoned(POISONED_GRADIENT, 6), rows.batch(4), rows.batch(6)]
+    scaled = _sgd(loss_scale=1024.0, overflow_steps=frozenset({1}), on_nonfinite="skip")
+    yield Case("an overflow of the loss scale", part, "C7", [steps], scaled)
+    yield Case("an overflow under rates that move", part, "C8", [steps], replace(scaled, schedule=Moving(0.5)))
+    moments = _adam(schedule=Moving(0.05), weight_decay=0.5, loss_scale=1024.0, on_nonfinite="skip")
+    moments = replace(moments, overflow_steps=frozenset({1}))
+    yield Case("an overflow under AdamW", part, "C7", [steps], moments)
+
+
+def _validation(rows: Rows) -> Iterator[Case]:
+    part, uneven = "validation", [rows.batch(8, 8), rows.batch(3)]
+    two = [[rows.batch(5), rows.batch(6)], [rows.batch(4), rows.batch(7)]]
+    even = [rows.batch(6, 6), rows.batch(6, 6)]
+    yield Case("validation after each epoch", part, "C11", two, _sgd(validation=even))
+    yield Case("validation batches of unequal tokens", part, "C11", two, _sgd(validation=uneven))
+    padded = [rows.batch(8, 4, eos=True), rows.batch(3, 6, left=True), without_targets(rows.batch(4))]
+    yield Case("validation batches with pads", part, "C11", two, _sgd(validation=padded))
+    learned = rows.batch(7, 7)
+    worse = _sgd(1.0, validation=[learned])
+    contradicted = [[learned] * 3, [contradicting(learned)]]
+    yield Case("an epoch that contradicts the first", part, "C12", contradicted, worse)
+    worse = _sgd(schedule=Moving(0.1, 4.0), validation=uneven)
+    yield Case("an epoch that makes the model worse", part, "C12", two, worse)
+
+
+def _finite(rows: Rows) -> Iterator[Case]:
+    part, batches = "finite", [rows.batch(n) for n in (5, 6, 4)]
+    for what, token in (("gradient", POISONED_GRADIENT), ("loss", POISONED_LOSS)):
+        steps = [batches[0], rows.poisoned(token, 5), *batches[1:]]
+        skips = _adam(schedule=Moving(0.05), weight_decay=0.3, on_nonfinite="skip")
+        yield Case(f"a {what} that is not finite, to be skipped", part, "C7", [steps], skips)
+        yield Case(
+            f"a {what} that is not finite, to be refused", part, "C7", [steps], replace(skips, on_nonfinite="raise")
+        )
+    grouped = _sgd(accumulation_steps=2, on_nonfinite="skip", momentum=0.5)
+    window = [rows.batch(5), rows.poisoned(POISONED_GRADIENT, 4), *batches[1:]]
+    yield Case("a window that is not finite, to be skipped", part, "C7", [window], grouped)
+
+
+def _together(rows: Rows) -> Iterator[Case]:
+    batches = [rows.batch(n, m, eos=True, left=n < m) for n, m in ((6, 4), (3, 8), (5, 3), (4, 7), (9, 3))]
+    batches[2] = {name: batches[2][name].clone() for name in batches[2]}
+    validation = [rows.batch(8, 5, eos=True), rows.batch(3)]
+    all_on = _adam(
+        schedule=Moving(0.05),
+        weight_decay=0.5,
+        accumulation_steps=2,
+        max_grad_norm=0.7,
+        loss_scale=256.0,
+        validation=validation,
+    )
+    epochs = [batches, [rows.batch(n) for n in (4, 8, 6)]]
+    yield Case("all features together", "optimizer", "C10", epochs, all_on)
+
+
+_GROUPS: tuple[Callable[[Rows], Iterator[Case]], ...] = (
+    _one_step,
+    _several_steps,
+    _accumulation,
+    _clipping,
+    _optimizers,
+    _schedules,
+    _finite,
+    _loss_scale,  # after the runs above: an overflow is a gradient that is not finite
+    _validation,
+    _together,
+)
+
+
+def fresh(epochs: Epochs, settings: spec.Settings) -> tuple[Epochs, spec.Settings]:
+    """Copies that a loop may change without harm; batches that were the same object still are."""
+    return copy.deepcopy((epochs, settings))

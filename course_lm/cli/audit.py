@@ -1,0 +1,76 @@
+"""The command `audit`: a loop from a file, compared with the specification."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from course_lm.validation import did_you_mean, ensure, one_line
+
+
+def audit_file(target: str, adapter: str | None, precision: str, parts: Sequence[str] | None, as_json: bool) -> int:
+    """Audit FILE.py:FUNCTION and print the report, or its numbers as JSON; return 0 if it is sound, else 1.
+
+    An adapter makes a loop of a step function, of a Trainer class or of a Lightning module class. What the loop itself
+    prints goes to standard error.
+
+    Raises:
+        ValueError: a target that cannot be read or called.
+        ImportError: an adapter whose library is not installed.
+    """
+    made = load(target)
+    from course_lm import audit
+
+    with redirect_stdout(sys.stderr):
+        report = audit.audit(adapted(made, adapter), precision=precision, parts=parts)
+    print(json.dumps(report.to_dict(), indent=1) if as_json else report)
+    return 0 if report.sound else 1
+
+
+def adapted(made: Any, adapter: str | None) -> Callable[..., Any]:
+    """The loop that an adapter makes of `made`; `made` itself without one."""
+    if adapter is None:
+        return made
+    from course_lm.audit import adapters
+
+    return getattr(adapters, adapter)(made)
+
+
+def load(target: str) -> Callable[..., Any]:
+    """What FILE.py:NAME names: a function, or a class for an adapter.
+
+    Raises:
+        ValueError: no such file or name, a file that cannot be run, or a name of something that cannot be called.
+    """
+    file, colon, name = target.rpartition(":")
+    ensure(bool(colon and file and name), f"audit needs FILE.py:FUNCTION, got {one_line(target)}")
+    path = Path(file)
+    ensure(path.suffix == ".py", f"audit needs a file that ends in .py, got {one_line(file)}")
+    ensure(path.is_file(), f"no such file: {one_line(file)}")
+    module = _run(path)
+    if not hasattr(module, name):
+        names = [one for one in vars(module) if callable(getattr(module, one)) and not one.startswith("_")]
+        hint = did_you_mean(name, names) or (f"it has {', '.join(names)}" if names else "it has no function")
+        raise ValueError(f"{file} has no {one_line(name)}; {hint}".rstrip("; "))
+    made = getattr(module, name)
+    ensure(callable(made), f"{target} must be a function, got {type(made).__name__}")
+    return made
+
+
+def _run(path: Path) -> ModuleType:
+    """The module that a file makes; its imports are looked for beside it first, as Python itself does."""
+    found = importlib.util.spec_from_file_location(f"_audited_{path.stem}", path)  # no name that is imported elsewhere
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[found.name] = module  # a dataclass looks itself up there
+    try:
+        with redirect_stdout(sys.stderr):
+            found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {one_line(str(error))}") from error
+    return module

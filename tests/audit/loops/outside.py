@@ -1,0 +1,760 @@
+"""Loops with one mistake that is not among the specification's faults, each with the part that it belongs to."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from course_lm.spec import Batches
+
+from .plain import IGNORED, Plain
+from .right import Checkpointed, Closure, OneBigBatch, RowByRow, RowsInAnotherOrder
+
+
+def variations() -> Iterator[type[Plain]]:
+    """Every loop of this module."""
+    return (kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Plain) and kind.part)
+
+
+def rows_of(batch: Mapping[str, Any], rows: slice | Tensor) -> dict[str, Any]:
+    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def columns_of(batch: Mapping[str, Any], columns: slice) -> dict[str, Any]:
+    return {name: value[:, columns] if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+# data
+
+
+class DropsLastRow(Plain):
+    part = "data"
+
+    def run_window(self, window: Batches) -> None:
+        super().run_window([rows_of(batch, slice(0, max(1, len(batch["labels"]) - 1))) for batch in window])
+
+
+class SeesFirstRowTwice(Plain):
+    part = "data"
+
+    def run_window(self, window: Batches) -> None:
+        def doubled(rows: int) -> Tensor:
+            return torch.tensor([0, *range(rows)] if rows > 1 else [0])
+
+        super().run_window([rows_of(batch, doubled(len(batch["labels"]))) for batch in window])
+
+
+class CutsLongRows(Plain):
+    part = "data"
+
+    def run_window(self, window: Batches) -> None:
+        super().run_window([columns_of(batch, slice(0, 6)) for batch in window])
+
+
+class EpochsReversed(Plain):
+    part = "data"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        return super().train(epochs[::-1])
+
+
+class TrainsFirstEpochAlone(Plain):
+    part = "data"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        return super().train(epochs[:1])
+
+
+class RepeatsFirstEpoch(Plain):
+    part = "data"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        return super().train([epochs[0] for _ in epochs])
+
+
+class SortsByLength(Plain):
+    part = "data"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        return super().train([sorted(batches, key=lambda b: b["labels"].shape[1]) for batches in epochs])
+
+
+class SkipsLastBatch(Plain):
+    part = "data"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        return super().train([batches[: max(1, len(batches) - 1)] for batches in epochs])
+
+
+class ForgetsDocuments(Plain):
+    part = "data"
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        return super().logits({name: value for name, value in batch.items() if name != "document_ids"})
+
+
+# loss
+
+
+class LabelsReversed(Plain):
+    part = "loss"
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        return super().targets(batch).flip(1)
+
+
+class Temperature(Plain):
+    part = "loss"
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        return super().logits(batch) / 2
+
+
+class SquaredLoss(Plain):
+    part = "loss"
+
+    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
+        targets = self.targets(batch)
+        shares = self.logits(batch)[:, :-1].softmax(dim=-1)
+        wanted = F.one_hot(targets.clamp(min=0), shares.shape[-1])
+        return ((shares - wanted) ** 2).sum(dim=-1) * (targets != IGNORED)
+
+
+class LabelSmoothing(Plain):
+    part = "loss"
+
+    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
+        logits = self.logits(batch)[:, :-1].transpose(1, 2)
+        return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
+
+
+class WeightedByPosition(Plain):
+    part = "loss"
+
+    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
+        losses = super().token_losses(batch)
+        return losses * torch.linspace(0.5, 1.5, losses.shape[1], dtype=losses.dtype)
+
+
+class SkipsFirstTarget(Plain):
+    part = "loss"
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        targets = super().targets(batch).clone()
+        targets[:, 0] = IGNORED
+        return targets
+
+
+class FocalLoss(Plain):
+    part = "loss"
+
+    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
+        losses = super().token_losses(batch)
+        return losses * (1 - (-losses).exp()) ** 2
+
+
+class ZLoss(Plain):
+    part = "loss"
+
+    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
+        scored = self.targets(batch) != IGNORED
+        penalty = self.logits(batch)[:, :-1].logsumexp(dim=-1) ** 2
+        return super().token_losses(batch) + 1e-2 * penalty * scored
+
+
+class TrainsInBits(Plain):
+    part = "loss"
+
+    def accumulate(self, window: Batches) -> None:
+        super().accumulate(window)
+        for gradient in self.gradients():
+            gradient /= math.log(2)
+
+
+class CountsOneTokenTooMany(Plain):
+    part = "loss"
+
+    def accumulate(self, window: Batches) -> None:
+        tokens = self.count(*window) + 1
+        for batch in window:
+            (self.loss_sum(batch) / tokens).backward()
+
+
+# accumulation
+
+
+class WeighsByRows(Plain):
+    part = "accumulation"
+
+    def accumulate(self, window: Batches) -> None:
+        rows = [len(batch["labels"]) for batch in window]
+        for batch, own in zip(window, rows):
+            (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(rows)).backward()
+
+
+class WeighsByPositions(Plain):
+    part = "accumulation"
+
+    def accumulate(self, window: Batches) -> None:
+        numbers = [batch["labels"].numel() for batch in window]
+        for batch, own in zip(window, numbers):
+            (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(numbers)).backward()
+
+
+class LastMicroBatchTwice(Plain):
+    part = "data"
+
+    def accumulate(self, window: Batches) -> None:
+        super().accumulate([*window, window[-1]] if len(window) > 1 else window)
+
+
+class WindowsOfOneMore(Plain):
+    part = "accumulation"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        size = self.settings.accumulation_steps
+        joined = [self.joined(batches, size) for batches in epochs] if size > 1 else epochs
+        return super().train(joined)
+
+    def joined(self, batches: Batches, size: int) -> Batches:
+        """Batches of which each window takes one more: the last two of it are one batch."""
+        made: list[Mapping[str, Any]] = []
+        for start in range(0, len(batches), size + 1):
+            window = list(batches[start : start + size + 1])
+            made += [*window[: size - 1], Pair(window[size - 1 :])] if len(window) == size + 1 else window
+        return made
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        if isinstance(batch, Pair):
+            return torch.cat([super(WindowsOfOneMore, self).targets(one).flatten() for one in batch.batches])
+        return super().targets(batch)
+
+    def loss_sum(self, batch: Mapping[str, Any]) -> Tensor:
+        if isinstance(batch, Pair):
+            return torch.stack([super(WindowsOfOneMore, self).loss_sum(one) for one in batch.batches]).sum()
+        return super().loss_sum(batch)
+
+
+class Pair(dict[str, Any]):
+    """Two batches that are taken as one."""
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__()
+        self.batches = batches
+
+
+class DividesByRoot(Plain):
+    part = "accumulation"
+
+    def accumulate(self, window: Batches) -> None:
+        super().accumulate(window)
+        for gradient in self.gradients():
+            gradient *= math.sqrt(len(window))
+
+
+class DividesByFullWindowOfTokens(Plain):
+    """A tail's token losses are divided by as many tokens as the epoch's first window has."""
+
+    part = "accumulation"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        self.full = self.count(*epochs[0][: self.settings.accumulation_steps])
+        return super().train(epochs)
+
+    def accumulate(self, window: Batches) -> None:
+        is_tail = len(window) < self.settings.accumulation_steps
+        tokens = max(1, self.full) if is_tail else self.count(*window)
+        for batch in window:
+            (self.loss_sum(batch) / tokens).backward()
+
+
+class SumsThenDividesAndNeverClears(Plain):
+    """Each gradient is divided once more with every step, so it fades instead of staying, as in a momentum."""
+
+    part = "optimizer"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            self.loss_sum(batch).backward()
+        for gradient in self.gradients():
+            gradient /= self.count(*window)
+
+
+class KeepsATenth(Plain):
+    """A tenth of each step's gradient is still there in the next one: a momentum."""
+
+    part = "optimizer"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.kept: list[Tensor] = []
+
+    def accumulate(self, window: Batches) -> None:
+        super().accumulate(window)
+        for gradient, old in zip(self.gradients(), self.kept):
+            gradient += old
+        self.kept = [0.1 * gradient for gradient in self.gradients()]
+
+
+# clipping
+
+
+class ClipsByLargestTensor(Plain):
+    part = "clipping"
+
+    def clip(self) -> None:
+        self.shorten(max(float(gradient.norm()) for gradient in self.gradients()))
+
+    def shorten(self, norm: float) -> None:
+        if self.settings.max_grad_norm is not None:
+            for gradient in self.gradients():
+                gradient *= min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
+
+
+class ClipsByLargestNumber(Plain):
+    part = "clipping"
+
+    def clip(self) -> None:
+        if self.settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=math.inf)
+
+
+class ClipsBySumOfAbsolutes(Plain):
+    part = "clipping"
+
+    def clip(self) -> None:
+        if self.settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=1.0)
+
+
+class ClipsBeforeTheLastMicroBatch(Plain):
+    part = "clipping"
+
+    def accumulate(self, window: Batches) -> None:
+        tokens = self.count(*window)
+        for place, batch in enumerate(window):
+            if place == len(window) - 1 and place:
+                super().clip()
+            (self.loss_sum(batch) / tokens).backward()
+        self.is_clipped = len(window) > 1
+
+    def clip(self) -> None:
+        if not self.is_clipped:
+            super().clip()
+
+
+class AlwaysNormalizes(Plain):
+    part = "clipping"
+
+    def clip(self) -> None:
+        if self.settings.max_grad_norm is not None:
+            norm = nn.utils.get_total_norm(self.gradients())
+            for gradient in self.gradients():
+                gradient *= self.settings.max_grad_norm / (norm + 1e-6)
+
+
+class ClipsByTheSquareRoot(Plain):
+    """A gradient twice too long is shortened by the root of two alone."""
+
+    part = "clipping"
+
+    def clip(self) -> None:
+        if self.settings.max_grad_norm is not None:
+            norm = nn.utils.get_total_norm(self.gradients())
+            for gradient in self.gradients():
+                gradient *= (self.settings.max_grad_norm / (norm + 1e-6)).sqrt().clamp(max=1.0)
+
+
+class ClipsTheUpdate(Plain):
+    """The norm that is clipped is that of the gradient times the rate."""
+
+    part = "clipping"
+
+    def clip(self) -> None:
+        bound = self.settings.max_grad_norm
+        if bound is not None:
+            nn.utils.clip_grad_norm_(self.parameters, bound / self.rate())
+
+
+class ClipsMatricesAlone(Plain):
+    part = "clipping"
+
+    def clip(self) -> None:
+        if self.settings.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_([p for p in self.parameters if p.ndim >= 2], self.settings.max_grad_norm)
+
+
+# optimizer
+
+
+class DecaysEmbeddingsAlone(Plain):
+    part = "optimizer"
+
+    def decay_of(self, weight: Tensor) -> float:
+        embeddings = [m.weight for m in self.model.modules() if isinstance(m, nn.Embedding)]
+        return self.settings.weight_decay if any(weight is one for one in embeddings) else 0.0
+
+
+class HalfRateForBiases(Plain):
+    part = "optimizer"
+
+    def set_rates(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate() / (2 if group["params"][0].ndim == 1 else 1)
+
+
+class FrozenBias(Plain):
+    part = "optimizer"
+
+    def step(self) -> None:
+        biases = [p for p in self.parameters if p.ndim == 1]
+        biases[-1].grad = None
+        super().step()
+
+
+class LargeEpsilon(Plain):
+    part = "optimizer"
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super().make_optimizer()
+        for group in optimizer.param_groups:
+            if "eps" in group:
+                group["eps"] += 1e-3
+        return optimizer
+
+
+class EpsilonUnderTheRoot(Plain):
+    part = "optimizer"
+
+    def step(self) -> None:
+        if self.settings.optimizer == "sgd":
+            return super().step()
+        s = self.settings
+        for group in self.optimizer.param_groups:
+            (p,) = group["params"]
+            if p.grad is not None:
+                self.update(p, group["weight_decay"], s.beta1, s.beta2)
+
+    @torch.no_grad()
+    def update(self, p: nn.Parameter, decay: float, beta1: float, beta2: float) -> None:
+        assert p.grad is not None
+        gradient, rate, state = p.grad, self.rate(), self.optimizer.state[p]
+        if self.settings.optimizer == "adamw":
+            p.mul_(1 - rate * decay)
+        else:
+            gradient = gradient + decay * p
+        t = state["t"] = state.get("t", 0) + 1
+        m = state["m"] = beta1 * state.get("m", 0) + (1 - beta1) * gradient
+        v = state["v"] = beta2 * state.get("v", 0) + (1 - beta2) * gradient**2
+        p.sub_(rate * m / (1 - beta1**t) / (v / (1 - beta2**t) + self.settings.epsilon).sqrt())
+
+
+class AMSGrad(Plain):
+    part = "optimizer"
+
+    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        optimizer = super().optimizer_of(groups)
+        for group in optimizer.param_groups:
+            if "amsgrad" in group:
+                group["amsgrad"] = True
+        return optimizer
+
+
+class Nesterov(Plain):
+    part = "optimizer"
+
+    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        optimizer = super().optimizer_of(groups)
+        for group in optimizer.param_groups:
+            if group.get("momentum"):
+                group["nesterov"] = True
+        return optimizer
+
+
+class Dampening(Plain):
+    part = "optimizer"
+
+    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        optimizer = super().optimizer_of(groups)
+        for group in optimizer.param_groups:
+            if group.get("momentum"):
+                group["dampening"] = 0.1
+        return optimizer
+
+
+class FirstGradientLeavesNoMomentum(Plain):
+    part = "optimizer"
+
+    def step(self) -> None:
+        super().step()
+        if self.steps == 0 and self.settings.optimizer == "sgd":
+            self.optimizer.state.clear()
+
+
+class DecayWithoutTheRate(Plain):
+    """AdamW's decay is multiplied by a hundredth instead of by the rate."""
+
+    part = "optimizer"
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.settings.optimizer == "adamw":
+            for group in self.optimizer.param_groups:
+                for p in group["params"]:
+                    p.mul_((1 - 0.01 * group["weight_decay"]) / (1 - group["lr"] * group["weight_decay"]))
+        super().step()
+
+
+class DecayAfterTheStep(Plain):
+    part = "optimizer"
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.settings.optimizer != "adamw":
+            return super().step()
+        for group in self.optimizer.param_groups:
+            decay, group["weight_decay"] = group["weight_decay"], 0.0
+            group["decay"] = decay
+        super().step()
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = group["decay"]
+            for p in group["params"]:
+                p.mul_(1 - group["lr"] * group["decay"])
+
+
+class WeightsAveragedAtTheEnd(Plain):
+    part = "optimizer"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        self.visited: list[list[Tensor]] = []
+        returned = super().train(epochs)
+        with torch.no_grad():
+            for place, p in enumerate(self.parameters):
+                if self.visited:
+                    p.copy_(torch.stack([weights[place] for weights in self.visited]).mean(dim=0))
+        return returned
+
+    def step(self) -> None:
+        super().step()
+        self.visited.append(self.copy())
+
+
+class NoisyGradients(Plain):
+    """In one step nothing tells it from a wrong loss."""
+
+    part = "loss"
+
+    def step(self) -> None:
+        generator = torch.Generator().manual_seed(self.steps)
+        for gradient in self.gradients():
+            gradient += 1e-2 * torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
+        super().step()
+
+
+# schedule
+
+
+class HalfSpeed(Plain):
+    part = "schedule"
+
+    def rate(self) -> float:
+        return self.settings.schedule(self.steps // 2)
+
+
+class RestartsEachEpoch(Plain):
+    part = "schedule"
+
+    def rate(self) -> float:
+        return self.settings.schedule(self.steps_of_epoch)
+
+
+class LagsBehind(Plain):
+    part = "schedule"
+
+    def rate(self) -> float:
+        return self.settings.schedule(max(0, self.steps - 1))
+
+
+class NeverBelowATenth(Plain):
+    part = "schedule"
+
+    def rate(self) -> float:
+        return max(self.settings.schedule(self.steps), 0.5 * self.settings.schedule(0))
+
+
+class MeanOfTwoRates(Plain):
+    part = "schedule"
+
+    def rate(self) -> float:
+        return (self.settings.schedule(self.steps) + self.settings.schedule(self.steps + 1)) / 2
+
+
+# precision
+
+
+class HalfWeights(Plain):
+    part = "precision"
+
+    @torch.no_grad()
+    def step(self) -> None:
+        super().step()
+        for p in self.parameters:
+            p.copy_(p.half())
+
+
+class HalfGradients(Plain):
+    part = "precision"
+
+    def accumulate(self, window: Batches) -> None:
+        super().accumulate(window)
+        for gradient in self.gradients():
+            gradient.copy_(gradient.half())
+
+
+class LossInFloat32(Plain):
+    part = "precision"
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        return super().logits(batch).float()
+
+
+class HalfLogits(Plain):
+    part = "precision"
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        logits = super().logits(batch)
+        return logits.bfloat16().to(logits.dtype)
+
+
+# validation
+
+
+class ValidatesOnFirstBatch(Plain):
+    part = "validation"
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        first = self.settings.validation[0]
+        return self.loss_sum(first).item() / max(1, self.count(first))
+
+
+class ValidatesInBits(Plain):
+    part = "validation"
+
+    def validation_loss(self) -> float:
+        return super().validation_loss() / math.log(2)
+
+
+class ValidatesAsPerplexity(Plain):
+    part = "validation"
+
+    def validation_loss(self) -> float:
+        return math.exp(super().validation_loss())
+
+
+class KeepsTheWorst(Plain):
+    part = "validation"
+
+    def is_best(self, loss: float) -> bool:
+        return loss > max(self.losses, default=-math.inf)
+
+
+class TrainsOnValidation(Plain):
+    part = "data"
+
+    def validate(self) -> None:
+        super().validate()
+        self.run_window(self.settings.validation)
+
+
+class ValidatesBeforeTheEpoch(Plain):
+    part = "validation"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        if self.settings.validation:
+            self.validate()
+        returned = super().train(epochs)
+        self.losses.pop() if self.settings.validation else None
+        return returned
+
+
+# finite
+
+
+class SkipsTheNextWindowToo(Plain):
+    part = "finite"
+    skipped = False
+
+    def may_step(self, overflow: bool) -> bool:
+        finite = super().may_step(overflow)
+        allowed = finite and not self.skipped
+        self.skipped = not finite
+        return allowed
+
+
+class TakesNaNForZero(Plain):
+    part = "finite"
+
+    def may_step(self, overflow: bool) -> bool:
+        for gradient in self.gradients():
+            gradient.nan_to_num_(0.0, 0.0, 0.0)
+        return True
+
+
+class StepsWithZeros(Plain):
+    part = "finite"
+
+    def may_step(self, overflow: bool) -> bool:
+        if not super().may_step(overflow):
+            for gradient in self.gradients():
+                gradient.zero_()
+        return True
+
+
+class NeverRefuses(Plain):
+    part = "finite"
+
+    def may_step(self, overflow: bool) -> bool:
+        return super().may_step(overflow=True)
+
+
+class StopsForGood(Plain):
+    part = "finite"
+    stopped = False
+
+    def may_step(self, overflow: bool) -> bool:
+        self.stopped = self.stopped or not super().may_step(overflow)
+        return not self.stopped
+
+
+# mistakes in loops that run the model in another way
+
+
+class RowByRowWithLargeEpsilon(RowByRow, LargeEpsilon):
+    part = "optimizer"
+
+
+class OneBigBatchAtHalfSpeed(OneBigBatch, HalfSpeed):
+    part = "schedule"
+
+
+class ClosureWithNesterov(Closure, Nesterov):
+    part = "optimizer"
+
+
+class CheckpointedAndClippedByLargestNumber(Checkpointed, ClipsByLargestNumber):
+    part = "clipping"
+
+
+class AnotherOrderAndTheWorstKept(RowsInAnotherOrder, KeepsTheWorst):
+    part = "validation"
+
+
+OUTSIDE: dict[str, type[Plain]] = {kind.__name__: kind for kind in variations()}

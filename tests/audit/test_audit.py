@@ -1,0 +1,335 @@
+"""Claims about `audit`: its three outcomes, settings that a loop does not have, and loops that do something odd."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from course_lm import spec
+from course_lm.audit import PARTS, assert_sound, audit, search
+from course_lm.audit.features import WITHOUT
+from course_lm.audit.locate import PROMISES
+from course_lm.audit.outcome import PRECISIONS
+from course_lm.audit.play import Player
+from course_lm.audit.runs import count_targets, ladder
+
+pytestmark = pytest.mark.usefixtures("one_specification")
+QUICK = ("loss", "data")  # parts with short runs
+
+
+class Specified:
+    """The specification as a loop, with faults and settings of its own."""
+
+    def __init__(self, *faults: str, ignores: Sequence[str] = (), **changes: Any) -> None:
+        self.faults, self.ignores, self.changes = frozenset(faults), ignores, changes
+
+    def __call__(self, model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        for name, value in self.changes.items():
+            object.__setattr__(settings, name, value)
+        made = spec.train(model, epochs, settings, self.faults)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.copy_(made.weights[name])
+        returned = {"validation_losses": made.validation_losses, "best_weights": made.best_weights}
+        return {**returned, "ignores": set(self.ignores)} if self.ignores else returned
+
+
+@pytest.mark.long
+def test_the_specification_itself_is_sound():
+    report = audit(Specified(), progress=False)
+    assert report.sound and not report.faults and report.part is None and not report.warnings, str(report)
+
+
+@pytest.mark.long
+def test_a_pair_of_faults_is_named_with_the_run_that_shows_it_first():
+    report = audit(Specified("mean_of_means", "coupled_decay"), progress=False)
+    assert report.faults == ("coupled_decay", "mean_of_means") and not report.alternatives
+    assert report.part == "accumulation" and report.case is not None
+    assert report.case.name == "micro-batches of unequal tokens"
+
+
+@pytest.mark.long
+def test_three_faults_are_named():
+    faults = ("clip_per_tensor", "eos_masked", "schedule_off_by_one")
+    assert audit(Specified(*faults), progress=False).faults == faults
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("faults", "parts"),
+    [
+        (("schedule_never_moves", "unshifted_labels"), ["loss", "schedule"]),
+        pytest.param(("decay_at_peak_rate", "schedule_never_moves"), ["schedule"], marks=pytest.mark.slow(seconds=8)),
+        (("best_is_a_reference", "schedule_per_epoch"), ["schedule", "validation"]),
+    ],
+)
+def test_a_fault_that_another_one_nearly_hides_is_named_beside_it(faults, parts):
+    report = audit(Specified(*faults), parts=parts, progress=False)
+    assert report.faults == faults and not report.alternatives and not report.ignored, str(report)
+
+
+def test_a_search_that_ends_early_says_so(monkeypatch):
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
+        Specified(schedule=lambda k: 0.01 * (k + 1) ** 2)(model, epochs, settings)
+
+    monkeypatch.setattr(search, "EFFORT", 20)
+    report = audit(loop, parts=["schedule"], progress=False)
+    assert not report.sound and not report.exhausted
+    assert "no set of known faults that was tried" in report.verdict and "not all sets" in str(report)
+
+
+def test_what_no_fault_explains_is_located_and_not_named():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
+        Specified()(model, epochs, settings)
+        with torch.no_grad():
+            next(model.parameters()).add_(1e-2)
+
+    report = audit(loop, parts=QUICK, progress=False)
+    assert not report.sound and not report.faults and report.part == "loss" and report.numbers
+    assert report.promise is not None and report.promise.startswith("C1")
+
+
+def test_a_rate_that_is_wrong_by_a_factor_is_no_matter_of_the_loss():
+    class Halved(Specified):
+        def __call__(self, model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+            given = settings.schedule
+            object.__setattr__(settings, "schedule", lambda k: given(k) / 2)
+            return super().__call__(model, epochs, settings)
+
+    report = audit(Halved(), parts=QUICK, progress=False)
+    assert report.part == "optimizer" and any("0.5 times as far" in note for note in report.notes), str(report)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("feature", [name for name in WITHOUT if name not in ("document_ids", "optimizer")])
+def test_a_feature_that_a_loop_says_it_lacks_is_not_held_against_it(feature):
+    without = {"accumulation_steps": 1, "max_grad_norm": None, "momentum": 0.0, "weight_decay": 0.0, "loss_scale": 1.0}
+    without |= {"validation": (), "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "on_nonfinite": "raise"}
+
+    class Lacking(Specified):
+        def __call__(self, model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+            first = settings.schedule(0)
+            changes = {"schedule": lambda k: first, "overflow_steps": frozenset()} | without
+            object.__setattr__(settings, feature, changes[feature])
+            return super().__call__(model, epochs, settings)
+
+    report = audit(Lacking(ignores=[feature]), progress=False)
+    assert report.sound and report.ignored == (feature,), str(report)
+
+
+@pytest.mark.long
+def test_a_feature_that_a_loop_lacks_in_silence_is_reported():
+    report = audit(Specified(weight_decay=0.0), progress=False)
+    assert report.sound and report.ignored == ("weight_decay",)
+
+
+@pytest.mark.long
+def test_a_fault_is_named_beside_a_feature_that_is_lacking():
+    report = audit(Specified("tail_dropped", max_grad_norm=None), progress=False)
+    assert report.faults == ("tail_dropped",) and report.ignored == ("max_grad_norm",)
+
+
+def test_rates_that_never_move_in_silence_are_a_fault():
+    report = audit(Specified("schedule_never_moves"), parts=["schedule"], progress=False)
+    assert report.faults == ("schedule_never_moves",) and not report.ignored
+
+
+def test_a_fault_is_named_whatever_a_loop_makes_of_a_validation_batch_without_a_target():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        kept = [batch for batch in settings.validation if count_targets(batch)]
+        return Specified("val_weighted_by_rows")(model, epochs, replace(settings, validation=kept))
+
+    assert audit(loop, parts=["validation"], progress=False).faults == ("val_weighted_by_rows",)
+
+
+@pytest.mark.parametrize("leave", [SystemExit(0), SystemExit()])
+def test_a_loop_that_leaves_the_process_is_told_so(leave):
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
+        raise leave
+
+    assert audit(loop, parts=QUICK, progress=False).verdict.startswith("unsound: the loop raised SystemExit")
+
+
+def test_a_loop_that_does_not_take_three_arguments_is_refused():
+    def train(a: object) -> None: ...
+
+    with pytest.raises(ValueError, match=r"as train\(model, epochs, settings\), it takes \(a\)$"):
+        audit(train)  # type: ignore[arg-type]
+
+
+def test_a_feature_that_a_loop_has_in_one_run_is_not_missing_in_another():
+    cases = ladder(parts=["optimizer"])
+    right, without_sgds = search.Specification(), Specified(weight_decay=0.0)
+    outcomes = {case.name: right.outcome(case, search.Explanation((), ())) for case in cases}
+    sgd = next(case for case in cases if case.settings.optimizer == "sgd" and case.settings.weight_decay)
+    outcomes[sgd.name] = Player(without_sgds, PRECISIONS["float64"], 30.0).play(sgd).outcome
+    lacking, first = search.Search(cases, outcomes, right, PRECISIONS["float64"]).furthest(search.Explanation((), ()))
+    assert first is sgd and "weight_decay" not in lacking.ignored
+
+
+@pytest.mark.long
+def test_what_the_first_optimizer_of_a_process_imports_is_no_time_of_the_loop():
+    program = (
+        "import sys; from course_lm.audit.outcome import PRECISIONS; from course_lm.audit.play import Player; "
+        "Player(lambda *_: None, PRECISIONS['float64'], 30.0); assert 'torch._dynamo' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_loop_that_raises_is_told_so():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
+        raise KeyError("targets")
+
+    report = audit(loop, progress=False)
+    assert report.problem == "the loop raised KeyError: 'targets'" and report.part == "loss"
+
+
+def test_a_loop_that_reads_logits_from_an_object_is_given_objects():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        _ = model(epochs[0][0]["input_ids"]).logits
+        return Specified()(model, epochs, settings)
+
+    assert audit(loop, parts=["loss"], progress=False).sound
+
+
+@pytest.mark.long
+def test_a_loop_that_hangs_is_stopped():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
+        while True:
+            try:
+                time.sleep(60)
+            except Exception:
+                continue
+
+    report = audit(loop, timeout=0.3, progress=False)
+    assert report.problem == "the loop had not returned after 0.3 seconds" and not report.sound
+
+
+def test_a_loop_that_changes_its_batches_is_warned_about():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        made = Specified()(model, epochs, settings)
+        for batch in epochs[0]:
+            batch["labels"].fill_(-100)
+        return made
+
+    report = audit(loop, parts=["loss"], progress=False)
+    assert report.sound and "the loop changes the batches that it is given" in report.warnings[0]
+
+
+def test_a_loop_that_keeps_state_between_calls_is_told_so():
+    calls: list[int] = []
+
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
+        calls.append(1)
+        Specified(schedule=lambda k: 0.3 if len(calls) == 1 else 0.1)(model, epochs, settings)
+
+    report = audit(loop, parts=["loss"], progress=False)
+    assert not report.faults and report.problem is not None and "from one call to the next" in report.problem
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ([1.0], "the loop returned list"),
+        ({"val_losses": []}, "did you mean validation_losses?"),
+        ({"validation_losses": ["low"]}, "validation_losses must be a list of numbers"),
+        ({"best_weights": {"tokens": 1}}, "best_weights has no tensor"),
+        ({"ignores": ["max_grad_nrm"]}, "did you mean max_grad_norm?"),
+    ],
+)
+def test_a_loop_that_returns_something_else_is_told_what_it_may_return(returned, words):
+    report = audit(lambda model, epochs, settings: returned, progress=False)
+    assert not report.sound and report.problem is not None and words in report.problem
+
+
+def test_a_loop_that_needs_float32_is_told_so():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
+        sum(weight.sum() for weight in model.parameters()).backward()  # type: ignore[union-attr]
+        assert all(weight.dtype is torch.float32 for weight in model.parameters()), "expected dtype float32"
+
+    report = audit(loop, progress=False)
+    assert report.part == "precision" and report.problem is not None and 'precision="float32"' in report.problem
+
+
+def test_rounding_of_float32_is_told_from_a_fault():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        made = Specified()(model, epochs, settings)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.float())
+        return made
+
+    report = audit(loop, parts=["loss"], progress=False)
+    assert report.part == "precision" and report.problem is not None and "float32" in report.problem
+
+
+def test_an_audit_leaves_the_random_generators_as_they_were():
+    before = torch.get_rng_state()
+    audit(Specified(), parts=["loss"], progress=False)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_assert_sound_raises_the_report():
+    assert_sound(Specified(), parts=["loss"])
+    with pytest.raises(AssertionError, match=r"^unsound: unshifted_labels"):
+        assert_sound(Specified("unshifted_labels"), parts=["loss"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "fp8"}, "precision must be one of float64, float32, bf16, got 'fp8'"),
+        ({"parts": ["lose"]}, "parts must be some of"),
+        ({"parts": []}, "got none"),
+        ({"timeout": 0}, "timeout must be above 0"),
+    ],
+)
+def test_bad_options_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        audit(Specified(), **options)
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="got str"):
+        audit("train")  # type: ignore[arg-type]
+
+
+def test_the_second_epoch_of_the_run_that_contradicts_the_first_is_worse_with_any_seed():
+    for seed in range(5):
+        case = next(one for one in ladder(seed) if one.name == "an epoch that contradicts the first")
+        first, second = spec.train(case.model(), case.epochs, case.settings).validation_losses
+        assert second > first + 0.1
+
+
+def test_each_part_has_runs_and_each_run_a_name_of_its_own():
+    cases = ladder()
+    assert {case.part for case in cases} == set(PARTS)
+    assert len({case.name for case in cases}) == len(cases)
+    assert all(case.promise in PROMISES for case in cases)
+
+
+def test_the_promises_are_lines_of_the_contract():
+    lines = (Path(__file__).parents[2] / "docs" / "contract.md").read_text().splitlines()
+    for number, promise in PROMISES.items():
+        (line,) = [line for line in lines if line.startswith(f"| **{number} ")]
+        assert promise in line
+
+
+def test_the_plain_data_of_a_report_is_json():
+    report = audit(Specified("pads_counted"), parts=["data"], progress=False)
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["faults"] == ["pads_counted"] and data["case"]["name"] == "pads on the right"
+    assert all(math.isfinite(distance) for distance in data["distances"])
+
+
+def test_a_run_may_hold_a_batch_without_a_target():
+    assert any(count_targets(batch) == 0 for case in ladder() for epoch in case.epochs for batch in epoch)

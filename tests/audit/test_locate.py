@@ -1,0 +1,113 @@
+"""Claims about the part that a departing run is put down to, and the words for it."""
+
+from functools import partial
+
+import pytest
+
+from course_lm.audit import audit, search
+from course_lm.audit.locate import odd_rows, times_as_far
+from course_lm.audit.outcome import PRECISIONS
+from course_lm.audit.play import Loop, Player
+from course_lm.audit.runs import ladder
+
+from .loops import STYLES
+from .loops.outside import OUTSIDE, ClipsByLargestNumber
+from .loops.right import RIGHT
+
+pytestmark = pytest.mark.usefixtures("one_specification", "short_search")
+
+
+@pytest.fixture
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part is looked for after the search, and whatever that has found."""
+    monkeypatch.setattr(search, "EFFORT", 200)
+
+
+def oddness(loop: Loop, run: str) -> dict[str, str]:
+    """What is odd about the rows that a loop trains on in a run."""
+    case = next(one for one in ladder() if one.name == run)
+    return odd_rows(Player(loop, PRECISIONS["float64"], 30.0), case)
+
+
+def test_nothing_is_odd_about_a_right_loop():
+    assert not any(oddness(RIGHT["RowByRow"].loop, case.name) for case in ladder() if case.part != "finite")
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "words"),
+    [
+        ("DropsLastRow", "rows of equal length", "1 of 3 rows is not trained on when it is due"),
+        ("SkipsLastBatch", "two SGD steps", "2 of 4 rows are not trained on when they are due"),
+        ("LastMicroBatchTwice", "two equal micro-batches", "1 row is trained on more often than it is due"),
+        ("TrainsOnValidation", "validation after each epoch", "8 rows are trained on that are not due"),
+        ("EpochsReversed", "two epochs", "the loop trains on the rows in another order"),
+    ],
+)
+def test_odd_rows_are_counted(name, run, words):
+    assert list(oddness(OUTSIDE[name].loop, run).values()) == [words]
+
+
+def test_rows_without_a_target_are_not_due():
+    steps_on_them = partial(STYLES["textbook"], faults={"steps_on_empty_window"})
+    assert not oddness(steps_on_them, "a window without a target")
+    assert not oddness(RIGHT["MeansByTheirShares"].loop, "a micro-batch without a target")
+
+
+def test_a_loop_that_runs_each_row_twice_is_not_odd():
+    assert not oddness(RIGHT["Checkpointed"].loop, "two epochs")
+
+
+@pytest.mark.long
+def test_what_is_odd_about_the_rows_of_right_runs_is_no_evidence_against_the_data():
+    class TwiceOver(ClipsByLargestNumber):
+        """The first row of each batch is run once more, for nothing."""
+
+        def accumulate(self, window):
+            self.logits({name: value[:1] for name, value in window[0].items()})
+            super().accumulate(window)
+
+    assert oddness(TwiceOver.loop, "rows of equal length")
+    assert audit(TwiceOver.loop, parts=["clipping"], progress=False).part == "clipping"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "part", "words"),
+    [
+        ("HalfRateForBiases", "optimizer", "norm1.weight moves 0.5 times as far"),
+        ("FrozenBias", "optimizer", "head.bias does not move"),
+        ("HalfWeights", "precision", "each weight that the loop leaves is a number of float16"),
+        ("HalfGradients", "precision", "as if something were rounded to few digits"),
+        ("HalfLogits", "precision", "as if something were rounded to few digits"),
+        ("TrainsInBits", "loss", "the weights go the right way, but 1.4427 times as far"),
+        ("NoisyGradients", "loss", ""),
+        ("ZLoss", "loss", ""),
+    ],
+)
+def test_one_step_tells_the_optimizer_and_the_precision_from_the_loss(name, part, words):
+    report = audit(OUTSIDE[name].loop, parts=["loss"], progress=False)
+    assert report.part == part and not report.faults
+    assert any(words in note for note in report.notes) or not words, report.notes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SkipsTheNextWindowToo", "TakesNaNForZero"])
+def test_a_gradient_that_is_not_finite_comes_before_an_overflow(name):
+    assert audit(OUTSIDE[name].loop, parts=["precision", "finite"], progress=False).part == "finite"
+
+
+@pytest.mark.long
+def test_right_weights_are_not_said_to_go_too_far():
+    report = audit(OUTSIDE["ValidatesInBits"].loop, parts=["validation"], progress=False)
+    assert report.part == "validation" and not any("times as far" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(0.5, "0.5"), (1.4427, "1.4427"), (1.0000213, "1.000021")])
+def test_a_proportion_is_said_with_digits_enough(ratio, words):
+    assert times_as_far(ratio) == f"{words} times as far"
+
+
+@pytest.mark.long
+def test_micro_batches_weighed_by_their_rows_are_no_known_fault():
+    report = audit(OUTSIDE["WeighsByRows"].loop, parts=["accumulation"], progress=False)
+    assert not report.faults and report.part == "accumulation"

@@ -1,0 +1,131 @@
+"""Every fault of the specification, and every pair of them, through three loops: named exactly."""
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from course_lm import spec
+from course_lm.audit import audit
+from course_lm.spec import Batches
+
+from .loops import STYLES
+
+pytestmark = [
+    pytest.mark.usefixtures("one_specification"),
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step"),
+]
+
+Sets = frozenset[tuple[str, ...]]
+
+# Pairs that leave, in every run, what fewer faults leave: those are named.
+SHOWS_AS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("unshifted_labels", "shifted_twice"): (),  # shifted once in all
+    ("mean_of_means", "accumulation_not_divided"): ("accumulation_not_divided",),
+    ("tail_dropped", "tail_leaks"): ("tail_dropped",),
+    ("tail_dropped", "tail_divided_by_full"): ("tail_dropped",),
+    ("clip_per_micro_batch", "zero_grad_per_micro_batch"): ("zero_grad_per_micro_batch",),
+    ("missing_zero_grad", "zero_grad_per_micro_batch"): ("zero_grad_per_micro_batch",),
+    ("clip_by_value", "clip_per_tensor"): ("clip_by_value",),
+    ("schedule_per_micro_batch", "schedule_per_epoch"): ("schedule_per_epoch",),
+    ("schedule_per_micro_batch", "schedule_never_moves"): ("schedule_never_moves",),
+    ("schedule_per_micro_batch", "schedule_on_skipped_step"): ("schedule_per_micro_batch",),
+    ("schedule_per_epoch", "schedule_never_moves"): ("schedule_never_moves",),
+    ("schedule_per_epoch", "schedule_on_skipped_step"): ("schedule_per_epoch",),
+    ("schedule_never_moves", "schedule_off_by_one"): ("schedule_never_moves",),
+    ("schedule_never_moves", "schedule_on_skipped_step"): ("schedule_never_moves",),
+    ("coupled_decay", "decay_at_peak_rate"): ("coupled_decay",),
+    ("stays_in_eval_mode", "validation_in_train_mode"): ("validation_in_train_mode",),
+    ("val_mean_of_means", "val_weighted_by_rows"): ("val_mean_of_means",),
+}
+# Pairs that leave the same in every run: both are named.
+ALIKE = (
+    {("tail_dropped", "windows_across_epochs"), ("tail_leaks", "windows_across_epochs")},
+    {("tail_dropped", "zero_grad_per_micro_batch"), ("tail_leaks", "zero_grad_per_micro_batch")},
+)
+SIXTHS = list(spec.FAULTS)[::6]
+PAIRS = tuple(itertools.combinations(spec.FAULTS, 2))
+
+
+def through_styles(sets: Iterable[Any], every: int = 1) -> list[Any]:
+    """Each set of faults with each style; `make test-slow` has each `every`-th with one of them, in turn."""
+    chosen = set(zip(list(sets)[::every], itertools.cycle(STYLES)))
+    return [
+        pytest.param(one, style, marks=[] if (one, style) in chosen else [pytest.mark.audit])
+        for one, style in itertools.product(sets, STYLES)
+    ]
+
+
+def ids(value: Any) -> str:
+    return value if isinstance(value, str) else "-".join(value)
+
+
+def named(style: str, faults: Collection[str]) -> Sets:
+    """All sets that the audit names for the loop with those faults; the empty one for a sound loop."""
+    report = audit(partial(STYLES[style], faults=faults), progress=False)
+    assert not report.ignored, f"the loop has {report.ignored}: {report}"
+    assert report.sound or report.faults, f"no set is named, but {report}"
+    return frozenset({report.faults, *report.alternatives})
+
+
+def expected(pair: tuple[str, str]) -> Sets:
+    alike = next((pairs for pairs in ALIKE if pair in pairs), {SHOWS_AS.get(pair, pair)})
+    return frozenset(tuple(sorted(faults)) for faults in alike)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("fault", "style"), [*zip(spec.FAULTS, itertools.cycle(STYLES))][::4])
+def test_a_fault_is_named(fault: str, style: str) -> None:
+    assert named(style, {fault}) == {(fault,)}
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize(("fault", "style"), through_styles(spec.FAULTS))
+def test_each_fault_is_named(fault: str, style: str) -> None:
+    assert named(style, {fault}) == {(fault,)}
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize(
+    "pair", [("clip_before_unscale", "clip_per_micro_batch"), *sorted(set().union(*ALIKE))], ids=ids
+)
+def test_pairs_that_act_only_together_and_pairs_that_act_alike_are_named(pair: tuple[str, str]) -> None:
+    assert named("textbook", pair) == expected(pair)
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize(("pair", "style"), through_styles(PAIRS, every=60), ids=ids)
+def test_each_pair_is_named(pair: tuple[str, str], style: str) -> None:
+    assert named(style, pair) == expected(pair)
+
+
+def computed_in_bfloat16(
+    model: nn.Module, epochs: Sequence[Batches], settings: spec.Settings, faults: Collection[str]
+) -> Mapping[str, Any]:
+    """The textbook loop under autocast, which must not keep the weights that it has rounded from step to step."""
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        return STYLES["textbook"](model, epochs, settings, faults)
+
+
+COARSE = {"float32": STYLES["textbook"], "bf16": computed_in_bfloat16}
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("precision", COARSE)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, marks=[pytest.mark.audit] if place else []) for place, one in enumerate(SIXTHS)]
+)
+def test_a_coarse_precision_names_no_wrong_fault(fault: str, precision: str) -> None:
+    report = audit(partial(COARSE[precision], faults={fault}), precision=precision, progress=False)
+    assert not report.sound and report.faults in ((fault,), ()), str(report)
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("precision", COARSE)
+def test_the_textbook_loop_is_sound_in_a_coarse_precision(precision: str) -> None:
+    report = audit(partial(COARSE[precision], faults=()), precision=precision, progress=False)
+    assert report.sound, str(report)

@@ -27,6 +27,29 @@ def is_stored(results: Results, part: str, settings: Settings) -> bool:
     return any(all(run[key] == value for key, value in settings.items()) for run in results.get(part, []))
 
 
+def losses_by_rate(sweep: list[Results], **same: Any) -> dict[float, float]:
+    """The held-out loss at each learning rate that the sweep has tried with the settings `same`, rates ascending."""
+    tried = [run for run in sweep if same.items() <= run.items()]
+    return {run["learning_rate"]: run["val_loss"] for run in sorted(tried, key=lambda run: run["learning_rate"])}
+
+
+def best_rate(sweep: list[Results], **same: Any) -> float:
+    """The learning rate of the sweep that ended lowest with the settings `same`."""
+    losses = losses_by_rate(sweep, **same)
+    return min(losses, key=losses.__getitem__)
+
+
+def next_rate(sweep: list[Results], start: float, **same: Any) -> float | None:
+    """The next rate to try: `start`, then beyond the edge where the best one lies; None when that is enclosed."""
+    tried = list(losses_by_rate(sweep, **same))
+    if not tried:
+        return start
+    best = best_rate(sweep, **same)
+    if best == tried[0]:
+        return best / 2
+    return best * 2 if best == tried[-1] else None
+
+
 def written(results: Results) -> str:
     """The results as JSON, one run a line."""
     parts = [f'"{name}": {_lines(value)}' for name, value in results.items()]

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from kept_runs import Results, Settings, measure_missing
+from kept_runs import Results, Settings, best_rate, measure_missing, next_rate
 from story_rows import LENGTH, N_LAYER, VOCAB_SIZE, batches, held_out_batches, new_model
 
 from course_lm.corpus.shipped import data_file
@@ -46,38 +46,16 @@ def flops_of_step(d_model: int) -> int:
     return counter.get_total_flops()
 
 
-def losses_by_rate(sweep: list[Results], d_model: int, budget: float) -> dict[float, float]:
-    """The held-out loss at each learning rate that the sweep has tried, in the order of the rates."""
-    same = [run for run in sweep if (run["d_model"], run["budget"]) == (d_model, budget)]
-    return {run["learning_rate"]: run["val_loss"] for run in sorted(same, key=lambda run: run["learning_rate"])}
-
-
-def best_rate(sweep: list[Results], d_model: int, budget: float) -> float:
-    """The learning rate of the sweep that ended lowest."""
-    losses = losses_by_rate(sweep, d_model, budget)
-    return min(losses, key=losses.__getitem__)
-
-
-def next_rate(sweep: list[Results], d_model: int, budget: float, start: float) -> float | None:
-    """The next rate to try: `start`, then beyond the edge where the best one lies; None when that is enclosed."""
-    tried = list(losses_by_rate(sweep, d_model, budget))
-    if not tried:
-        return start
-    best = best_rate(sweep, d_model, budget)
-    if best == tried[0]:
-        return best / 2
-    return best * 2 if best == tried[-1] else None
-
-
 def settings_of_runs(results: Results) -> Iterator[tuple[str, Settings]]:
     """Every run: its part and its settings, one budget after the other. A budget's runs need its sweep."""
     sweep = results["sweep"]
     start = dict.fromkeys(WIDTHS, FIRST_RATE)
     for budget in BUDGETS:
         for d_model in WIDTHS:
-            while (rate := next_rate(sweep, d_model, budget, start[d_model])) is not None:
-                yield "sweep", {"d_model": d_model, "budget": budget, "learning_rate": rate, "seed": SWEEP_SEED}
-            start[d_model] = best_rate(sweep, d_model, budget)
+            arm = {"d_model": d_model, "budget": budget}
+            while (rate := next_rate(sweep, start[d_model], **arm)) is not None:
+                yield "sweep", {**arm, "learning_rate": rate, "seed": SWEEP_SEED}
+            start[d_model] = best_rate(sweep, **arm)
         for seed, d_model in product(SEEDS, WIDTHS):
             yield "runs", {"d_model": d_model, "budget": budget, "learning_rate": start[d_model], "seed": seed}
 

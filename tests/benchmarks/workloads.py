@@ -242,7 +242,8 @@ def random_loader(size: Size, steps: int, *, packed: bool) -> Loader:
         lengths = torch.randint(low, high, (total // low,), generator=generator)
         lengths = lengths[lengths.cumsum(0) <= total]
     numbers = torch.arange(len(lengths) + 1)
-    rows = Rows(tokens, lengths.cumsum(0) - lengths, lengths, lengths - 1, numbers[:-1], numbers)
+    one_each = torch.ones(size.vocab_size, dtype=torch.int64)
+    rows = Rows(tokens, lengths.cumsum(0) - lengths, lengths, one_each, numbers[:-1], numbers)
     rows = pack(rows, size.length) if packed else rows
     groups = [(torch.arange(len(rows)), size.batch_size)]
     return Loader(

@@ -1,0 +1,44 @@
+"""Claims about the stored runs of widths and budgets: they are whole, were tuned, and a run repeats."""
+
+import json
+from itertools import pairwise, product
+
+import pytest
+import scaling
+import torch
+from kept_runs import best_rate, is_stored, losses_by_rate
+from scaling import BUDGETS, FILE, SEEDS, WIDTHS
+
+from course_lm.corpus.shipped import data_file
+
+RESULTS = json.loads(data_file(FILE).read_text(encoding="utf-8"))
+SWEEP, RUNS = RESULTS["sweep"], RESULTS["runs"]
+
+
+def test_every_run_is_there_and_no_other():
+    wanted = list(scaling.settings_of_runs(RESULTS))
+    assert [run for run in wanted if not is_stored(RESULTS, *run)] == []
+    assert len(RUNS) == len(WIDTHS) * len(BUDGETS) * len(SEEDS)
+
+
+@pytest.mark.parametrize(("width", "budget"), list(product(WIDTHS, BUDGETS)))
+def test_a_rate_on_each_side_of_the_best_was_tried_and_ended_higher(width, budget):
+    tried = list(losses_by_rate(SWEEP, d_model=width, budget=budget))
+    assert tried[0] < best_rate(SWEEP, d_model=width, budget=budget) < tried[-1]
+    assert all(later == 2 * earlier for earlier, later in pairwise(tried))
+
+
+def test_every_run_has_spent_its_budget_within_a_step_and_a_half():
+    for run in RUNS:
+        step = run["flops"] / run["steps"]
+        assert abs(run["flops"] - run["budget"]) < 1.5 * step
+
+
+@pytest.mark.slow(seconds=20)
+def test_a_run_repeats():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    run = next(run for run in RUNS if (run["d_model"], run["budget"]) == (64, BUDGETS[0]))
+    again = scaling.measure("runs", {key: run[key] for key in ("d_model", "budget", "learning_rate", "seed")})
+    torch.set_num_threads(threads)
+    assert again["val_loss"] == pytest.approx(run["val_loss"], abs=0.05)

@@ -7,7 +7,9 @@ happens to contain the characters "<eos>" is encoded as those characters, never 
 Sources: Sennrich et al. 2016 (BPE), Radford et al. 2019, section 2.2 (byte-level BPE).
 """
 
-from collections.abc import Iterable, Sequence
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -89,20 +91,44 @@ def encode_documents(tokenizer: Tokenizer, documents: Sequence[str]) -> list[lis
     Raises ValueError naming a document that is no valid Unicode string.
     """
     eos = eos_id(tokenizer)
-    encoder = _specials_as_text(Tokenizer.from_str(tokenizer.to_str()))
-    encoder.no_truncation()
-    encoder.no_padding()
     try:
-        encodings = encoder.encode_batch_fast(documents, add_special_tokens=False)
+        encodings = _encoder(tokenizer.to_str()).encode_batch_fast(documents, add_special_tokens=False)
     except TypeError as error:
         raise ValueError(_first_invalid(documents)) from error
     return [[eos, *encoding.ids, eos] for encoding in encodings]
+
+
+@lru_cache(maxsize=1)  # a Tokenizer leaves memory behind when it goes: a copy for each call would fill it up
+def _encoder(form: str) -> Tokenizer:
+    """A tokenizer for text alone: specials are text to it, and it neither truncates nor pads."""
+    encoder = _specials_as_text(Tokenizer.from_str(form))
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int] | Tensor) -> str:
     """The text of `ids` without special tokens; bytes that are no valid UTF-8 become U+FFFD."""
     ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     return tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """The text of `ids`, which `decode` gives at once, in parts as the ids come; for byte-level tokenizers.
+
+    A character of several bytes comes when its last byte has come.
+    """
+    specials = {pad_id(tokenizer), eos_id(tokenizer)}
+    # What is no valid UTF-8 becomes U+FFFD here as it does there.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for index in ids:
+        if index in specials:
+            continue
+        token = tokenizer.id_to_token(index) or ""  # `decode` passes over an id without a token, too
+        if part := decoder.decode(bytes(_BYTE_OF[sign] for sign in token)):
+            yield part
+    if part := decoder.decode(b"", final=True):
+        yield part
 
 
 def bytes_per_token(tokenizer: Tokenizer) -> Tensor:
@@ -128,6 +154,17 @@ def bytes_per_token(tokenizer: Tokenizer) -> Tensor:
         else:
             sizes[index] = len(tokenizer.decode([index]).encode())
     return sizes
+
+
+def _byte_of_signs() -> dict[str, int]:
+    """The byte that each sign of a byte-level token stands for (GPT-2's encoder.py, `bytes_to_unicode`)."""
+    # A byte that can be printed in Latin-1 is its own sign; the others have the signs from U+0100 on, in their order.
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of_signs()
 
 
 def _specials_as_text(tokenizer: Tokenizer) -> Tokenizer:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from course_lm.tokenizer import (
     bytes_per_token,
     decode,
+    decode_stream,
     encode_documents,
     eos_id,
     load_tokenizer,
@@ -149,3 +150,15 @@ def test_a_missing_tokenizer_file_is_an_os_error(tmp_path) -> None:
 def test_a_document_that_is_no_unicode_string_is_named(document, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         encode_documents(TOKENIZER, ["fine", document])
+
+
+@given(st.lists(st.integers(0, 299), max_size=40))
+@settings(deadline=None)
+def test_a_stream_of_ids_decodes_to_the_text_of_all_of_them(ids: list[int]) -> None:
+    assert "".join(decode_stream(TOKENIZER, ids)) == decode(TOKENIZER, ids)
+
+
+def test_a_character_of_several_bytes_comes_with_the_last_of_them_and_the_rest_at_once() -> None:
+    [[_, *ids, _]] = encode_documents(TOKENIZER, ["a🐈b"])
+    assert list(decode_stream(TOKENIZER, ids)) == ["a", "🐈", "b"]
+    assert list(decode_stream(TOKENIZER, ids[:3])) == ["a", "\ufffd"]

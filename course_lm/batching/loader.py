@@ -17,6 +17,7 @@ position in the data is two integers and is reached without reading what comes b
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from jaxtyping import Int64, Shaped
@@ -27,6 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 from course_lm.batching.batch import Batch
 from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack, ranges
 from course_lm.batching.share import EVERYTHING, Share
+from course_lm.batching.token_store import StoredDocuments
+from course_lm.batching.workers import heed_parent_alone, signals_held_back
 from course_lm.tokenizer import pad_id
 
 IGNORE_INDEX = -100  # the default of torch's cross-entropy
@@ -34,7 +37,7 @@ MODES = ("fixed", "dynamic", "bucketed", "packed")
 
 
 def make_loader(
-    documents: Iterable[str],
+    documents: Iterable[str] | StoredDocuments,
     tokenizer: Tokenizer,
     *,
     mode: str = "fixed",
@@ -48,6 +51,7 @@ def make_loader(
 ) -> "Loader":
     """A `Loader` over `documents`; empty ones are dropped, a last smaller batch is kept.
 
+    `documents` are strings, or one split of a token store, with the store's tokenizer: the batches are the same.
     Give either `batch_size` (rows) or `tokens_per_batch` (positions of a batch, padding included, at least
     `max_length`). Bucketed batches of short rows then hold more rows; the other modes hold
     `tokens_per_batch // max_length`. Without `shuffle` rows come in corpus order (fixed, dynamic), shortest
@@ -62,8 +66,10 @@ def make_loader(
         raise ValueError(f"num_workers must be at least 0, got {num_workers}")
     # Before the text is encoded, which is the slow part: a bad size is refused at once.
     rows_at = _rows_at(batch_size, tokens_per_batch, max_length)
+    is_stored = isinstance(documents, StoredDocuments)
+    cut = documents.pieces(tokenizer, max_length) if is_stored else encode_pieces(documents, tokenizer, max_length)
     return Loader.of_pieces(
-        encode_pieces(documents, tokenizer, max_length),
+        cut,
         mode=mode,
         rows_at=rows_at,
         max_length=max_length,
@@ -237,8 +243,12 @@ class Loader:
         """32 hex digits that change with the text, its tokens, and how they are batched and ordered."""
         digest = hashlib.blake2b(repr((self.seed, self.shuffle, self.width, self.pad_id)).encode(), digest_size=16)
         rows = self.rows
-        for part in (rows.tokens, rows.starts, rows.lengths, rows.offsets, *(numbers for numbers, _ in self.groups)):
-            digest.update(part.numpy().tobytes())
+        if isinstance(rows.tokens, Tensor):
+            digest.update(rows.tokens.numpy().data)
+        else:
+            digest.update(rows.tokens.digest.encode())  # they may be more than memory holds
+        for part in (rows.starts, rows.lengths, rows.offsets, *(numbers for numbers, _ in self.groups)):
+            digest.update(part.numpy().data)
         digest.update(repr([size for _, size in self.groups]).encode())
         return digest.hexdigest()
 
@@ -260,24 +270,25 @@ class Loader:
     def collate(self, batch_rows: Tensor) -> Batch:
         """The batch made of these rows."""
         rows = self.rows
-        counts = rows.offsets[batch_rows + 1] - rows.offsets[batch_rows]  # (B,) pieces of each row
-        pieces = ranges(rows.offsets[batch_rows], counts)  # (P,) row after row
-        lengths = rows.lengths[pieces]
-        tokens = rows.tokens[ranges(rows.starts[pieces], lengths)].long()  # kept as int32 to save memory
+        first = rows.offsets[batch_rows].long()
+        counts = rows.offsets[batch_rows + 1] - first  # (B,) pieces of each row
+        pieces = ranges(first, counts)  # (P,) row after row
+        lengths, tokens = rows.lengths[pieces].long(), rows.ids_of(pieces)
         width = self.width_of(batch_rows)
         if self.packed:
             batch = pack_rows(tokens, lengths, counts, width=width, pad_id=self.pad_id)
         else:
             batch = pad_rows(tokens, lengths, width=width, pad_id=self.pad_id)
-        return {**batch, "num_bytes": int(rows.num_bytes[pieces].sum())}
+        return {**batch, "num_bytes": rows.num_bytes(tokens, lengths)}
 
     def read(self, batches: list[Tensor | None]) -> Iterable[Batch]:
         """The batches made of these rows, in this order, by the loader's worker processes if it has any."""
-        return DataLoader(
+        return _Reader(
             _Batches(self.collate, batches),
             batch_size=None,  # an item is a whole batch, see `_Batches`
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
+            worker_init_fn=heed_parent_alone,
             generator=torch.Generator(),  # by default it draws from the global one, which dropout uses
         )
 
@@ -286,6 +297,14 @@ class Loader:
         # Counted before the batch is handed out: in the caller's loop `state_dict` is already the position after it.
         for self._batch, batch in enumerate(batches, start + 1):
             yield batch
+
+
+class _Reader(DataLoader):
+    """A `DataLoader` whose workers outlive a signal that comes while they start."""
+
+    def __iter__(self) -> Any:
+        with signals_held_back():
+            return super().__iter__()
 
 
 class _Batches(Dataset):

@@ -1,51 +1,101 @@
-"""Documents from the user's own files: UTF-8 text, and JSON lines.
+"""Documents from the user's own files, one after the other: UTF-8 text, JSON lines and Parquet, compressed or not.
 
-A file is read whole and as the kind that it is, or refused in one line that names the file and the place. What may have
-no end, such as a pipe or a device, is not read at all.
+A file is read as the kind that it is, or refused in one line that names the file and the place. It is never held whole,
+so that a text may be larger than memory. What may have no end, such as a pipe or a device, is not read at all.
 """
 
+import codecs
+import gzip
+import io
 import json
 import os
 import re
 import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from course_lm.validation import shown
 
-# The first that fits counts: UTF-32 stands before UTF-16, since its mark begins with the other's.
+CHUNK = 2**20  # bytes that are read at once
+
+GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+# Beginnings of what is no text. The first that fits counts: UTF-32 stands before UTF-16, since its mark begins with the
+# other's. The first three are read by what they begin with; only inside another compressed file they are refused.
 BEGINNINGS = {
-    b"\x1f\x8b": "compressed by gzip; unpack it first",
+    GZIP: "compressed by gzip; unpack it first",
+    ZSTD: "compressed by zstd; unpack it first",
+    PARQUET: "a Parquet file; unpack it first",
     b"BZh": "compressed by bzip2; unpack it first",
     b"\xfd7zXZ": "compressed by xz; unpack it first",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it first",
     b"PK\x03\x04": "a zip archive; unpack it first",
-    b"PAR1": "a Parquet file; read it as hf:<file>",
     b"%PDF": "a PDF; extract its text first",
     b"\xff\xfe\x00\x00": "UTF-32 text; convert it to UTF-8",
     b"\x00\x00\xfe\xff": "UTF-32 text; convert it to UTF-8",
     b"\xff\xfe": "UTF-16 text; convert it to UTF-8",
     b"\xfe\xff": "UTF-16 text; convert it to UTF-8",
 }
+BLANK_LINES = re.compile(r"\n\s*\n")  # a line of white space alone is blank too
+
+Advance = Callable[[int], object]  # is told how many more bytes of a file have been read
 
 
 def read_documents(path: Path) -> list[tuple[str, float | None]]:
-    """The documents of a file, each with its true -log p in nats where a `.jsonl` file has it.
+    """All documents of a file: see `stream_documents`."""
+    return list(stream_documents(path))
 
-    Raises ValueError where the file is not text or holds no document, OSError where it cannot be read.
+
+def stream_documents(
+    path: Path, advance: Advance | None = None, longest: int | None = None
+) -> Iterator[tuple[str, float | None]]:
+    """The documents of a file one by one, each with its true -log p in nats where a JSON line has it.
+
+    A file is packed by gzip or zstd, or is Parquet, where it begins so, whatever its name is. It holds JSON lines where
+    its name, without `.gz` or `.zst`, ends with `.jsonl`.
+
+    Args:
+        advance: called with the bytes of the file that each part has taken.
+        longest: characters of a document; a longer one is refused before it is held whole.
+
+    Raises:
+        ValueError: the file is not text, or holds no document.
+        OSError: it cannot be read.
     """
-    text = _read_text(path)
-    documents: list[tuple[str, float | None]] = [(paragraph, None) for paragraph in paragraphs(text)]
-    if path.suffix.lower() == ".jsonl":
-        documents = _read_jsonl(path, text)
-    if not documents:
+    refuse_special(path)
+    holds_none = True
+    with path.open("rb") as file:
+        beginning = first_bytes(file)
+        if beginning == PARQUET:
+            found = _read_parquet(path, advance)
+        else:
+            chunks = _chunks(path, file, beginning, advance)
+            texts = _texts(path, chunks)
+            kind = _read_jsonl if is_jsonl(path) else _read_paragraphs
+            found = kind(path, texts, longest)
+        for document in found:
+            holds_none = False
+            yield document
+    if holds_none:
         raise ValueError(f"{path} is empty: it holds no document")
-    return documents
+
+
+def first_bytes(file: BinaryIO) -> bytes:
+    """What tells a Parquet or a compressed file; the file is then at its start again."""
+    beginning = file.read(4)
+    file.seek(0)
+    return GZIP if beginning.startswith(GZIP) else beginning
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether a file holds JSON lines, by its name; how it is compressed does not matter."""
+    name = path.name.lower()
+    return name.removesuffix(".gz").removesuffix(".zst").endswith(".jsonl")
 
 
 def paragraphs(text: str) -> list[str]:
     """The paragraphs of a text, which are divided by blank lines, without white space at either end."""
-    # A line of white space alone is blank too.
-    return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
+    return list(_paragraphs_of([text], "the text", None))
 
 
 def refuse_surrogate(document: str, where: str) -> None:
@@ -59,42 +109,113 @@ def refuse_surrogate(document: str, where: str) -> None:
         ) from None
 
 
-def _read_text(path: Path) -> str:
-    """A file's text, each line end as LF; ValueError names the file, the place and the problem."""
-    content = read_bytes(path)
-    for beginning, problem in BEGINNINGS.items():
-        if content.startswith(beginning):
-            raise ValueError(f"{path} is not UTF-8 text: it is {problem}")
-    # NUL is valid UTF-8, so that decoding alone would take English in UTF-16 without a mark for text.
-    if (at := content.find(b"\0")) >= 0:
-        raise ValueError(f"{path} is not UTF-8 text: byte 0x00 at offset {at} (UTF-16, or no text at all?)")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = error.start
-        raise ValueError(f"{path} is not UTF-8: byte 0x{content[at]:02x} at offset {at}") from None
-    # Some editors on Windows write a byte-order mark; a lone CR ended lines on the classic Mac.
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_bytes(path: Path) -> bytes:
-    """What a file holds; ValueError for what is no regular file, FileNotFoundError for a link to nothing."""
+def refuse_special(path: Path) -> None:
+    """Raise ValueError for what is no regular file, FileNotFoundError for a link to nothing."""
     if path.is_symlink() and not path.exists():
         raise FileNotFoundError(f"{path} is a link to {os.readlink(path)}, which is not there")
     if not path.is_file():  # a pipe or a device may never end
         raise ValueError(f"{path} is no regular file; write its text to one")
-    return path.read_bytes()
 
 
-def _read_jsonl(path: Path, text: str) -> list[tuple[str, float | None]]:
-    documents: list[tuple[str, float | None]] = []
+def _chunks(path: Path, file: BinaryIO, beginning: bytes, advance: Advance | None) -> Iterator[bytes]:
+    """What a file holds, unpacked; the last chunk alone is empty."""
+    unpacked, before = file, 0
+    if beginning == GZIP:
+        unpacked = gzip.GzipFile(fileobj=file)
+    elif beginning == ZSTD:
+        unpacked = _pyarrow(path).input_stream(file, compression="zstd")
+    while True:
+        try:
+            chunk = unpacked.read(CHUNK)
+        # damaged gzip raises any of four, damaged zstd an OSError without a number
+        except (EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ValueError(f"{path} is compressed and damaged: {_first_line(error)}") from None
+        if advance is not None:
+            now = file.tell()
+            advance(now - before)
+            before = now
+        yield chunk
+        if not chunk:
+            return
+
+
+def _texts(path: Path, chunks: Iterable[bytes]) -> Iterator[str]:
+    """Chunks of a file's text, each line end as LF; ValueError names the file, the place and the problem."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    line_ends = io.IncrementalNewlineDecoder(None, translate=True)  # a lone CR ended lines on the classic Mac
+    offset, has_begun = 0, False
+    for chunk in chunks:
+        _refuse_bytes(path, chunk, offset)
+        held = len(decoder.getstate()[0])  # bytes of a character that the last chunk has begun
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            at, byte = offset - held + error.start, error.object[error.start]
+            raise ValueError(f"{path} is not UTF-8: byte 0x{byte:02x} at offset {at}") from None
+        offset += len(chunk)
+        if text and not has_begun:
+            has_begun, text = True, text.removeprefix("\ufeff")  # some editors on Windows write a byte-order mark
+        yield line_ends.decode(text, final=not chunk)
+
+
+def _refuse_bytes(path: Path, chunk: bytes, offset: int) -> None:
+    for beginning, problem in BEGINNINGS.items():
+        if offset == 0 and chunk.startswith(beginning):
+            raise ValueError(f"{path} is not UTF-8 text: it is {problem}")
+    # NUL is valid UTF-8, so that decoding alone would take English in UTF-16 without a mark for text.
+    if (at := chunk.find(b"\0")) >= 0:
+        raise ValueError(f"{path} is not UTF-8 text: byte 0x00 at offset {offset + at} (UTF-16, or no text at all?)")
+
+
+def _read_paragraphs(path: Path, texts: Iterable[str], longest: int | None) -> Iterator[tuple[str, None]]:
+    return ((paragraph, None) for paragraph in _paragraphs_of(texts, str(path), longest))
+
+
+def _paragraphs_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
+    begun, size, space = [""], 0, ""
+    for text in texts:
+        # White space at the end may be the first half of what divides: it is looked at again with what follows.
+        first, *others = BLANK_LINES.split(space + text)
+        begun.append(first)
+        for other in others:
+            if paragraph := "".join(begun).strip():
+                yield paragraph
+            begun, size = [other], 0
+        last = begun[-1].rstrip()
+        space, begun[-1] = begun[-1][len(last) :], last
+        size += len(last)
+        _refuse_longer(size, longest, where, "blank lines divide documents")
+    if paragraph := "".join(begun).strip():
+        yield paragraph
+
+
+def _lines_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
     # Not splitlines, which also breaks at U+2028 and others that JSON allows inside a string.
-    for number, line in enumerate(text.split("\n"), start=1):
+    begun, size = [""], 0
+    for text in texts:
+        first, *others = text.split("\n")
+        begun.append(first)
+        for other in others:
+            yield "".join(begun)
+            begun, size = [other], 0
+        size += len(begun[-1])
+        _refuse_longer(size, longest, where, "each line of JSON lines is a document")
+    yield "".join(begun)
+
+
+def _refuse_longer(size: int, longest: int | None, where: str, what_divides: str) -> None:
+    if longest is not None and size > longest:
+        raise ValueError(f"{where} holds a document of more than {longest:,} characters: {what_divides}")
+
+
+def _read_jsonl(path: Path, texts: Iterable[str], longest: int | None) -> Iterator[tuple[str, float | None]]:
+    for number, line in enumerate(_lines_of(texts, str(path), longest), start=1):
         if line.strip():
             document, cost = _read_row(line, f"{path}, line {number}")
             if document.strip():
-                documents.append((document, cost))
-    return documents
+                yield document, cost
 
 
 def _read_row(line: str, where: str) -> tuple[str, float | None]:
@@ -113,3 +234,43 @@ def _read_row(line: str, where: str) -> tuple[str, float | None]:
     if cost is not None and not (number and 0 <= cost <= sys.float_info.max):
         raise ValueError(f'{where}: "neg_log_p" must be a number (nats, at least 0, finite), got {shown(cost)}')
     return row["text"], cost
+
+
+def _read_parquet(path: Path, advance: Advance | None) -> Iterator[tuple[str, None]]:
+    _pyarrow(path)
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        with ParquetFile(path, buffer_size=CHUNK) as table:  # buffered, or a whole group of rows would be read at once
+            names, size = table.schema_arrow.names, path.stat().st_size
+            if "text" not in names:
+                raise ValueError(
+                    f"{path} has no column 'text'; it has {', '.join(names)}; "
+                    f"read one of them as hf:{path}:train:<column>"
+                )
+            for batch in table.iter_batches(batch_size=1024, columns=["text"]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    if not isinstance(text, str):
+                        raise ValueError(f"{path}, row {number} must hold a string, got {type(text).__name__}")
+                    if text.strip():
+                        yield text, None
+                if advance is not None:  # how far it is in the file is not told: rows are taken to be alike
+                    advance(size * len(batch) // table.metadata.num_rows)
+    except (ValueError, OSError) as error:
+        if type(error) is ValueError or (isinstance(error, OSError) and error.errno is not None):
+            raise  # our own refusal, or the system's
+        raise ValueError(f"{path}, after row {number}, is no Parquet file: {_first_line(error)}") from None
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise ValueError(f"{path} needs the package pyarrow: pip install 'course-lm[hub]'") from None
+    return pyarrow
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [repr(error)])[0]

@@ -12,16 +12,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from course_lm.corpus.files import paragraphs, read_bytes, read_documents, refuse_surrogate
+from course_lm.corpus.files import paragraphs, read_documents, refuse_surrogate
+from course_lm.corpus.hub import read_hub
 from course_lm.corpus.shipped import data_file
-from course_lm.validation import did_you_mean
+from course_lm.validation import did_you_mean, require
 
-SPLITS = ("train", "validation")
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,19 @@ class Corpus:
         adding documents moves none. About `val_fraction` of the documents are for validation.
         Raises ValueError for a `val_fraction` outside (0, 1), and where a split would be empty.
         """
-        if not 0 < val_fraction < 1:
-            raise ValueError(f"val_fraction must be in (0, 1), got {val_fraction}")
-        held_out = [_hash_fraction(document, seed) < val_fraction for document in self.documents]
-        return self._select("train", held_out, False), self._select("validation", held_out, True)
+        return self.part("train", val_fraction, seed=seed), self.part("validation", val_fraction, seed=seed)
 
-    def _select(self, split: str, held_out: list[bool], wanted: bool) -> Corpus:
-        chosen = [i for i, held in enumerate(held_out) if held is wanted]
-        if not chosen:
-            raise ValueError(
-                f"the {split} split of {self.name} is empty: all {len(held_out)} documents are in the other split; "
-                f"give more documents or another val_fraction"
-            )
-        return self._take(chosen)
+    def part(self, split: str, val_fraction: float = 0.1, test_fraction: float = 0.0, *, seed: int = 0) -> Corpus:
+        """The documents of one split: "train", "validation" or "test"; see `split_of`.
+
+        Raises ValueError for another split, for fractions that leave nothing to train on, and where any of the splits
+        would be empty; the test split may be, unless it was asked for or has a fraction.
+        """
+        require(split in SPLITS, "split", f"one of {', '.join(SPLITS)}", split)
+        of_document = [split_of(document, val_fraction, test_fraction, seed) for document in self.documents]
+        needed = SPLITS if test_fraction or split == "test" else SPLITS[:2]
+        refuse_empty_split(self.name, {one: of_document.count(one) for one in needed}, len(of_document))
+        return self._take([i for i, found in enumerate(of_document) if found == split])
 
     def _take(self, chosen: list[int]) -> Corpus:
         costs = None if self.neg_log_p is None else [self.neg_log_p[i] for i in chosen]
@@ -84,7 +85,33 @@ class Corpus:
         return self._take(sorted(first.values()))
 
 
-def _hash_fraction(document: str, seed: int) -> float:
+def split_of(document: str, val_fraction: float = 0.1, test_fraction: float = 0.0, seed: int = 0) -> str:
+    """The split of a document, by a hash of its text and the seed: "validation" below, "test" just above.
+
+    Without a test part the other two are what they were. Raises ValueError for fractions that leave no training text.
+    """
+    if not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction must be in (0, 1), got {val_fraction}")
+    if not 0 <= test_fraction < 1 - val_fraction:
+        raise ValueError(f"test_fraction must be in [0, 1 - val_fraction), got {test_fraction}")
+    place = hash_fraction(document, seed)
+    if place < val_fraction:
+        return "validation"
+    return "test" if place < val_fraction + test_fraction else "train"
+
+
+def refuse_empty_split(name: str, counts: Mapping[str, int], total: int) -> None:
+    """Raise ValueError where one of the splits holds none of the `total` documents."""
+    for split, count in counts.items():
+        if not count:
+            raise ValueError(
+                f"the {split} split of {name} is empty: all {total} documents are elsewhere; "
+                f"give more documents or another {'test' if split == 'test' else 'val'}_fraction"
+            )
+
+
+def hash_fraction(document: str, seed: int) -> float:
+    """A number in [0, 1] that equal documents share, spread evenly over unlike ones."""
     # Not hash(), which differs in every process; lone surrogates may stand in a Corpus that was made by hand.
     content = document.encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(content, digest_size=8, key=str(seed).encode()).digest()
@@ -97,6 +124,7 @@ def load_corpus(
     split: str | None = None,
     seed: int = 0,
     val_fraction: float = 0.1,
+    test_fraction: float = 0.0,
 ) -> Corpus:
     """A corpus by name, from files, from a list or from the Hugging Face hub; exact duplicates are removed.
 
@@ -106,35 +134,40 @@ def load_corpus(
       Python versions.
     - a path, or a glob: UTF-8 text whose documents are divided by blank lines (lines end with LF, CR LF or CR; any
       other character stays as it is); a `.jsonl` file has an object with "text" on each line, and may have "neg_log_p"
-      (nats) beside it. Other encodings, compressed files and whatever is no regular file are refused.
+      (nats) beside it. Both may be packed by gzip or zstd; of a Parquet file the column "text" is read (zstd and
+      Parquet with the extra `hub`). Other encodings and archives, and whatever is no regular file, are refused.
     - a list of strings, one document each.
     - "hf:<dataset>[:<split>[:<column>]]": through `datasets` (extra `hub`), split "train" and column "text" unless
       named. The dataset is a name on the hub, with its configuration after a second slash
       (`hf:Salesforce/wikitext/wikitext-2-raw-v1:validation`), or a local file or folder.
 
-    `split` is None for all documents, "train" or "validation": see `Corpus.split`.
+    `split` is None for all documents, "train", "validation" or "test": see `split_of`.
     Raises ValueError for an unknown corpus or split, an empty one, and text that cannot be read; OSError for a
     file that is not there.
     """
-    if split is not None and split not in SPLITS:
-        raise ValueError(f"split must be None or one of {', '.join(SPLITS)}, got {split!r}")
+    require(split in (None, *SPLITS), "split", f"None or one of {', '.join(SPLITS)}", split)
     corpus = _load(name_or_path)._without_duplicates()
     if split is None:
         return corpus
-    train, validation = corpus.split(val_fraction, seed)
-    return train if split == "train" else validation
+    return corpus.part(split, val_fraction, test_fraction, seed=seed)
+
+
+def read_corpus(name_or_path: str | Path | Sequence[str]) -> Corpus:
+    """What `load_corpus` reads, with the duplicates that it leaves out."""
+    return _load(name_or_path)
 
 
 def _load(source: str | Path | Sequence[str]) -> Corpus:
     if isinstance(source, Path):
-        return _read_files(str(source), _matching_files(str(source)))
+        return _read_files(str(source), matching_files(str(source)))
     if not isinstance(source, str):
         return Corpus("the list", _strings(source, "a list of documents"))
     if source in CORPORA:
         return CORPORA[source]()
     if source.startswith("hf:"):
-        return Corpus(source, _read_hub(source))
-    return _read_files(source, _matching_files(source))
+        column, found = read_hub(source)
+        return Corpus(source, _strings(found, f"column {column!r} of {source}"))
+    return _read_files(source, matching_files(source))
 
 
 def _strings(documents: Any, where: str) -> list[str]:
@@ -188,7 +221,8 @@ CORPORA: dict[str, Callable[[], Corpus]] = {
 ACCEPTED = f"{', '.join(CORPORA)}, a file, a glob, a list of strings or hf:<dataset>[:<split>[:<column>]]"
 
 
-def _matching_files(pattern: str) -> list[Path]:
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a path or a glob names, in order; ValueError or FileNotFoundError where there is none."""
     path = Path(pattern)
     if path.is_dir():
         raise ValueError(f"{pattern or '.'} is a folder; name its files with a glob such as {path / '*.txt'}")
@@ -213,43 +247,3 @@ def _read_files(name: str, paths: list[Path]) -> Corpus:
         found += read_documents(path)
     costs = [cost for _, cost in found if cost is not None]  # a floor needs the cost of every document
     return Corpus(name, [text for text, _ in found], costs if len(costs) == len(found) else None)
-
-
-LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
-
-
-def _read_hub(address: str) -> list[str]:
-    name, configuration, split, column = _split_address(address)
-    path = Path(name)
-    if os.path.lexists(path) and not path.is_file() and not path.is_dir():
-        read_bytes(path)  # says what is wrong with a link to nothing, a pipe or a device
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"{address} needs the package datasets: pip install 'course-lm[hub]'") from None
-    try:
-        if path.is_file():
-            loader = LOADERS.get(path.suffix.lower(), "text")
-            rows = datasets.load_dataset(loader, data_files=name, split=split)
-        else:
-            rows = datasets.load_dataset(name, configuration, split=split)
-    except Exception as error:  # the library raises every kind, RuntimeError for a folder with a script among them
-        reason = error
-        while reason.__cause__ is not None:  # "an error occurred" says less than what it came from
-            reason = reason.__cause__
-        raise ValueError(f"{address} cannot be loaded: {(str(reason).splitlines() or [repr(reason)])[0]}") from error
-    if column not in rows.column_names:
-        raise ValueError(f"{address} has no column {column!r}; it has {', '.join(rows.column_names)}")
-    return _strings(list(rows[column]), f"column {column!r} of {address}")
-
-
-def _split_address(address: str) -> tuple[str, str | None, str, str]:
-    """The dataset, its configuration, the split and the column that "hf:..." names."""
-    name, *parts = address.removeprefix("hf:").split(":")
-    if len(parts) > 2 or not name:
-        raise ValueError(f"{address!r} is not of the form hf:<dataset>[:<split>[:<column>]]")
-    split, column = [*parts, "", ""][:2]
-    configuration = None
-    if name.count("/") == 2 and not Path(name).exists():
-        name, _, configuration = name.rpartition("/")
-    return name, configuration, split or "train", column or "text"

@@ -2,6 +2,9 @@
 
 import pickle
 import random
+import signal
+import subprocess
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from course_lm.batching import MODES, Batch, Loader, epoch_generator, labels_of, make_loader, padding_share
+from course_lm.batching.workers import heed_parent_alone
 from course_lm.tokenizer import EOS, PAD, encode_documents, train_tokenizer
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat", "a cat and a hat on a mat", "<eos> and <pad>"] * 2, 280)
@@ -414,6 +418,42 @@ def test_workers_give_the_same_batches_in_the_same_order(mode: str) -> None:
     for loader in (alone, helped):
         loader.load_state_dict({"epoch": 1, "batch": 1})
     assert_same_batches(alone, helped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="this system does not tell who has sent a signal")
+def test_a_signal_to_the_workers_takes_no_batch_from_the_run(number: int) -> None:
+    reader = iter(loader_of("packed", num_workers=2).read([*loader_of("packed").order(0)]))
+    first = next(reader)
+    for worker in reader._workers:  # type: ignore[attr-defined]
+        # from another process: a worker ends when its own parent says so
+        subprocess.run(["kill", f"-{number}", str(worker.pid)], check=True)
+    time.sleep(0.1)
+    assert_same_batches([first, *reader], loader_of("packed"))
+
+
+def test_a_signal_to_workers_that_have_just_started_takes_no_batch_from_the_run(monkeypatch) -> None:
+    """Here each worker waits before it can take a signal, as it may on a busy machine."""
+
+    def late(worker: int) -> None:
+        time.sleep(1)
+        heed_parent_alone(worker)
+
+    monkeypatch.setattr("course_lm.batching.loader.heed_parent_alone", late)
+    reader = iter(loader_of("packed", num_workers=2).read([*loader_of("packed").order(0)]))
+    for worker, number in zip(reader._workers, (signal.SIGINT, signal.SIGTERM), strict=True):  # type: ignore[attr-defined]
+        subprocess.run(["kill", f"-{number}", str(worker.pid)], check=True)
+    assert_same_batches([*reader], loader_of("packed"))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
+
+
+def test_a_worker_ends_when_its_parent_says_so() -> None:
+    reader = iter(loader_of("packed", num_workers=1).read([*loader_of("packed").order(0)]))
+    next(reader)
+    (worker,) = reader._workers  # type: ignore[attr-defined]
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0
 
 
 def test_a_loader_can_be_sent_to_a_worker_that_starts_from_nothing() -> None:

@@ -254,8 +254,28 @@ def test_a_validation_fraction_outside_the_open_unit_interval_is_refused(val_fra
 
 
 def test_an_unknown_split_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="split must be None or one of train, validation, got 'test'"):
-        load_corpus("stories", split="test")
+    with pytest.raises(ValueError, match="split must be None or one of train, validation, test, got 'dev'"):
+        load_corpus("stories", split="dev")
+
+
+def test_a_test_split_takes_its_documents_from_training_alone(stories: Corpus) -> None:
+    train, validation, test = (stories.part(split, 0.2, 0.3).documents for split in ("train", "validation", "test"))
+    before, held_out = stories.split(0.2)
+    assert validation == held_out.documents
+    assert sorted([*train, *test]) == sorted(before.documents)
+    assert len(test) / len(stories.documents) == pytest.approx(0.3, abs=0.04)
+
+
+@pytest.mark.parametrize(("test_fraction", "split"), [(0.0, "test"), (0.0001, "train")])
+def test_an_empty_test_split_is_an_error_where_it_is_wanted(test_fraction: float, split: str) -> None:
+    with pytest.raises(ValueError, match=r"the test split of the list is empty.*another test_fraction"):
+        load_corpus(list("abcdefghij"), split=split, val_fraction=0.3, test_fraction=test_fraction)
+
+
+@pytest.mark.parametrize("test_fraction", [-0.1, 0.7, math.nan])
+def test_a_test_fraction_that_leaves_nothing_to_train_on_is_refused(test_fraction: float) -> None:
+    with pytest.raises(ValueError, match="test_fraction must be in"):
+        load_corpus(["a", "b"], split="train", val_fraction=0.3, test_fraction=test_fraction)
 
 
 # Python's own documentation

@@ -54,9 +54,10 @@ def test_jsonl_is_known_by_its_name_in_capitals_too(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("a.jsonl.gz", b"\x1f\x8b\x08\0\0", "compressed by gzip; unpack it first"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\0\0", "is compressed and damaged"),
+        ("a.jsonl.bz2", b"BZh91AY", "compressed by bzip2; unpack it first"),
         ("a.zip", b"PK\x03\x04\0", "a zip archive"),
-        ("a.parquet", b"PAR1\0", "hf:<file>"),
+        ("a.parquet", b"PAR1\0", "is no Parquet file"),
         ("a.txt", "héllo".encode("utf-16"), "UTF-16 text; convert it to UTF-8"),
         ("a.txt", "héllo".encode("utf-32"), "UTF-32 text; convert it to UTF-8"),
         ("a.txt", "hello".encode("utf-16-le"), "byte 0x00 at offset 1"),
@@ -115,10 +116,10 @@ def test_a_link_to_nothing_is_refused_by_its_target(tmp_path, name):
 def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     path = write(tmp_path, "secret.txt", b"text")
 
-    def deny(self: Path) -> bytes:
+    def deny(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_bytes", deny)
+    monkeypatch.setattr(Path, "open", deny)
     assert "Permission denied" in (message := refusal(path)) and path in message
 
 

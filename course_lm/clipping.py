@@ -1,13 +1,20 @@
-"""Clipping by the global gradient norm (Pascanu et al. 2013, section 3.2)."""
+"""Clipping by the global gradient norm (Pascanu et al. 2013, section 3.2), and by value (Mikolov 2012, cited there).
 
-from collections.abc import Iterable
+Where both bounds are given, values come first. A few numbers that are far too large are cut, and the norm of what is
+left decides; the other way round they would set the norm, and all numbers would shrink with them. Either order keeps
+both bounds, for neither clip makes a number larger. Keras, Lightning and most training loops take one of the two.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from course_lm.shards import whole
+from course_lm.shards import part_of, whole
 
 
 @torch.no_grad()
@@ -33,6 +40,30 @@ def clip_gradients(parameters: Tensor | Iterable[Tensor], max_norm: float | None
         finite_norm = torch.where(norm.isfinite(), norm, 0.0)
         torch.nn.utils.clip_grads_with_norm_(with_gradient, max_norm, finite_norm)
     return norm
+
+
+@torch.no_grad()
+def clip_values(parameters: Iterable[Tensor], max_norm: float | None, *, max_value: float) -> Tensor:
+    """Bring each number of the gradients into [-max_value, max_value], then their norm under `max_norm`.
+
+    Returns the global norm before either. A non-finite norm leaves the gradients as they are: an infinity must not
+    become `max_value` before the step has seen it. Of sharded gradients each rank clips its part. The host never waits
+    for an accelerator. Otherwise as `clip_gradients`.
+    """
+    parameters = list(parameters)
+    norm = clip_gradients(parameters, None)
+    bound = torch.where(norm.isfinite(), norm.new_full((), max_value), math.inf)
+    for gradient in (parameter.grad for parameter in parameters):
+        if gradient is not None:
+            limit = bound.to(gradient.device)
+            part_of(gradient).clamp_(-limit, limit)
+    clip_gradients(parameters, max_norm)
+    return norm
+
+
+def build_clip(max_value: float | None) -> Callable[..., Tensor]:
+    """What a step clips with: `clip_gradients`, or where a bound on the values is given, `clip_values` with it."""
+    return clip_gradients if max_value is None else partial(clip_values, max_value=max_value)
 
 
 def check_max_norm(max_norm: Any, name: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from course_lm.checkpoints import atomic_file
 from course_lm.curriculum.settings import CurriculumConfig, gather_settings
 from course_lm.distributed.settings import DistributedConfig
+from course_lm.loss import LossConfig
 from course_lm.model import ModelConfig
 from course_lm.monitoring import TensorBoardConfig, WandbConfig
 from course_lm.optim import OptimizerConfig
@@ -27,6 +28,7 @@ from course_lm.validation import require, require_kinds, updated
 from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+MOST_WORKERS = 256  # each is a process, twice over where training and validation are read at a time
 LENGTHS = ("max_steps", "time_budget", "num_epochs")  # keys of `training`: the first that is given decides the length
 
 
@@ -40,6 +42,11 @@ class DataConfig:
         max_length: tokens in a row.
         batching: how documents fill rows.
         val_fraction: share of the documents held out for validation.
+        test_fraction: share of the documents kept for `course-lm evaluate`, which no training reads.
+        num_workers: processes that make batches ahead of the steps, for each loader; 0 makes them in the run's own.
+        pin_memory: copy batches from page-locked memory, while a step computes; no effect without an accelerator.
+        cache: folder for the token ids of a text of more than 64 MiB; null is `course_lm` in `$XDG_CACHE_HOME` or
+            `~/.cache`.
     """
 
     corpus: str = "python-docs"
@@ -47,14 +54,23 @@ class DataConfig:
     max_length: int = 128
     batching: Literal["fixed", "dynamic", "bucketed", "packed"] = "packed"
     val_fraction: float = 0.1
+    test_fraction: float = 0.0
+    num_workers: int = 0
+    pin_memory: bool = True
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
         require(self.corpus != "", "corpus", "a name, a path, a glob or hf:<dataset>", self.corpus)
+        require(self.cache != "", "cache", "a folder, or null", self.cache)
         accepted = f"from {MIN_VOCAB_SIZE} (256 bytes and two specials) to {MAX_VOCAB_SIZE:,}"
         require(MIN_VOCAB_SIZE <= self.vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, self.vocab_size)
         require(self.max_length >= 2, "max_length", "at least 2", self.max_length)  # a single token has no next
         require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
+        left = 0 <= self.test_fraction < 1 - self.val_fraction
+        require(left, "test_fraction", f"in [0, {1 - self.val_fraction:g}), beside the validation", self.test_fraction)
+        accepted = f"from 0 to {MOST_WORKERS}"
+        require(0 <= self.num_workers <= MOST_WORKERS, "num_workers", accepted, self.num_workers)
 
 
 @dataclass(frozen=True)
@@ -68,11 +84,15 @@ class LoopConfig:
         max_steps: optimizer steps of the run, or null.
         time_budget: minutes that the whole run may take, or null. A new run times its steps on this machine and keeps
             the `max_steps` that fit; where `max_steps` is given, nothing is timed.
-        max_grad_norm: bound on the global gradient norm, or null for no clipping.
+        max_grad_norm: bound on the global gradient norm, or null for no clipping of it.
+        max_grad_value: bound on the size of each number of the gradient, or null for no clipping of them. Where both
+            bounds are given, the numbers come first: so a few that are far too large do not shrink all others.
         precision: "auto" takes bf16 where the hardware multiplies it, else fp32.
         device: "auto" takes CUDA, then MPS, then the CPU.
         on_nonfinite: what a NaN or infinite gradient does: "raise" ends the run, "skip" drops the step and counts it.
         logging_steps: optimizer steps between log records.
+        layer_statistics: optimizer steps between records of each weight matrix (its norm, its gradient, its update
+            beside it), or null for none.
         eval_steps: optimizer steps between validations; null validates after each epoch.
         save_steps: optimizer steps between checkpoints.
         save_total_limit: how many `checkpoint_step_*.pt` and `checkpoint_epoch_*.pt` are kept, or null for all.
@@ -94,10 +114,12 @@ class LoopConfig:
     max_steps: int | None = None
     time_budget: float | None = None
     max_grad_norm: float | None = 1.0
+    max_grad_value: float | None = None
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     device: Device = "auto"
     on_nonfinite: Literal["raise", "skip"] = "raise"
     logging_steps: int = 10
+    layer_statistics: int | None = None
     eval_steps: int | None = None
     save_steps: int = 500
     save_total_limit: int | None = 3
@@ -115,19 +137,26 @@ class LoopConfig:
         require_kinds(type(self), vars(self))
         for key in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "save_steps"):
             require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
-        for key in ("max_steps", "eval_steps", "save_total_limit", "early_stopping_patience"):
+        for key in ("max_steps", "layer_statistics", "eval_steps", "save_total_limit", "early_stopping_patience"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, "at least 1, or null", value)
         budget = self.time_budget
         positive = budget is None or 0 < budget < math.inf
         require(positive, "time_budget", "a positive and finite number of minutes, or null", budget)
-        norm = self.max_grad_norm
-        require(norm is None or norm > 0, "max_grad_norm", "a positive number, or null", norm)
+        for key in ("max_grad_norm", "max_grad_value"):
+            bound = getattr(self, key)
+            require(bound is None or bound > 0, key, "a positive number, or null", bound)
         decay = self.average_weights
         require(decay is None or 0 < decay < 1, "average_weights", "in (0, 1), or null", decay)
         threshold = self.early_stopping_threshold
         require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed
+
+    @property
+    def norm_bound(self) -> float | None:
+        """What the gradients are clipped to by their norm: infinity where they are clipped by value alone."""
+        alone = self.max_grad_norm is None and self.max_grad_value is not None
+        return math.inf if alone else self.max_grad_norm
 
     @property
     def must_be_timed(self) -> bool:
@@ -146,6 +175,7 @@ class TrainingConfig:
     experiment_name: str = "my-lm"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lr_scheduler: ScheduleConfig = field(default_factory=ScheduleConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

@@ -14,6 +14,7 @@ import math
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -22,10 +23,33 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from course_lm.validation import require, require_kinds
+
 Reduction = Literal["mean", "sum", "none"]
 IGNORED = -100  # the label of what is no target
+_NUMBERS = {"ignore_index": IGNORED, "reduction": "mean", "label_smoothing": 0.0, "z_loss": 0.0}  # the defaults
 _CALL = 'loss_fn(logits, labels, reduction="sum")'
 _summing: dict[int, Callable[[], Any]] = {}  # losses that were seen to sum, by id: a loss need not be hashable
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What is trained on beside the plain next-token loss; validation has neither.
+
+    Args:
+        label_smoothing: share of each target that goes to all tokens alike, in [0, 1].
+        z_loss: factor of logsumexp(logits)², which is added for each target (PaLM has 1e-4).
+
+    Raises ValueError naming key, value and what is accepted.
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_kinds(type(self), vars(self))
+        require(0 <= self.label_smoothing <= 1, "label_smoothing", "in [0, 1]", self.label_smoothing)
+        require(0 <= self.z_loss < math.inf, "z_loss", "a finite number of at least 0", self.z_loss)
 
 
 def next_token_loss(
@@ -109,6 +133,19 @@ def perplexity(loss: float | Tensor) -> float:
         return math.exp(value)
     except OverflowError:  # math.exp raises where torch.exp gives inf
         return math.inf
+
+
+def build_loss(config: LossConfig) -> Callable[..., Tensor]:
+    """`next_token_loss` with the configured numbers; where all of these are 0, the function itself."""
+    return next_token_loss if config == LossConfig() else partial(next_token_loss, **asdict(config))
+
+
+def is_same_loss(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> bool:
+    """Whether two losses that `adapt_loss` returned compute the same: `next_token_loss` with the same numbers."""
+    if not (_is_next_token_loss(one) and _is_next_token_loss(other)):
+        return one is other
+    first, second = ({**_NUMBERS, **(loss.keywords if isinstance(loss, partial) else {})} for loss in (one, other))
+    return first == second
 
 
 def adapt_loss(loss_fn: Any) -> Callable[..., Tensor]:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from course_lm.decoding import KeysAndValues, Sampling
 from course_lm.validation import require, require_kinds
 
 
@@ -197,7 +198,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
         self.out = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x: Tensor, mask: Mask, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | KeysAndValues, rotation: Rotation | None = None) -> Tensor:
         """Mix each position with those it may see."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.n_head, width // self.n_head)
@@ -222,7 +223,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.d_model, config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Mask, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | KeysAndValues, rotation: Rotation | None = None) -> Tensor:
         """Attention, then the perceptron, (B, T, D) -> (B, T, D)."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask, rotation))
         return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
@@ -284,6 +285,12 @@ class GPT(nn.Module):
         if position_ids is None:
             position_ids = positions_of(input_ids, attention_mask, document_ids)
         mask = Mask(allowed_attention(attention_mask, document_ids))
+        return self.read(input_ids, position_ids, [mask] * len(self.blocks))
+
+    def read(
+        self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"], masks: Sequence[Mask | KeysAndValues]
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the next token at every position; `masks` says for each block what a position may look at."""
         rotation = None
         x = self.token_embedding(input_ids)  # (B, T, D)
         if self.config.positions == "rotary":
@@ -291,7 +298,7 @@ class GPT(nn.Module):
         else:
             x = x + self.position_embedding(position_ids)
         x = self.dropout(x)
-        for block in self.blocks:
+        for block, mask in zip(self.blocks, masks):
             if self.config.gradient_checkpointing and self.training:
                 # the second forward pass drops the same elements: torch puts the random state back for it
                 x = checkpoint(block, x, mask, rotation, use_reentrant=False)
@@ -318,52 +325,88 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@torch.no_grad()
 def generate(
     model: GPT,
     prompt_ids: Sequence[int],
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
     eos_id: int | None = None,
     generator: torch.Generator | None = None,
+    use_cache: bool = True,
 ) -> list[int]:
     """Sample a continuation token by token.
 
     Args:
         prompt_ids: at least one token.
         max_new_tokens: upper bound on the tokens drawn.
-        temperature: divides the logits; 0 takes the most probable token.
+        temperature, top_k, top_p: see `Sampling`; a temperature of 0 takes the most probable token.
         eos_id: drawing it ends the text; it is not returned.
         generator: source of randomness, on the CPU.
+        use_cache: keep keys and values from token to token; without, each token reads all the text again.
 
     Returns:
         The new tokens, without the prompt.
     """
+    sampling = Sampling(temperature, top_k, top_p)
+    return list(stream(model, prompt_ids, sampling, max_new_tokens, eos_id, generator, use_cache))
+
+
+def stream(
+    model: GPT,
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    max_new_tokens: int,
+    eos_id: int | None = None,
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+) -> Iterator[int]:
+    """The tokens of `generate`, each as soon as it is drawn; the weights must stay as they are until the last one."""
     if not prompt_ids:
         raise ValueError("prompt_ids must hold at least one token, got none")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be at least 0, got {temperature}")
-    ids, vocabulary = list(prompt_ids), model.token_embedding.num_embeddings
-    for token in ids:
+    vocabulary = model.token_embedding.num_embeddings
+    for token in prompt_ids:
         if not 0 <= token < vocabulary:
             raise ValueError(f"prompt_ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got {token}")
-    with evaluation_mode(model):
-        for _ in range(max_new_tokens):
-            token = _draw(_next_logits(model, ids), temperature, generator)
-            if token == eos_id:
-                break
-            ids.append(token)
-    return ids[len(prompt_ids) :]
+    return _tokens(_Reader(model, use_cache), list(prompt_ids), sampling, max_new_tokens, eos_id, generator)
 
 
-def _next_logits(model: GPT, ids: list[int]) -> Tensor:
-    # (1, T): of a longer text the model can see the last max_length tokens only
-    window = torch.tensor([ids[-model.max_length :]], device=next(model.parameters()).device)
-    return model(window)[0, -1].float().cpu()  # (V,), where the generator is
+def _tokens(
+    reader: "_Reader",
+    ids: list[int],
+    sampling: Sampling,
+    max_new_tokens: int,
+    eos_id: int | None,
+    generator: torch.Generator | None,
+) -> Iterator[int]:
+    for _ in range(max_new_tokens):
+        token = sampling.draw(reader.next_logits(ids), generator)
+        if token == eos_id:
+            break
+        ids.append(token)
+        yield token
 
 
-def _draw(logits: Tensor, temperature: float, generator: torch.Generator | None) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    return int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator))
+class _Reader:
+    """Reads a text that grows, and of it, where it can, only what has come since it read last."""
+
+    def __init__(self, model: GPT, use_cache: bool) -> None:
+        self.model, self.use_cache = model, use_cache
+        self.layers, self.known = [KeysAndValues() for _ in model.blocks], 0  # known: tokens in the layers
+
+    @torch.no_grad()
+    def next_logits(self, ids: list[int]) -> Tensor:
+        """Logits (V,) of the token after `ids`, on the CPU, where the generator is."""
+        device = next(self.model.parameters()).device
+        with evaluation_mode(self.model):
+            if self.use_cache and len(ids) <= self.model.max_length:
+                positions = torch.arange(self.known, len(ids), device=device)[None]  # (1, T)
+                new = torch.tensor([ids[self.known :]], device=device)
+                logits, self.known = self.model.read(new, positions, self.layers), len(ids)
+            else:
+                # Of a longer text the model can see the last max_length tokens only. Each then stands one position
+                # nearer to the start, and one that it has looked at is gone: what was kept holds no more.
+                logits = self.model(torch.tensor([ids[-self.model.max_length :]], device=device))
+        return logits[0, -1].float().cpu()

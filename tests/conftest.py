@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -57,6 +58,14 @@ def no_wait_for_the_disk() -> Iterator[None]:
     """A sync serves for a loss of power alone, which no test causes; most of a toy run would be waiting for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folders_go_with_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test that draws its cases makes folders of its own, which lie where pytest clears up."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp()))
         yield
 
 

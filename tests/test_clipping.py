@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_lm.clipping import clip_gradients
+from course_lm.clipping import build_clip, clip_gradients, clip_values
 
 
 def parameter_with_gradient(gradient: list[float] | Tensor | None) -> nn.Parameter:
@@ -215,3 +215,47 @@ def test_the_error_of_torch_for_a_non_finite_norm_does_read():
 def test_a_limit_that_is_not_positive_is_refused(max_norm):
     with pytest.raises(ValueError, match=f"max_norm must be a positive number or None, got {max_norm}"):
         clip_gradients([parameter_with_gradient([1.0])], max_norm)
+
+
+# By value
+
+
+def test_numbers_are_cut_before_the_norm_is_bounded():
+    parameter = parameter_with_gradient([1000.0, 1.0, -1.0])
+    norm = clip_values([parameter], 1.0, max_value=1.0)
+    assert float(norm) == pytest.approx(math.sqrt(1_000_002))  # of the gradient as it came
+    torch.testing.assert_close(parameter.grad, torch.tensor([1.0, 1.0, -1.0]) / math.sqrt(3))
+
+
+@of_each_dtype
+@settings(max_examples=30, deadline=None)
+@given(seeds, scales, limits)
+def test_values_alone_are_clipped_as_torch_clips_them(dtypes, tolerance, seed, scale, max_value):
+    mine, theirs = (random_parameters(seed, scale, dtypes) for _ in range(2))
+    clip_values(mine, math.inf, max_value=max_value)
+    nn.utils.clip_grad_value_(theirs, max_value)
+    torch.testing.assert_close(gradients_of(mine), gradients_of(theirs), rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, math.inf])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_bound_on_values_leaves_what_is_not_finite(bad, max_norm):
+    parameters = [parameter_with_gradient([3.0, bad]), parameter_with_gradient([5.0])]
+    assert not clip_values(parameters, max_norm, max_value=1.0).isfinite()
+    torch.testing.assert_close(
+        gradients_of(parameters), [torch.tensor([3.0, bad]), torch.tensor([5.0])], equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_clipping_by_value_reads_no_tensor_into_python(bad):
+    parameters = random_parameters(0)
+    if bad:
+        gradients_of(parameters)[1][0] = math.nan
+    with Operations() as done:
+        clip_values(parameters, 0.1, max_value=0.1)
+    assert [name for name in done.names if name in READS] == []
+
+
+def test_without_a_bound_on_values_a_step_clips_as_ever():
+    assert build_clip(None) is clip_gradients

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig, find_config
+from course_lm.loss import LossConfig
 from course_lm.model import ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig
@@ -36,7 +37,11 @@ EXPECTED_TREE: dict[str, Any] = {
         "max_length": 128,
         "batching": "packed",
         "val_fraction": 0.1,
+        "test_fraction": 0.0,
+        "num_workers": 0,
+        "pin_memory": True,
     },
+    "loss": {"label_smoothing": 0.0, "z_loss": 0.0},
     "model": {
         "n_layer": 4,
         "n_head": 4,
@@ -69,6 +74,8 @@ EXPECTED_TREE: dict[str, Any] = {
         "num_epochs": 10,
         "max_steps": None,
         "max_grad_norm": 1.0,
+        "max_grad_value": None,
+        "layer_statistics": None,
         "precision": "auto",
         "device": "auto",
         "on_nonfinite": "raise",
@@ -135,6 +142,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path):
         ("trainning: {}", ["unknown key trainning", "did you mean training?"]),
         ("data: {max_lenght: 4}", ["unknown key data.max_lenght", "did you mean data.max_length?"]),
         ("model: {layers: 4}", ["unknown key model.layers", "n_layer, n_head, d_model"]),
+        ("loss: {smoothing: 0.1}", ["unknown key loss.smoothing", "label_smoothing, z_loss"]),
         ("optimizer: {learning_rat: 1}", ["optimizer.learning_rat", "did you mean optimizer.learning_rate?"]),
         ("lr_scheduler: {warmup: 1}", ["unknown key lr_scheduler.warmup", "warmup_ratio"]),
         ("curriculum: {on: 1}", ["unknown key curriculum."]),
@@ -157,7 +165,14 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path, text, parts):
         ("data: {vocab_size: 257}", "data.vocab_size", "257"),
         ("data: {max_length: 1}", "data.max_length", "1"),
         ("data: {val_fraction: 1.0}", "data.val_fraction", "1.0"),
+        ("data: {test_fraction: 0.9}", "data.test_fraction", "0.9"),
         ("data: {val_fraction: .nan}", "data.val_fraction", "nan"),
+        ("data: {num_workers: -1}", "data.num_workers", "-1"),
+        ("data: {num_workers: 1000000}", "data.num_workers", "1000000"),
+        ("loss: {label_smoothing: 1.5}", "loss.label_smoothing", "1.5"),
+        ("loss: {label_smoothing: .nan}", "loss.label_smoothing", "nan"),
+        ("loss: {z_loss: -1}", "loss.z_loss", "-1"),
+        ("loss: {z_loss: .inf}", "loss.z_loss", "inf"),
         ("model: {n_layer: 0}", "model.n_layer", "0"),
         ("model: {d_model: 30, n_head: 4}", "model.d_model", "30"),
         ("model: {dropout: 1.0}", "model.dropout", "1.0"),
@@ -177,6 +192,9 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path, text, parts):
         ("training: {max_steps: 0}", "training.max_steps", "0"),
         ("training: {max_grad_norm: 0}", "training.max_grad_norm", "0"),
         ("training: {max_grad_norm: .nan}", "training.max_grad_norm", "nan"),
+        ("training: {max_grad_value: 0}", "training.max_grad_value", "0"),
+        ("training: {max_grad_value: .nan}", "training.max_grad_value", "nan"),
+        ("training: {layer_statistics: 0}", "training.layer_statistics", "0"),
         ("training: {logging_steps: 0}", "training.logging_steps", "0"),
         ("training: {eval_steps: 0}", "training.eval_steps", "0"),
         ("training: {save_steps: -1}", "training.save_steps", "-1"),
@@ -204,6 +222,9 @@ def test_a_value_outside_its_range_is_refused(tmp_path, text, key, value):
         ("training: {batch_size: [2]}", "training.batch_size", "int", "2"),
         ("training: {max_steps: soon}", "training.max_steps", "int", "soon"),
         ("training: {deterministic: 3}", "training.deterministic", "bool", "3"),
+        ("training: {layer_statistics: true}", "training.layer_statistics", "int", "True"),
+        ("data: {num_workers: 1.5}", "data.num_workers", "int", "1.5"),
+        ("data: {pin_memory: 1}", "data.pin_memory", "bool", "1"),
         ("optimizer: {learning_rate: fast}", "optimizer.learning_rate", "float", "fast"),
         ("experiment_name: 3", "experiment_name", "str", "3"),
         ("data: {corpus: [a, b]}", "data.corpus", "str", "a"),
@@ -279,6 +300,7 @@ trees = st.builds(
         d_model=st.integers(1, 999),
         gradient_checkpointing=st.booleans(),
     ),
+    loss=st.builds(LossConfig, label_smoothing=st.floats(0, 1), z_loss=st.floats(0, 1e3)),
     optimizer=st.builds(
         OptimizerConfig, type=st.sampled_from(["adamw", "sgd", "muon"]), learning_rate=positive, epsilon=positive
     ),
@@ -287,6 +309,8 @@ trees = st.builds(
         LoopConfig,
         max_steps=st.none() | st.integers(1, 10**9),
         max_grad_norm=st.none() | positive | st.just(math.inf),
+        max_grad_value=st.none() | positive | st.just(math.inf),
+        layer_statistics=st.none() | st.integers(1, 10**9),
         average_weights=st.none() | st.floats(0.001, 0.999),
         output_dir=st.none() | st.just("runs") | st.just("some folder/deeper"),
         seed=st.integers(0, 2**32 - 1),

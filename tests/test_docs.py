@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from course_lm.spec import FAULTS
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -80,3 +82,8 @@ def test_every_link_of_a_lesson_leads_to_a_file_that_is_there(lesson):
     targets = [target for _, target in LINK.findall(CODE.sub("", text))]
     assert targets, "a lesson names the next one, and those that it needs"
     assert [target for target in targets if not (lesson.parent / target).exists()] == []
+
+
+def test_the_readme_counts_the_mistakes_that_the_specification_knows():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"each of (\d+) known mistakes", readme) == [str(len(FAULTS))]

@@ -1,6 +1,8 @@
 """The next-token loss: what it scores, what it ignores, and in which precision."""
 
 import math
+import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
+from course_lm.loss import (
+    LossConfig,
+    build_loss,
+    count_correct,
+    count_targets,
+    is_same_loss,
+    next_token_loss,
+    perplexity,
+)
+from course_lm.model import GPT, ModelConfig
+from course_lm.step import train_step
 
 IGNORE = -100
 
@@ -262,3 +274,50 @@ def test_options_outside_their_range_are_refused(option, message):
     with pytest.raises(ValueError) as error:
         next_token_loss(*random_case(12), **option)
     assert str(error.value) == message
+
+
+# By configuration
+
+
+def test_without_numbers_the_configured_loss_is_the_plain_one_itself():
+    assert build_loss(LossConfig()) is next_token_loss
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 0.3, "z_loss": 0.1}]
+)
+def test_a_step_with_the_configured_loss_is_one_with_these_numbers(numbers):
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(11, (2, 6), generator=draw)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    losses, weights = [], []
+    for loss_fn in (
+        build_loss(LossConfig(**numbers)),
+        lambda logits, labels, reduction: next_token_loss(logits, labels, reduction=reduction, **numbers),
+    ):
+        torch.manual_seed(0)
+        model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.0), 11, 6)
+        losses.append(train_step(model, [batch], torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=loss_fn).loss)
+        weights.append(dict(model.state_dict()))
+    torch.testing.assert_close((losses[0], weights[0]), (losses[1], weights[1]), rtol=0, atol=0)
+    assert not torch.isclose(losses[0], next_token_loss(model(ids), ids).detach(), rtol=1e-3)
+
+
+def test_a_configured_loss_and_its_settings_can_be_pickled():
+    config = LossConfig(label_smoothing=0.1, z_loss=1e-4)
+    again = pickle.loads(pickle.dumps((config, build_loss(config))))
+    assert again[0] == config and is_same_loss(again[1], build_loss(config))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (next_token_loss, next_token_loss, True),
+        (partial(next_token_loss, label_smoothing=0.1), build_loss(LossConfig(label_smoothing=0.1)), True),
+        (partial(next_token_loss, label_smoothing=0.2), build_loss(LossConfig(label_smoothing=0.1)), False),
+        (next_token_loss, build_loss(LossConfig(z_loss=1e-4)), False),
+        (F.mse_loss, next_token_loss, False),
+    ],
+)
+def test_losses_are_the_same_where_their_numbers_are(one, other, same):
+    assert is_same_loss(one, other) is same

@@ -13,6 +13,7 @@ What is allowed, for each step:
 
 import contextlib
 import importlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import course_lm.step
 from course_lm.averaging import WeightAverage
 from course_lm.batching import labels_of
-from course_lm.clipping import clip_gradients
+from course_lm.clipping import build_clip, clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.muon import MuonWithAdamW
@@ -135,6 +136,13 @@ def test_a_deferred_step_on_the_cpu_reads_the_count_of_the_labels_and_nothing_el
 def test_the_count_of_reads_does_not_depend_on_whether_clipping_acts(deferred, max_grad_norm):
     model = make_model()
     assert observed_step(model, fused_adamw(model), make_window(), max_grad_norm=max_grad_norm).reads == [torch.int64]
+
+
+@pytest.mark.parametrize("max_grad_norm", [1e-3, math.inf])
+def test_clipping_by_value_reads_nothing_more(deferred, max_grad_norm):
+    model, clip = make_model(), build_clip(1e-3)
+    traffic = observed_step(model, fused_adamw(model), make_window(), max_grad_norm=max_grad_norm, clip=clip)
+    assert traffic.reads == [torch.int64]
 
 
 def test_buffers_are_kept_on_a_skipped_step_without_a_look_at_whether_it_was(deferred):

@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = (ROOT / "requirements.lock").read_text().splitlines()
 CONDA_SPEC = re.compile(r"[a-z0-9_.-]+\s*([=<>!~]{1,2}\s*[\w.*]+(,[=<>!~]{1,2}[\w.*]+)*)?")
-# All but `peers`, which one benchmark needs and no command here installs.
-EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name != "peers"}
+# All but those of other people's trainers, which no command here installs.
+EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name not in ("audit", "peers")}
 
 
 def run(*command, cwd=ROOT, **environment):
@@ -90,7 +90,7 @@ def test_the_conda_environment_is_valid_and_leaves_the_versions_to_the_project()
     assert environment["name"] == "course-lm" and environment["channels"]
     assert all(CONDA_SPEC.fullmatch(spec) for spec in specs)
     assert [re.split("[=<>]", spec)[0] for spec in specs] == ["python", "pip"]
-    assert pip == ["-c requirements.lock", "-e .[lab]"]
+    assert pip == ["-c requirements.lock", "-e .[lab]", "nbval"]
 
 
 def test_the_conda_environment_installs_an_extra_that_exists_and_a_python_that_is_allowed():

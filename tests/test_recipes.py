@@ -172,8 +172,8 @@ def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed):
 
 @pytest.mark.slow(seconds=20)
 def test_the_new_lesson_runs_and_keeps_the_promises_of_a_lesson(followed):
-    run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '16', '--write']))")
-    which = "16-weight or every_check or readme or (16_weight and (public_name or at_its_proof))"
+    run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '17', '--write']))")
+    which = "17-weight or every_check or readme or (17_weight and (public_name or at_its_proof))"
     passed = run_tests(followed, which, "lessons/test_checks.py", "lessons/test_notebooks.py")
-    for claim in ("rejected_by_name[16-", "every_check", "readme_has_a_row", "every_public_name", "at_its_proof[16_"):
+    for claim in ("rejected_by_name[17-", "every_check", "readme_has_a_row", "every_public_name", "at_its_proof[17_"):
         assert claim in passed

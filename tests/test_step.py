@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import course_lm.step
 from course_lm.batching import labels_of
-from course_lm.clipping import clip_gradients
+from course_lm.clipping import build_clip, clip_gradients
 from course_lm.forward import forward_logits, unwrap
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
@@ -332,6 +332,24 @@ def test_an_unknown_on_nonfinite_is_refused():
     model = make_model()
     with pytest.raises(ValueError, match="on_nonfinite must be one of raise, skip, got 'ignore'"):
         train_step(model, [make_batch([6])], adamw(model), on_nonfinite="ignore")
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, math.inf])
+def test_clipping_by_value_hides_no_infinity(max_grad_norm):
+    model = make_model()
+    model.get_parameter(BAD_PARAMETER).register_hook(lambda gradient: gradient + math.inf)
+    before = weights_of(model)
+    with pytest.raises(NonFiniteGradientError, match=f"gradient is not finite: .* bad parameter {BAD_PARAMETER};"):
+        train_step(model, [make_batch([6])], adamw(model), max_grad_norm=max_grad_norm, clip=build_clip(0.01))
+    assert torch.equal(weights_of(model), before)
+
+
+def test_clipping_by_value_acts_on_the_unscaled_gradient():
+    model, value = make_model(dtype=torch.float32), 1e-3
+    by_value = {"max_grad_norm": math.inf, "clip": build_clip(value)}
+    train_step(model, [make_batch([6])], still(model), precision=fp16_at_scale(2.0**10), **by_value)
+    largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters())  # type: ignore[union-attr]
+    assert largest == pytest.approx(value)
 
 
 def fp16_at_scale(scale: float) -> Precision:

@@ -1,4 +1,5 @@
-"""The command line: `course-lm lab | lessons | train | find-lr | plan | profile`.
+"""The command line: `course-lm lab | lessons | train | find-lr | plan | profile | audit`, to look at texts and runs
+`inspect | runs | compare | plot`, to use a trained model `generate | evaluate | export`, and `completion` for a shell.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
 """
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from course_lm import __version__
 from course_lm.cli.parser import CommandParser
@@ -88,18 +90,121 @@ def _parser() -> CommandParser:
     lessons.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers; all of them by default")
     lessons.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
     lessons.set_defaults(command=_lessons, parser=lessons)
-    configured = (
-        ("train", _train, "train a model on a text"),
-        ("find-lr", _find_lr, "look for a learning rate"),
-        ("plan", _plan, "what each of many processes would hold and send"),
-        ("profile", _profile, "where the time and the memory of a step go"),
-    )
-    for name, command, purpose in configured:
+    for name, (command, purpose) in CONFIGURED.items():
         # Without help of its own: the parser of all keys, made once the file is read, shows the file's values.
         run = commands.add_parser(name, help=purpose, add_help=False, allow_abbrev=False)
         run.add_argument("--config", default=DEFAULT_CONFIG)
         run.set_defaults(command=command)
+    _add_audit(commands)
+    _add_runs(commands)
+    _add_generate(commands)
+    _add_evaluate(commands)
+    _add_export(commands)
+    purpose = "print a script that lets the shell complete commands and options"
+    completion = commands.add_parser("completion", help=purpose, description=purpose, allow_abbrev=False)
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(command=_completion, parser=completion)
     return parser
+
+
+def _add_audit(commands: Any) -> None:
+    purpose = "compare a training loop with the specification: 0 sound, 1 unsound"
+    audit = commands.add_parser("audit", help=purpose, allow_abbrev=False)
+    audit.add_argument("target", metavar="FILE.py:FUNCTION", help="the loop, called as loop(model, epochs, settings)")
+    adapters = ("step_function", "huggingface", "lightning")
+    audit.add_argument("--adapter", choices=adapters, help="what makes a loop of FUNCTION, which then is none itself")
+    precisions = ("float64", "float32", "bf16")
+    audit.add_argument("--precision", choices=precisions, default="float64", help="[default: %(default)s]")
+    audit.add_argument("--parts", nargs="+", metavar="PART", help="parts of a loop to look at; all of them by default")
+    audit.add_argument("--json", action="store_true", help="print the report as JSON")
+    audit.set_defaults(command=_audit, parser=audit)
+
+
+def _add_runs(commands: Any) -> None:
+    runs = commands.add_parser("runs", help="a table of all runs in a folder", allow_abbrev=False)
+    runs.add_argument("folder", nargs="?", default="runs", type=Path, help="[default: %(default)s]")
+    runs.add_argument("--json", action="store_true", help="print the table as JSON")
+    runs.set_defaults(command=_runs, parser=runs)
+    purpose = "runs in one picture and one table, with differences to the first"
+    compare = commands.add_parser("compare", help=purpose, allow_abbrev=False)
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, or their names in runs/")
+    compare.add_argument("--png", type=Path, default="compare.png", help="file of the picture [default: %(default)s]")
+    compare.add_argument("--json", action="store_true", help="print the table as JSON")
+    compare.set_defaults(command=_compare, parser=compare)
+    plot = commands.add_parser("plot", help="the curves of one run, from its log", allow_abbrev=False)
+    plot.add_argument("run", metavar="RUN", help="the folder of a run, or its name in runs/")
+    plot.add_argument("--png", type=Path, default="plot.png", help="file of the picture [default: %(default)s]")
+    plot.set_defaults(command=_plot, parser=plot)
+
+
+def _add_run(commands: Any, name: str, purpose: str) -> CommandParser:
+    """A command on a finished run, which its first argument names."""
+    parser = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", help="folder of a finished run, such as runs/my-lm")
+    return parser
+
+
+def _add_generate(commands: Any) -> None:
+    generate = _add_run(commands, "generate", "continue a text with a trained model")
+    generate.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="how the text begins; - reads it from standard input, as a pipe does; without one a document begins",
+    )
+    generate.add_argument(
+        "--max_new_tokens", type=int, default=200, metavar="N", help="tokens at most [default: %(default)s]"
+    )
+    generate.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="divides the logits; 0 takes the most probable token [default: %(default)s]",
+    )
+    generate.add_argument("--top_k", type=int, metavar="K", help="draw among the K most probable tokens only")
+    generate.add_argument(
+        "--top_p", type=float, metavar="P", help="draw among the fewest tokens that together have the probability P"
+    )
+    generate.add_argument(
+        "--seed", type=int, default=0, help="the same seed draws the same text [default: %(default)s]"
+    )
+    generate.add_argument(
+        "--number", type=int, default=1, metavar="N", help="texts, divided by blank lines [default: %(default)s]"
+    )
+    generate.set_defaults(command=_generate, parser=generate)
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = _add_run(commands, "evaluate", "measure a trained model on a text")
+    evaluate.add_argument(
+        "--split",
+        choices=("train", "validation", "test"),
+        help="part of the run's own text [default: test where the run has one, else validation]",
+    )
+    evaluate.add_argument(
+        "--data.corpus", dest="corpus", metavar="CORPUS", help="another text, of which all documents count"
+    )
+    evaluate.add_argument(
+        "--training.batch_size", dest="batch_size", type=int, metavar="N", help="rows in a batch [default: the run's]"
+    )
+    evaluate.add_argument(
+        "--training.precision", dest="precision", choices=("auto", "fp32", "bf16", "fp16"), help="[default: the run's]"
+    )
+    evaluate.add_argument(
+        "--training.device",
+        dest="device",
+        choices=("auto", "cpu", "cuda", "mps"),
+        help="[default: the run's, where this machine has it]",
+    )
+    evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    evaluate.set_defaults(command=_evaluate, parser=evaluate)
+
+
+def _add_export(commands: Any) -> None:
+    export = _add_run(commands, "export", "write a folder that opens with Hugging Face's transformers")
+    export.add_argument(
+        "--to", required=True, metavar="FOLDER", help="a new or empty folder, or that of an earlier export"
+    )
+    export.set_defaults(command=_export, parser=export)
 
 
 def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -107,6 +212,59 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from course_lm.classroom.lessons import open_lab
 
     return open_lab()
+
+
+def _audit(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.cli.audit import audit_file
+
+    return audit_file(options.target, options.adapter, options.precision, options.parts, options.json)
+
+
+def _runs(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.cli.runs import list_runs
+
+    return list_runs(options.folder, options.json)
+
+
+def _compare(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.cli.runs import compare_runs
+
+    return compare_runs(options.runs, options.png, options.json)
+
+
+def _plot(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.cli.runs import plot_run
+
+    return plot_run(options.run, options.png)
+
+
+def _generate(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.cli.generate import generate_text
+    from course_lm.decoding import Sampling
+
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    return generate_text(options.run, options.prompt, options.max_new_tokens, sampling, options.seed, options.number)
+
+
+def _evaluate(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.cli.evaluate import evaluate_run
+
+    training = {key: getattr(options, key) for key in ("batch_size", "precision", "device")}
+    given = {key: value for key, value in training.items() if value is not None}
+    return evaluate_run(options.run, options.split, options.corpus, {"training": given}, options.json)
+
+
+def _export(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.cli.export import export_run
+
+    return export_run(options.run, options.to)
 
 
 def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -119,30 +277,17 @@ def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _train(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from course_lm.cli.options import config_parser, parse_config
     from course_lm.cli.train import train_on_text
-    from course_lm.config import TrainingConfig
 
-    config = TrainingConfig.from_yaml(options.config)
     # Twice parsed: --config first, since the file's values are the defaults that options override and --help shows.
-    config, _ = parse_config(config_parser("course-lm train", config), config, rest)
+    config, _ = _configured("train", options, rest)
     return train_on_text(config)
 
 
 def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from course_lm.cli.find_lr import find_lr_on_text
-    from course_lm.cli.options import config_parser, parse_config
-    from course_lm.config import TrainingConfig
 
-    config = TrainingConfig.from_yaml(options.config)
-    parser = config_parser("course-lm find-lr", config)
-    sweep = parser.add_argument_group("the sweep")
-    sweep.add_argument("--start_lr", type=float, default=1e-6, help="first learning rate [default: %(default)s]")
-    sweep.add_argument("--end_lr", type=float, default=1.0, help="last learning rate [default: %(default)s]")
-    sweep.add_argument("--num_iter", type=int, default=100, help="optimizer steps [default: %(default)s]")
-    sweep.add_argument("--held_out", action="store_true", default=False, help="measure each point on held-out text")
-    sweep.add_argument("--png", type=Path, default="lr_finder.png", help="file for the picture [default: %(default)s]")
-    config, given = parse_config(parser, config, rest)
+    config, given = _configured("find-lr", options, rest)
     return find_lr_on_text(
         config,
         given.png,
@@ -153,28 +298,91 @@ def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
     )
 
 
-def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from course_lm.cli.options import config_parser, parse_config
-    from course_lm.cli.plan import plan_run
-    from course_lm.config import TrainingConfig
+def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm.cli.inspect import inspect_text
 
-    config = TrainingConfig.from_yaml(options.config)
-    parser = config_parser("course-lm plan", config)
-    ranks = parser.add_argument_group("the ranks")
-    ranks.add_argument("--ranks", type=int, required=True, help="processes of the run, one for each GPU")
-    config, given = parse_config(parser, config, rest)
+    config, given = _configured("inspect", options, rest)
+    if "data.corpus" in given:
+        _configured_parser("inspect", config).error("give the text once: as TEXT, without --data.corpus")
+    config = config.updated({"data": {"corpus": given.text}}, "command line")
+    return inspect_text(config, given.json)
+
+
+def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from course_lm.cli.plan import plan_run
+
+    config, given = _configured("plan", options, rest)
     return plan_run(config, given.ranks)
 
 
 def _profile(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from course_lm.cli.options import config_parser, parse_config
     from course_lm.cli.profile import profile_run
+
+    config, given = _configured("profile", options, rest)
+    return profile_run(config, given.output, given.repeats)
+
+
+def _configured(name: str, options: argparse.Namespace, rest: Sequence[str]) -> tuple[Any, argparse.Namespace]:
+    """The configuration that the arguments of a command ask for, and what it was given besides."""
+    from course_lm.cli.options import parse_config
     from course_lm.config import TrainingConfig
 
     config = TrainingConfig.from_yaml(options.config)
-    parser = config_parser("course-lm profile", config)
-    profiled = parser.add_argument_group("the profile")
-    profiled.add_argument("--output", type=Path, default="profile", help="folder for its files [default: %(default)s]")
-    profiled.add_argument("--repeats", type=int, default=5, help="steps that are measured [default: %(default)s]")
-    config, given = parse_config(parser, config, rest)
-    return profile_run(config, given.output, given.repeats)
+    return parse_config(_configured_parser(name, config), config, rest)
+
+
+def _configured_parser(name: str, config: Any) -> CommandParser:
+    """The parser of a command that takes every key of the configuration, with the command's own options."""
+    from course_lm.cli.options import config_parser
+
+    parser = config_parser(f"course-lm {name}" + (" TEXT" if name == "inspect" else ""), config)
+    match name:
+        case "find-lr":
+            own = parser.add_argument_group("the sweep")
+            own.add_argument("--start_lr", type=float, default=1e-6, help="first learning rate [default: %(default)s]")
+            own.add_argument("--end_lr", type=float, default=1.0, help="last learning rate [default: %(default)s]")
+            own.add_argument("--num_iter", type=int, default=100, help="optimizer steps [default: %(default)s]")
+            own.add_argument(
+                "--held_out", action="store_true", default=False, help="measure each point on held-out text"
+            )
+            own.add_argument(
+                "--png", type=Path, default="lr_finder.png", help="file for the picture [default: %(default)s]"
+            )
+        case "inspect":
+            own = parser.add_argument_group("the text")
+            own.add_argument("text", metavar="TEXT", help="a corpus, as data.corpus names it")
+            own.add_argument("--json", action="store_true", default=False, help="print all counts and findings as JSON")
+        case "plan":
+            own = parser.add_argument_group("the ranks")
+            own.add_argument("--ranks", type=int, required=True, help="processes of the run, one for each GPU")
+        case "profile":
+            own = parser.add_argument_group("the profile")
+            own.add_argument(
+                "--output", type=Path, default="profile", help="folder for its files [default: %(default)s]"
+            )
+            own.add_argument("--repeats", type=int, default=5, help="steps that are measured [default: %(default)s]")
+    return parser
+
+
+def _completion(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    import shtab
+
+    from course_lm.config import TrainingConfig
+
+    parser = _parser()
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    config = TrainingConfig.from_yaml(DEFAULT_CONFIG)
+    for name in CONFIGURED:
+        commands.choices[name] = _configured_parser(name, config)
+    print(shtab.complete(parser, options.shell))
+    return 0
+
+
+CONFIGURED = {
+    "train": (_train, "train a model on a text"),
+    "find-lr": (_find_lr, "look for a learning rate"),
+    "plan": (_plan, "what each of many processes would hold and send"),
+    "profile": (_profile, "where the time and the memory of a step go"),
+    "inspect": (_inspect, "what is wrong with a text, before one trains on it"),
+}  # commands that take every key of the configuration

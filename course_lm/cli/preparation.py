@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from tokenizers import Tokenizer
 
 from course_lm.batching import Loader, make_loader
+from course_lm.batching.token_store import Recipe, StoredCorpus, TokenStore, open_token_store
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.corpus import Corpus, load_corpus
+from course_lm.corpus.large import LARGE_BYTES, LargeText, find_large_text
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.model import GPT, count_parameters
 from course_lm.reproducibility import seed_everything
@@ -21,22 +23,22 @@ from course_lm.trainer.run import explain_out_of_memory
 class PreparedRun:
     """What a configuration makes before the first step: both splits, the tokenizer, loaders and the model."""
 
-    train: Corpus
-    validation: Corpus
+    train: Corpus | StoredCorpus
+    validation: Corpus | StoredCorpus
     tokenizer: Tokenizer
     train_loader: Loader | CurriculumLoader
     val_loader: Loader
     model: GPT
+    store: TokenStore | None = None  # of a text that is too large to be held
 
 
 def prepare(config: TrainingConfig) -> PreparedRun:
     """Read the text and build everything from it; ValueError or OSError for bad input."""
     data, settings = config.data, config.training
     seed_everything(settings.seed, settings.deterministic)  # before weights are drawn
-    train, validation = load_corpus(data.corpus).split(data.val_fraction, settings.seed)
-    tokenizer = train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
+    train, validation, tokenizer, store = _read_text(config)
 
-    def loader(corpus: Corpus, shuffle: bool) -> Loader:
+    def loader(corpus: Corpus | StoredCorpus, shuffle: bool) -> Loader:
         return make_loader(
             corpus.documents,
             tokenizer,
@@ -45,13 +47,47 @@ def prepare(config: TrainingConfig) -> PreparedRun:
             max_length=data.max_length,
             seed=settings.seed,
             shuffle=shuffle,
-            pin_memory=True,
+            num_workers=data.num_workers,
+            pin_memory=data.pin_memory,
         )
 
     with explain_out_of_memory(config):
         model = GPT(config.model, data.vocab_size, data.max_length)
     train_loader = with_curriculum(config, loader(train, True), train)
-    return PreparedRun(train, validation, tokenizer, train_loader, loader(validation, False), model)
+    return PreparedRun(train, validation, tokenizer, train_loader, loader(validation, False), model, store)
+
+
+def _read_text(
+    config: TrainingConfig,
+) -> tuple[Corpus | StoredCorpus, Corpus | StoredCorpus, Tokenizer, TokenStore | None]:
+    """Training and validation documents and their tokenizer; the ids of a large text lie in a store on the disk."""
+    data, seed = config.data, config.training.seed
+    large = find_large_text(data.corpus)
+    if large is not None:
+        _refuse_what_needs_strings(config)
+        store = stored(large, config)
+        return store.corpus("train"), store.corpus("validation"), store.tokenizer, store
+    corpus = load_corpus(data.corpus)
+    train, validation = (
+        corpus.part(split, data.val_fraction, data.test_fraction, seed=seed) for split in ("train", "validation")
+    )
+    tokenizer = train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
+    return train, validation, tokenizer, None
+
+
+def stored(text: LargeText, config: TrainingConfig) -> TokenStore:
+    """The token ids of a large text, found or made as the configuration says."""
+    data = config.data
+    recipe = Recipe(data.vocab_size, config.training.seed, data.val_fraction, data.test_fraction)
+    return open_token_store(text, recipe, data.cache)
+
+
+def _refuse_what_needs_strings(config: TrainingConfig) -> None:
+    if config.curriculum.enabled:
+        raise ValueError(
+            f"curriculum.enabled must be false for a text of more than {LARGE_BYTES // 2**20} MiB, such as "
+            f"{config.data.corpus}: its documents are not held, and a curriculum reads them all"
+        )
 
 
 def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
@@ -70,7 +106,7 @@ def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
     return replace(config, curriculum=curriculum)
 
 
-def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus) -> Loader | CurriculumLoader:
+def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus | StoredCorpus) -> Loader | CurriculumLoader:
     """The loader itself, or, where the configuration enables one, the curriculum over it.
 
     Where a time budget has not been turned into steps, it is the loader itself: steps are timed over the whole text.
@@ -119,11 +155,11 @@ def fit_to_budget(run: PreparedRun, trainer: Trainer) -> PreparedRun:
 
 
 def describe(run: PreparedRun, trainer: Trainer) -> str:
-    """One line: the text, the size of the model, and how it computes."""
+    """One line: the text, the size of the model, and how it computes; a second one about the store of a large text."""
     return (
         f"{trainer.config.data.corpus}: {len(run.train.documents):,} documents to train on, "
         f"{len(run.validation.documents):,} held out; {count_parameters(run.model):,} parameters, "
-        f"{trainer.precision.name} on {trainer.device}"
+        f"{trainer.precision.name} on {trainer.device}" + ("" if run.store is None else f"\n{run.store.describe()}")
     )
 
 

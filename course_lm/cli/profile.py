@@ -36,7 +36,9 @@ def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
             trainer.optimizer,
             accumulation_steps=settings.gradient_accumulation_steps,
             precision=trainer.precision,
-            max_grad_norm=settings.max_grad_norm,
+            max_grad_norm=settings.norm_bound,
+            clip=trainer.clip,
+            loss_fn=trainer.loss_fn,
             repeats=repeats,
         )
         memory = profile_memory(
@@ -45,7 +47,9 @@ def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
             trainer.optimizer,
             accumulation_steps=settings.gradient_accumulation_steps,
             precision=trainer.precision,
-            max_grad_norm=settings.max_grad_norm,
+            max_grad_norm=settings.norm_bound,
+            clip=trainer.clip,
+            loss_fn=trainer.loss_fn,
         )
     print(f"\n{step}\n\n{memory}")
     folder.mkdir(parents=True, exist_ok=True)

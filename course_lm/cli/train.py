@@ -95,10 +95,12 @@ def _model_card(config: TrainingConfig) -> dict[str, str]:
 
 
 def report(run: PreparedRun, trainer: Trainer, seconds: float) -> str:
-    """A table of the finished run's best weights, with `xz -9e` on the same held-out text beside it."""
+    """A table of the finished run's best weights, with `xz -9e` on the same held-out text beside it.
+
+    Of a text that is too large to be held there is no `xz`.
+    """
     measured = trainer.history.best or trainer.history.validation[-1]
     speeds = sorted(record["tokens_per_second"] for record in trainer.history.train)
-    alone, primed = xz_bits_per_byte(run.train.documents, run.validation.documents)
     rows = [
         ("optimizer steps", f"{trainer.step:,}"),
         ("lowest validation loss after step", f"{measured['step']:,}"),
@@ -107,9 +109,11 @@ def report(run: PreparedRun, trainer: Trainer, seconds: float) -> str:
         ("tokens per second, median", f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "-"),
         ("seconds", f"{seconds:.0f}"),
         ("bits per byte", f"{measured['bits_per_byte']:.3f}"),
-        ("bits per byte, xz -9e alone", f"{alone:.3f}"),
-        ("bits per byte, xz -9e after the training text", f"{primed:.3f}"),
     ]
+    if run.store is None:
+        alone, primed = xz_bits_per_byte(run.train.documents, run.validation.documents)
+        rows.append(("bits per byte, xz -9e alone", f"{alone:.3f}"))
+        rows.append(("bits per byte, xz -9e after the training text", f"{primed:.3f}"))
     return table(rows)
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from course_lm.accumulation import windows
 from course_lm.batch_checks import check_batch
 from course_lm.batching.reading import read_from_start, set_next_epoch
+from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder.curve import SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
@@ -46,6 +47,7 @@ def find_lr(
     accumulation_steps: int = 1,
     loss_fn: Callable[..., Tensor] = next_token_loss,
     max_grad_norm: float | None = 1.0,
+    clip: Callable[..., object] = clip_gradients,
     precision: Precision | None = None,
     diverge_threshold: float = 3.0,
     smoothing: float = SMOOTHING,
@@ -56,7 +58,7 @@ def find_lr(
     """Take `num_iter` steps with a learning rate that grows by the same factor each time; then undo them all.
 
     Args:
-        model, loss_fn, max_grad_norm, precision: as for `train_step`.
+        model, loss_fn, max_grad_norm, clip, precision: as for `train_step`.
         loader: of batches; read again where it is too short, so no iterator. Batches without a target are passed over.
         optimizer: as for `train_step`. The sweep starts from its state. Groups keep their ratios, see `rates`.
         start_lr, end_lr: first and last learning rate.
@@ -97,6 +99,7 @@ def find_lr(
                 lr=lr,
                 loss_fn=loss_fn,
                 max_grad_norm=max_grad_norm,
+                clip=clip,
                 precision=precision,
                 on_nonfinite="skip",  # here divergence is a result, not an error
             )

@@ -1,7 +1,7 @@
 """Validation: the plain next-token loss over a whole loader, every target token weighing the same."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,11 @@ from course_lm.shards import hold_parts
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, loader: Iterable[AnyBatch], precision: Precision | None = None, group: Group | None = None
+    model: nn.Module,
+    loader: Iterable[AnyBatch],
+    precision: Precision | None = None,
+    group: Group | None = None,
+    on_batch: Callable[[int], object] | None = None,
 ) -> dict[str, float]:
     """Loss and accuracy of next-token prediction, the same for every batch size and every number of ranks.
 
@@ -32,6 +36,7 @@ def evaluate(
 
     Args:
         group: the ranks that share the batches out; each gets the numbers of all.
+        on_batch: called with the number of batches that all ranks have read so far.
 
     Returns:
         "val_loss" in nats per target token, "perplexity", "bits_per_byte" (nan where batches carry no "num_bytes"),
@@ -60,6 +65,8 @@ def evaluate(
             tokens = tokens + count_targets(batch["labels"])
             correct = correct + count_correct(logits, batch["labels"])
             num_bytes += float(batch.get("num_bytes", math.nan))  # nan from one batch stays to the end
+            if on_batch is not None:
+                on_batch(number * group.world + len(window))
     hold_parts(model)
     nats, tokens, correct = group.sum(nats), group.sum(tokens), group.sum(correct)
     num_bytes = float(group.sum(torch.tensor(num_bytes, dtype=torch.float64)))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from course_lm.loss import perplexity
 from course_lm.monitoring.records import History, Record
 from course_lm.monitoring.smoothing import smooth
 
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SMOOTHING = 0.6
-_MARGINS = {"left": 0.08, "right": 0.97, "top": 0.95, "bottom": 0.13, "wspace": 0.3, "hspace": 0.5}
+_MARGINS = {"left": 0.08, "right": 0.97, "top": 0.95, "bottom": 0.13, "wspace": 0.48, "hspace": 0.5}
 _BLUE, _RED, _GREY, _INK = "#0072B2", "#D55E00", "#6E6E6E", "#222222"
 
 
 def draw_run(history: History, floor: float | None = None) -> "Figure":
     """Loss, gradient norm and learning rate of a run against its optimizer steps.
 
-    The training loss is drawn as it was logged (points) and smoothed (line), the validation loss beside it. `floor` is
+    The training loss is drawn as it was logged (points) and smoothed (line), the validation loss beside it; the axis on
+    the right reads as perplexity, which is one of a model where the loss is the plain next-token loss. `floor` is
     the loss of the distribution that made the validation text, nats per token: no model goes lower for long.
     """
     from matplotlib.figure import Figure  # not one of pyplot's, which would stay open
@@ -133,6 +135,16 @@ def _draw_loss(axes: "Axes", history: History, floor: float | None) -> None:
         axes.axhline(floor, color=_INK, linestyle=(0, (5, 3)), label=f"floor {floor:.2f}")
     axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
     axes.legend(loc="upper right", frameon=False)
+    _add_perplexity(axes)
+
+
+def _add_perplexity(axes: "Axes") -> None:
+    """Write exp(loss) on the right at the ticks of the loss."""
+    from matplotlib.ticker import FuncFormatter
+
+    right = axes.secondary_yaxis("right")
+    right.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{perplexity(loss):.3g}"))
+    right.set_ylabel("perplexity")
 
 
 def _draw_norm(axes: "Axes", records: Sequence[Record]) -> None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tqdm.auto import tqdm
 
@@ -27,6 +27,20 @@ class Observer(Protocol):
 
     def close(self) -> None:
         """The run is over, or stopped."""
+
+
+@runtime_checkable
+class Display(Protocol):
+    """An observer that also shows what is no record; it draws no random numbers there."""
+
+    def show_validation(self, done: int, total: int | None) -> None:
+        """A validation has read so many of its batches (None: their number is not known)."""
+
+    def end_validation(self) -> None:
+        """It is over, or has failed."""
+
+    def say(self, text: str) -> None:
+        """A line for whoever watches the run."""
 
 
 class Observers:
@@ -52,6 +66,27 @@ class Observers:
     def close(self) -> None:
         """Close every observer, the last one first: a progress bar below what others print ends before they do."""
         self._tell("close", lambda observer: observer.close(), reverse=True)
+
+    def show_validation(self, done: int, total: int | None) -> None:
+        """Show how far a validation is."""
+        self._show("show_validation", lambda display: display.show_validation(done, total))
+
+    def end_validation(self) -> None:
+        """Show no validation any more."""
+        self._show("end_validation", lambda display: display.end_validation())
+
+    def say(self, text: str) -> None:
+        """Show a line of text."""
+        self._show("say", lambda display: display.say(text))
+
+    def _show(self, method: str, call: Callable[[Display], None]) -> None:
+        """As `_tell`, for those that can; the generators are left alone, which would make an accelerator wait."""
+        for observer in self.active[:]:
+            if isinstance(observer, Display):
+                try:
+                    call(observer)
+                except Exception as error:
+                    self._leave_out(observer, method, error)
 
     def _tell(self, method: str, call: Callable[[Observer], None], reverse: bool = False) -> None:
         with contextlib.ExitStack() as after:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
@@ -110,6 +111,7 @@ def profile_memory(
     accumulation_steps: int | None = None,
     precision: Precision | None = None,
     max_grad_norm: float | None = 1.0,
+    clip: Callable[..., object] = clip_gradients,
     loss_fn: Callable[..., Tensor] = next_token_loss,
 ) -> MemoryProfile:
     """Measure the peak memory of one optimizer step, and whose it is; afterwards nothing has changed.
@@ -124,7 +126,8 @@ def profile_memory(
 
     Args and errors: as of `profile_step`.
     """
-    with subject_of(model, micro_batches, optimizer, accumulation_steps, precision, max_grad_norm, loss_fn) as subject:
+    given = (model, micro_batches, optimizer, accumulation_steps, precision, max_grad_norm, loss_fn, clip)
+    with subject_of(*given) as subject:
         device = device_of(model)
         subject.warm_up(WARM_UP)
         subject.result = None
@@ -162,7 +165,7 @@ def _known_blocks(subject: Subject, device: torch.device) -> dict[int, Block]:
 
 def _recorded_ledger(subject: Subject, device: torch.device, known: dict[int, Block]) -> Ledger:
     """The memory of a step whose parts and owners are noted."""
-    notes = Notes(lambda: subject.parameters())
+    notes = Notes(subject.parameters)
     ledger = Ledger(known)
     ledger.replay(read_events(recorded(lambda: subject.marked_step(notes, notes.tell), memory=True)), device, notes)
     return ledger

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from course_lm.checkpoints import atomic_file
+from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
@@ -157,6 +158,7 @@ def profile_step(
     accumulation_steps: int | None = None,
     precision: Precision | None = None,
     max_grad_norm: float | None = 1.0,
+    clip: Callable[..., object] = clip_gradients,
     loss_fn: Callable[..., Tensor] = next_token_loss,
     repeats: int = 5,
 ) -> StepProfile:
@@ -169,7 +171,7 @@ def profile_step(
     On CUDA the seconds are those of events in the stream. That is written and was never measured.
 
     Args:
-        model, optimizer, precision, max_grad_norm, loss_fn: as for `train_step`.
+        model, optimizer, precision, max_grad_norm, clip, loss_fn: as for `train_step`.
         micro_batches: a list of all micro-batches of a step, as `train_step` takes it; or a loader that can be read
             again, and then making the batches is a part, "data".
         accumulation_steps: of a loader: micro-batches of a step, 1 by default. Where its batches differ in size, the
@@ -182,7 +184,8 @@ def profile_step(
         NonFiniteGradientError: the loss or the gradient is not finite.
     """
     require(type(repeats) is int and repeats >= 1, "repeats", "a whole number of at least 1", repeats)
-    with subject_of(model, micro_batches, optimizer, accumulation_steps, precision, max_grad_norm, loss_fn) as subject:
+    given = (model, micro_batches, optimizer, accumulation_steps, precision, max_grad_norm, loss_fn, clip)
+    with subject_of(*given) as subject:
         clock = Clock(device_of(model))
         subject.warm_up(WARM_UP)
         plain, marked, parts, tokens = _take_turns(subject, clock, repeats)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from course_lm.accumulation import count_window_targets, windows
 from course_lm.batch_checks import check_batch
 from course_lm.batching.reading import set_next_epoch
+from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of, unwrap
 from course_lm.lr_finder.trial import restored
 from course_lm.optim import check_optimizer
@@ -41,6 +42,7 @@ class Subject:
     reads: bool
     loss_fn: Callable[..., Tensor]
     max_grad_norm: float | None
+    clip: Callable[..., object]
     precision: Precision
     names: Names
     result: StepResult | None = None
@@ -63,6 +65,7 @@ class Subject:
             lr=0.0,
             loss_fn=self.loss_fn,
             max_grad_norm=self.max_grad_norm,
+            clip=self.clip,
             precision=self.precision,
         )
 
@@ -94,6 +97,7 @@ def subject_of(
     precision: Precision | None,
     max_grad_norm: float | None,
     loss_fn: Callable[..., Tensor],
+    clip: Callable[..., object] = clip_gradients,
 ) -> Iterator[Subject]:
     """Steps that may be taken until the body ends, which undoes them all; see `lr_finder.trial.restored`."""
     given = _check_batches(model, micro_batches, accumulation_steps)
@@ -113,7 +117,7 @@ def subject_of(
             model.train()
         source = _again(given) if given is not None else _read(reader, accumulation_steps or 1)
         names = names_of(unwrap(model))
-        yield Subject(model, optimizer, source, given is None, loss_fn, max_grad_norm, precision, names)
+        yield Subject(model, optimizer, source, given is None, loss_fn, max_grad_norm, clip, precision, names)
 
 
 def _check_batches(model: nn.Module, micro_batches: object, accumulation_steps: object) -> list[Any] | None:

@@ -1,6 +1,7 @@
 """The books of a run: its records, the steps that no record covers yet, and the observers that are told."""
 
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,10 +34,12 @@ class RunLog:
         self.throughput = Throughput()
         self.pending: list[StepResult] = []
         self.tokens = self.skipped = self.skipped_in_a_row = self.empty_in_a_row = 0
+        self._begin_epoch(0)
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Tell the observers that a run starts, or goes on, after `step` completed steps."""
         self.observers.start(step, total_steps)
+        self._begin_epoch(step)
         # tokens of an earlier train() do not count for the speed of this one
         self.throughput.restart(self.tokens + int(summarise(self.pending)["tokens"]))
 
@@ -68,7 +71,11 @@ class RunLog:
     def take_pending(self, lr: float) -> dict[str, Any]:
         """Metrics of the steps since the last record, which count as recorded from now on."""
         metrics = self.pending_metrics(lr)
-        self.pending, self.tokens = [], metrics["tokens"]
+        if self._of_earlier:  # some of these steps belong to an earlier epoch, or were counted with it
+            self._count_for_epoch(summarise(self.pending[self._of_earlier :]))
+        else:
+            self._count_for_epoch(metrics | {"tokens": metrics["tokens"] - self.tokens})
+        self.pending, self.tokens, self._of_earlier = [], metrics["tokens"], 0
         return metrics
 
     def pending_metrics(self, lr: float) -> dict[str, Any]:
@@ -89,6 +96,39 @@ class RunLog:
         record = {"event": event, "step": step, "epoch": epoch, **metrics}
         self.history.append(record)
         self.observers.log(record)
+
+    def end_epoch(self, step: int, epoch: int) -> None:
+        """Say in one line what came of the steps of an epoch that ends, as far as this session has taken them.
+
+        Where it has taken none there is no line.
+        """
+        if self.observers.active and step > self._epoch_start:
+            self._count_for_epoch(summarise(self.pending[self._of_earlier :]))
+            self.observers.say(self._describe_epoch(step, epoch))
+        self._begin_epoch(step)
+
+    def _begin_epoch(self, step: int) -> None:
+        self._epoch_start, self._epoch_began = step, time.perf_counter()
+        self._epoch_nats, self._epoch_tokens = 0.0, 0
+        self._of_earlier = len(self.pending)  # how many of the pending results are counted, or of an earlier epoch
+
+    def _count_for_epoch(self, metrics: dict[str, Any]) -> None:
+        if metrics["tokens"]:
+            self._epoch_nats += metrics["loss"] * metrics["tokens"]
+            self._epoch_tokens += int(metrics["tokens"])
+
+    def _describe_epoch(self, step: int, epoch: int) -> str:
+        parts = []
+        if self._epoch_tokens:
+            parts.append(f"train loss {self._epoch_nats / self._epoch_tokens:.4f}")
+        validation = next((one for one in reversed(self.history.records) if one["event"] == "validation"), None)
+        if validation is not None and validation["step"] > self._epoch_start:
+            at = "" if validation["step"] == step else f" after step {validation['step']:,}"
+            parts.append(f"validation loss {validation['val_loss']:.4f}{at}")
+            if not math.isnan(validation.get("bits_per_byte", math.nan)):
+                parts.append(f"{validation['bits_per_byte']:.4f} bits per byte")
+        parts.append(f"{time.perf_counter() - self._epoch_began:.1f} s")
+        return f"epoch {epoch:,}, steps {self._epoch_start + 1:,} to {step:,}: {', '.join(parts)}"
 
     def state_dict(self) -> dict[str, Any]:
         """Counts, unrecorded results and records, and the newest losses for whoever opens the file."""

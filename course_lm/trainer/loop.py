@@ -42,26 +42,27 @@ from course_lm.checkpoints.optimizer_state import check_state, load_state, state
 from course_lm.checkpoints.rng import check_rng_state
 from course_lm.checkpoints.state_form import check_run_state
 from course_lm.checkpoints.weights import check_weights
-from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
-from course_lm.loss import adapt_loss, next_token_loss
+from course_lm.loss import next_token_loss
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
+from course_lm.monitoring.layers import copy_matrices, measure_layers
 from course_lm.optim import build_optimizer, check_optimizer
 from course_lm.precision import Precision
 from course_lm.rates import fix_lr_scales
 from course_lm.reproducibility import deterministic_kernels, seed_everything, seed_of
 from course_lm.schedules import build_schedule, check_schedule
-from course_lm.shards import empty_like_shard, gathered, map_tensors, part_of
+from course_lm.shards import empty_like_shard, gathered, hold_parts, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
 from course_lm.trainer import timing
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.data_position import DataPosition
+from course_lm.trainer.functions import clip_of, loss_of
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
     check_length,
@@ -99,10 +100,12 @@ class Trainer:
             several ranks it is wrapped as `config.distributed` says, unless it comes in `DistributedDataParallel` or
             after `fully_shard`.
         config: see `TrainingConfig`. `training.output_dir` None writes no files.
-        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; validation always uses the plain loss.
+        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; by default built from `config.loss`. Validation
+            always uses the plain loss.
         optimizer: by default built from `config.optimizer`.
         schedule: learning rate from the number of completed steps; by default built from `config.lr_scheduler`.
-        clip: called as `clip(parameters, max_norm)`, changes the gradients in place.
+        clip: called as `clip(parameters, max_norm)`, changes the gradients in place; by default as
+            `training.max_grad_norm` and `training.max_grad_value` say.
         observers: told of every record, before the progress bar and the loggers that the configuration names.
         started: when `training.time_budget` began to count, on `time.perf_counter`; by default when `train` is called.
 
@@ -118,7 +121,7 @@ class Trainer:
 
     Raises:
         ValueError: the configured device is not on this machine; the ranks, the model, its optimizer or its loss cannot
-            be trained together.
+            be trained together; `loss_fn` or `clip` is given, and the configuration asks for another.
     """
 
     def __init__(
@@ -126,10 +129,10 @@ class Trainer:
         model: nn.Module,
         config: TrainingConfig,
         *,
-        loss_fn: Callable[..., Tensor] = next_token_loss,
+        loss_fn: Callable[..., Tensor] | None = None,
         optimizer: Optimizer | None = None,
         schedule: Callable[[int], float] | None = None,
-        clip: Callable[..., object] = clip_gradients,
+        clip: Callable[..., object] | None = None,
         observers: Sequence[Observer] = (),
         started: float | None = None,
     ) -> None:
@@ -154,7 +157,8 @@ class Trainer:
             check_schedule(schedule)
         decay = self.settings.average_weights
         self.average = None if decay is None else WeightAverage(self.model, decay)
-        self.loss_fn, self.schedule, self.clip = adapt_loss(loss_fn), schedule, clip
+        self.loss_fn, self.clip = loss_of(config, loss_fn), clip_of(config, clip)
+        self.schedule = schedule
         self.schedule_settings: dict[str, Any] | None = None  # of a schedule that the configuration names
         self.folder = run_folder(config)
         self.history = History()
@@ -284,7 +288,17 @@ class Trainer:
         They are those of the averaged weights, where the run averages.
         """
         with self._average_in_place():
-            return evaluate(self.runner, loader, self.precision, self.group)
+            observers, batches = self.log.observers, length_of(loader)
+            try:
+                return evaluate(
+                    self.runner,
+                    loader,
+                    self.precision,
+                    self.group,
+                    on_batch=lambda done: observers.show_validation(done, batches),
+                )
+            finally:
+                observers.end_validation()
 
     def restore_best(self) -> None:
         """Give the model the weights with the lowest validation loss; without a finite one it keeps the last ones.
@@ -327,6 +341,7 @@ class Trainer:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
+        matrices = self._matrices_to_compare()
         # an error in the middle of the step has already used up random numbers
         before, self._generators = rng_state(), None
         try:
@@ -336,7 +351,7 @@ class Trainer:
                 self.optimizer,
                 lr=rate,
                 loss_fn=self.loss_fn,
-                max_grad_norm=settings.max_grad_norm,
+                max_grad_norm=settings.norm_bound,
                 clip=self.clip,
                 precision=self.precision,
                 on_nonfinite=settings.on_nonfinite,
@@ -363,7 +378,23 @@ class Trainer:
         if not skipped and not self._can_be_saved:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": state_by_name(self.optimizer, self.model)}, part_of))
             self._can_be_saved = True
+        if matrices is not None and not skipped:
+            self._measure_layers(matrices)
         return not skipped
+
+    def _matrices_to_compare(self) -> dict[str, Tensor] | None:
+        """Copies of the weight matrices, where the next step is one that is measured."""
+        every = self.settings.layer_statistics
+        if every is None or (self.step + 1) % every:
+            return None
+        hold_parts(self.runner)  # as the step will: its optimizer knows the parts alone
+        return copy_matrices(self.model)
+
+    def _measure_layers(self, before: dict[str, Tensor]) -> None:
+        """Make a record of each weight matrix, whose values `before` the step are given."""
+        with self.log.throughput.paused():
+            self._raise_if_nonfinite()
+            self._record("layers", **measure_layers(self.model, before))
 
     def _seeds(self, window: int) -> list[int] | None:
         """The seeds of this rank's micro-batches in a window that begins where the run stands in its data."""
@@ -376,11 +407,14 @@ class Trainer:
 
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
+        self._raise_if_nonfinite()
+        self._record("train", **self.log.take_pending(self.last_rate))
+
+    def _raise_if_nonfinite(self) -> None:
+        """Raise for a bad step that an accelerator has skipped by itself; called where the host may wait."""
         if self.settings.on_nonfinite == "raise":
-            # a bad step that an accelerator skipped by itself raises here, where the host may wait
             for result in self.log.pending:
                 raise_if_nonfinite(result, self.model, self.optimizer, self.precision)
-        self._record("train", **self.log.take_pending(self.last_rate))
 
     def _log_partial(self) -> None:
         """Record the steps since the last record of a stopped run; one that goes on makes one record of them all."""
@@ -440,6 +474,7 @@ class Trainer:
         if not self.settings.eval_steps:
             self._validate(val_loader)
         self._save(f"epoch_{self.position.epoch}")
+        self.log.end_epoch(self.step, self.position.epoch)
 
     def _finish(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
@@ -447,6 +482,7 @@ class Trainer:
             if self.log.pending:
                 self._log()
             self._validate(val_loader)
+            self.log.end_epoch(self.step, self.position.epoch + 1)  # where max_steps ends the run within it
             self._is_over()  # a signal may have come meanwhile
         self._save("last")  # before the best weights come back: a run goes on from its last ones
         if self.interrupted is None and self.settings.restore_best:
@@ -485,6 +521,7 @@ class Trainer:
                 save=0.0 if folder is None else trial.time_save(folder, self.save_checkpoint),
                 # nothing is pending, and the throughput starts anew with the run
                 record=trial.time_record(lambda: self.log.pending_metrics(self.last_rate)),
+                layers=trial.time_record(self._try_layers) if settings.layer_statistics else 0.0,
             )
         steps, told = self.group.leader_does(lambda: fit(plan, costs, timing.clock() - started))
         self._say(told)
@@ -499,7 +536,7 @@ class Trainer:
             self.optimizer,
             lr=0.0,
             loss_fn=self.loss_fn,
-            max_grad_norm=self.settings.max_grad_norm,
+            max_grad_norm=self.settings.norm_bound,
             clip=self.clip,
             precision=precision,
             on_nonfinite="skip",
@@ -510,6 +547,10 @@ class Trainer:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         return not (precision.scales and bool(result.skipped))
+
+    def _try_layers(self) -> None:
+        hold_parts(self.runner)
+        measure_layers(self.model, copy_matrices(self.model))
 
     def _set_length(self, settings: LoopConfig) -> None:
         self.settings, self.config = settings, replace(self.config, training=settings)

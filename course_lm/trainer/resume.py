@@ -27,8 +27,12 @@ from course_lm.validation import one_line, shown
 
 # No step depends on these.
 MAY_CHANGE = {
+    "data.num_workers",
+    "data.pin_memory",
     "experiment_name",
+    "data.cache",
     "training.early_stopping_patience",
+    "training.layer_statistics",
     "training.logging_steps",
     "training.output_dir",
     "training.restore_best",

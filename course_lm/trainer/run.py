@@ -18,6 +18,8 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import Group
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
+from course_lm.run_folder import METRICS, lock_of
+from course_lm.trainer.made_by import SessionLog
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
@@ -40,7 +42,7 @@ def sole_writer(folder: Path | None, group: Group | None = None) -> Iterator[Non
         return
     group = group or Group()
     # a singleton counts how often this thread has entered; a second lock object would refuse it
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), is_singleton=True)  # beside the folder: that is renamed
+    lock = FileLock(lock_of(folder), is_singleton=True)
     group.leader_does(lambda: _acquire(lock, folder))
     try:
         yield
@@ -60,18 +62,22 @@ def _acquire(lock: FileLock, folder: Path) -> None:
 
 
 def default_observers(config: TrainingConfig, history: History) -> list[Observer]:
-    """The progress bar, and the loggers that the configuration asks for; ImportError where one is not installed.
+    """The progress bar, what writes the files of the run's folder, and the loggers that the configuration asks for.
+
+    Raises ImportError where one of these is not installed.
 
     history: of the run; where a run goes on, `metrics.jsonl` is made to hold its records.
     """
     folder, settings = run_folder(config), asdict(config)
-    metrics = [] if folder is None else [JSONLLogger(folder / "metrics.jsonl", history)]
+    files: list[Observer] = []
+    if folder is not None:
+        files = [JSONLLogger(folder / METRICS, history), SessionLog(folder)]
     trackers = [
         section.logger(folder or Path(), settings)
         for section in vars(config).values()
         if isinstance(section, TrackerConfig) and section.enabled
     ]
-    return [*metrics, *trackers, ProgressBar()]  # the bar last, below what the others print when they start
+    return [*files, *trackers, ProgressBar()]  # the bar last, below what the others print when they start
 
 
 def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:

@@ -20,13 +20,15 @@ RESERVE = 0.02  # of the budget, for what nobody times: observers, ends of epoch
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of an optimizer step with its data, the start of an epoch, a validation, a save and a record."""
+    """Seconds of an optimizer step with its data, the start of an epoch, a validation, a save, a record and a record
+    of the layers."""
 
     step: float
     epoch: float = 0.0
     validation: float = 0.0
     save: float = 0.0
     record: float = 0.0
+    layers: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Counts:
     validations: int
     saves: int
     records: int
+    layers: int = 0
 
     def seconds(self, costs: Costs) -> float:
         """What all of it takes."""
@@ -47,6 +50,7 @@ class Counts:
             + self.validations * costs.validation
             + self.saves * costs.save
             + self.records * costs.record
+            + self.layers * costs.layers
         )
 
 
@@ -77,7 +81,8 @@ class Plan:
         validations = math.ceil(steps / settings.eval_steps) if settings.eval_steps else ended + 1
         validations *= self.validates
         saves = (steps // settings.save_steps + ended + validations + 1) * self.saves
-        return Counts(steps, ended + 1, validations, saves, math.ceil(steps / settings.logging_steps))
+        layers = steps // settings.layer_statistics if settings.layer_statistics else 0
+        return Counts(steps, ended + 1, validations, saves, math.ceil(steps / settings.logging_steps), layers)
 
     def most_steps(self, seconds: float, costs: Costs) -> int:
         """The largest number of steps that take no more than `seconds` with all that belongs to them; 0 for none."""

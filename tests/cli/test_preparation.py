@@ -7,15 +7,20 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+import course_lm.cli.find_lr
+import course_lm.cli.profile
 from course_lm.cli.find_lr import find_lr_on_text, lr_report
 from course_lm.cli.preparation import PreparedRun, prepare
+from course_lm.cli.profile import profile_run
 from course_lm.cli.train import report, sample, xz_bits_per_byte
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig
-from course_lm.loss import next_token_loss
+from course_lm.curriculum.settings import CurriculumConfig
+from course_lm.loss import LossConfig, build_loss, is_same_loss, next_token_loss
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.model import ModelConfig
 from course_lm.monitoring import evaluate
@@ -233,3 +238,44 @@ def test_the_table_of_a_range_test_without_points_suggests_nothing():
 def rows_of_two(table: str) -> dict[str, str]:
     names, values = zip(*(re.split(r" {2,}", line) for line in table.splitlines()))
     return dict(zip(names, values))
+
+
+# Keys that reach every command
+
+
+@pytest.mark.parametrize("curriculum", [CurriculumConfig(), CurriculumConfig(enabled=True, num_epochs=2)])
+@pytest.mark.filterwarnings("ignore:the run ends before its curriculum does")
+def test_workers_make_the_batches_of_a_run_bit_for_bit(config: TrainingConfig, curriculum: CurriculumConfig) -> None:
+    alone, helped = (
+        prepare(replace(config, curriculum=curriculum, data=replace(config.data, num_workers=workers)))
+        for workers in (0, 2)
+    )
+    for mine, theirs in ((alone.train_loader, helped.train_loader), (alone.val_loader, helped.val_loader)):
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(dict(one), dict(other), rtol=0, atol=0)
+    assert helped.val_loader.num_workers == 2
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("command", ["find_lr", "profile"])
+def test_a_measurement_steps_as_the_run_will(config: TrainingConfig, monkeypatch, tmp_path, command: str) -> None:
+    found: dict[str, Any] = {}
+
+    def record(*parts: Any, **given: Any) -> None:
+        found.update(given)
+        raise Stop
+
+    monkeypatch.setattr(course_lm.cli.find_lr, "find_lr", record)
+    monkeypatch.setattr(course_lm.cli.profile, "profile_step", record)
+    settings = replace(config.training, max_grad_norm=None, max_grad_value=0.5)
+    config = replace(config, loss=LossConfig(z_loss=1e-4), training=settings)
+    with pytest.raises(Stop):
+        if command == "find_lr":
+            find_lr_on_text(config, tmp_path / "lr.png", start_lr=1e-4, end_lr=1.0, num_iter=3)
+        else:
+            profile_run(config, tmp_path, 1)
+    assert is_same_loss(found["loss_fn"], build_loss(config.loss))
+    assert found["clip"].keywords == {"max_value": 0.5} and found["max_grad_norm"] == math.inf

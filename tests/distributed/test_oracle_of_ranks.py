@@ -103,6 +103,27 @@ def test_any_number_of_ranks_lands_there_in_many_cases(ranks: Ranks, world: int,
     check(ranks(world), strategy, drawn(any_case, 180)[::3], timeout=900.0)
 
 
+def run_by_value(given_cases: list[Case], strategy: str) -> list[Answer]:
+    """On a rank: run each case through both, with a bound on each number of the gradient."""
+    distributed = STRATEGIES[strategy]
+    return [
+        (
+            fast_path.run_train_step(case, distributed=distributed, by_value=True),
+            fast_path.run_trainer(case, distributed, by_value=True),
+        )
+        for case in given_cases
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_clip_by_value_as_the_specification_does(ranks: Ranks, strategy: str) -> None:
+    drawn_cases = [case for case, _ in drawn(cases(max_grad_norms=(0.001, 0.05)), 10)[::2]]
+    for of_rank in ranks(2).run(run_by_value, drawn_cases, strategy):
+        for case, results in zip(drawn_cases, of_rank, strict=True):
+            for result in results:
+                assert_same(case.train("clip_by_value"), result)
+
+
 # Three mistakes of loops on many processes, each as a patch of the package.
 
 

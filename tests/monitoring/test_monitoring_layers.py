@@ -1,6 +1,7 @@
 """Claims about what is measured inside the model: each layer's gradient and update, without touching the run."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from course_lm.batching import labels_of
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import JSONLLogger, LayerStatistics, copy_weights, layer_statistics, layers, update_ratios
+from course_lm.monitoring.records import Record
 from course_lm.step import train_step
-from course_lm.trainer import Trainer
+from course_lm.trainer import Trainer, loop
 from tests.records import Recorder, lines_of, train_record
 
 VOCABULARY, LENGTH = 13, 8
@@ -222,3 +224,67 @@ def test_watching_the_optimizer_never_waits_for_an_accelerator(monkeypatch: pyte
     optimizer.step()
     statistics.close()
     assert reads == []
+
+
+# By the key `training.layer_statistics`
+
+
+def run_with_key(every: int | None, output_dir: str | None = None) -> Trainer:
+    settings = LoopConfig(
+        max_steps=6,
+        logging_steps=4,
+        layer_statistics=every,
+        gradient_accumulation_steps=1,
+        device="cpu",
+        precision="fp32",
+        output_dir=output_dir,
+    )
+    trainer = Trainer(tiny_gpt(), TrainingConfig(training=settings))
+    trainer.train(batches(3))
+    return trainer
+
+
+def layers_of(trainer: Trainer) -> list[Record]:
+    return [record for record in trainer.history.records if record["event"] == "layers"]
+
+
+def test_the_key_records_what_the_observer_measures():
+    statistics = LayerStatistics(tiny_gpt())
+    train([statistics], logging_steps=2)
+    assert layers_of(run_with_key(2)) == statistics.records
+    assert [record["step"] for record in statistics.records] == [2, 4, 6]
+
+
+def test_the_records_of_layers_stand_in_the_run_s_log(tmp_path: Path) -> None:
+    trainer = run_with_key(3, output_dir=str(tmp_path))
+    assert trainer.folder is not None
+    lines = [line for line in lines_of(trainer.folder / "metrics.jsonl") if line["event"] == "layers"]
+    assert lines == layers_of(trainer) and [line["step"] for line in lines] == [3, 6]
+
+
+def test_measuring_layers_changes_no_weight() -> None:
+    measured, plain = run_with_key(1), run_with_key(None)
+    assert layers_of(plain) == []
+    torch.testing.assert_close(measured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+def test_without_the_key_no_matrix_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    monkeypatch.setattr(loop, "copy_matrices", lambda model: copied.append(model) or layers.copy_matrices(model))
+    run_with_key(None)
+    assert copied == []
+    run_with_key(3)
+    assert len(copied) == 2  # before the two steps that are measured
+
+
+def test_a_bad_step_is_not_measured() -> None:
+    settings = LoopConfig(
+        max_steps=3, layer_statistics=1, gradient_accumulation_steps=1, device="cpu", precision="fp32", output_dir=None
+    )
+    model = tiny_gpt()
+    weight, calls = model.get_parameter("blocks.0.up.weight"), []
+    weight.register_hook(lambda gradient: calls.append(0) or (gradient * math.nan if len(calls) == 2 else gradient))
+    trainer = Trainer(model, TrainingConfig(training=replace(settings, on_nonfinite="skip")))
+    trainer.train(batches(4))
+    assert [record["step"] for record in layers_of(trainer)] == [1, 2, 3]
+    assert all(math.isfinite(value) for record in layers_of(trainer) for value in list(record.values())[3:])

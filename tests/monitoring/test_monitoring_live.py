@@ -158,6 +158,16 @@ def test_the_picture_holds_the_losses_the_norm_the_rate_and_the_floor() -> None:
     assert norm.get_yscale() == "log"
 
 
+def test_the_loss_reads_as_perplexity_on_the_right() -> None:
+    figure = draw_run(History([train_record(step, loss=5 - step / 2) for step in range(1, 9)]))
+    figure.canvas.draw()
+    loss = figure.axes[0]
+    (right,) = loss.child_axes
+    assert right.get_ylabel() == "perplexity"
+    shown = {label.get_position()[1]: label.get_text() for label in right.get_yticklabels()}
+    assert shown and all(text == f"{math.exp(height):.3g}" for height, text in shown.items())
+
+
 def test_pictures_of_a_run_have_one_size() -> None:
     sizes = set()
     for steps in (2, 2000):

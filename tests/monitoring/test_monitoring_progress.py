@@ -9,14 +9,15 @@ import struct
 import subprocess
 import sys
 import termios
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tqdm import tqdm
 
-from course_lm.monitoring import ProgressBar
+from course_lm.monitoring import Observers, ProgressBar, progress
 from course_lm.monitoring.progress import _LEAST_WIDTH
-from tests.records import train_record, validation_record
+from tests.records import Recorder, train_record, validation_record
 
 
 def shown_by_a_run(monkeypatch: pytest.MonkeyPatch, steps: int, total: int | None, start: int = 0) -> str:
@@ -104,9 +105,14 @@ def test_metrics_are_shown_as_long_as_the_whole_line_fits() -> None:
 )
 def test_in_a_terminal_the_bar_stays_in_one_line_that_is_cut_at_no_number(columns: int, shown: list[str]) -> None:
     written = terminal_output(columns)
-    assert written.count("\n") == 1 and written.endswith("\n"), "something scrolled away"
     assert "\x1b" not in written
-    frames = written.rstrip("\n").split("\r")[1:]
+    *epochs, written = written.removesuffix("\n").split("\n")
+    assert len(epochs) == 4, "a line for each epoch, and nothing else scrolled away"
+    losses = r"train loss \d.\d{4}, validation loss \d.\d{4}, \d.\d{4} bits per byte"
+    line = rf"epoch \d, steps [\d,]+ to [\d,]+: {losses}, [\d.]+ s"
+    assert all(re.fullmatch(line, epoch.split("\r")[-1]) for epoch in epochs)
+    written = "\r".join([*(epoch.rpartition("\r")[0] for epoch in epochs), written])
+    frames = [frame for frame in written.split("\r")[1:] if frame.strip()]
     assert len(frames) >= 3
     assert all(len(frame) <= columns for frame in frames)
     for frame in frames[1:]:
@@ -115,3 +121,115 @@ def test_in_a_terminal_the_bar_stays_in_one_line_that_is_cut_at_no_number(column
     last = frames[-1]
     assert last.startswith("100%") and "200/200 steps" in last
     assert [name for name in ("loss", "val", "tok/s", "lr", "norm") if name in last] == shown
+
+
+# Validation, and lines of text
+
+
+class Terminal(io.StringIO):
+    """Standard error that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def frames_of_a_validation(monkeypatch: pytest.MonkeyPatch, screen: io.StringIO, seconds_per_batch: float) -> list[str]:
+    """What a bar at step 7 of 9 writes while four batches are validated, and after."""
+    clock = Clock()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    bar = ProgressBar()
+    bar.start(7, 9)
+    written = len(screen.getvalue())
+    for done in range(1, 5):
+        clock.now += seconds_per_batch
+        bar.show_validation(done, 4)
+    bar.end_validation()
+    frames = screen.getvalue()[written:].split("\r")[1:]
+    bar.close()
+    return frames
+
+
+def test_a_long_validation_has_a_bar_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = frames_of_a_validation(monkeypatch, Terminal(), seconds_per_batch=1.0)
+    assert [re.findall(r"validation +\d+%\|.*\| (\d)/4 batches", frame) for frame in frames] == [
+        ["2"],
+        ["3"],
+        ["4"],
+        [],
+    ]
+    assert "7/9 steps" in frames[-1] and len(frames[-1]) >= len(frames[-2].rstrip())
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.1])
+def test_a_short_validation_is_not_shown(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    assert frames_of_a_validation(monkeypatch, Terminal(), seconds) == []
+
+
+def test_a_validation_is_not_shown_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert frames_of_a_validation(monkeypatch, io.StringIO(), seconds_per_batch=1.0) == []
+
+
+def test_nothing_is_shown_where_the_bar_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "tqdm", partial(tqdm, disable=True))
+    progress.tqdm.__mro__ = tqdm.__mro__  # type: ignore[attr-defined]
+    assert frames_of_a_validation(monkeypatch, Terminal(), seconds_per_batch=1.0) == []
+
+
+def test_no_validation_and_no_line_is_shown_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = ProgressBar()
+    bar.show_validation(1, 2)
+    bar.end_validation()
+    bar.say("a line")
+    assert screen.getvalue() == ""
+
+
+def test_a_line_stands_above_the_bar_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = ProgressBar()
+    bar.start(3, 9)
+    bar.say("epoch 1")
+    bar.close()
+    line, rest = screen.getvalue().split("\n", 1)
+    assert line.split("\r")[-1] == "epoch 1" and "3/9 steps" in rest
+
+
+def test_lines_are_whole_in_a_file_and_the_bar_is_not_repeated_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = ProgressBar()
+    bar.start(0, 9)
+    for epoch in range(1, 4):
+        bar.log(train_record(epoch))
+        bar.say(f"epoch {epoch}")
+    bar.close()
+    lines = screen.getvalue().split("\n")
+    assert lines[1:4] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert screen.getvalue().count("\r") <= 2
+
+
+def test_a_display_that_fails_is_left_out_and_the_run_goes_on() -> None:
+    class Broken(ProgressBar):
+        def say(self, text: str) -> None:
+            raise OSError("closed")
+
+    observers = Observers([Broken()])
+    with pytest.warns(UserWarning, match=r"Broken.say failed \(OSError: closed\)"):
+        observers.say("a line")
+    assert observers.active == []
+
+
+def test_an_observer_that_shows_nothing_is_not_asked_to() -> None:
+    Observers([Recorder()]).say("a line")

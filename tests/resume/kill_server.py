@@ -76,7 +76,7 @@ class Server:
         command = [sys.executable, "-m", "tests.resume.kill_server", str(writing)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self.log = folder / "server.log"
-        with open(self.log, "wb") as log:
+        with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT, env=environment, pass_fds=[writing]
             )
@@ -85,8 +85,9 @@ class Server:
         assert read_line(self.events) == "ready", self.log.read_text()
 
     def start(self, folder: Path, room: tuple[int, int] | None = None, **config: Any) -> Child:
-        """Start, or go on with, the run in this folder."""
+        """Start, or go on with, the run in this folder; the log begins anew."""
         assert self.process.stdin is not None
+        os.truncate(self.log, 0)  # with "room", the log of earlier children would leave none for an error
         order = {"folder": str(folder), "config": config, "room": room}
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()

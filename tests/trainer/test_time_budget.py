@@ -346,6 +346,12 @@ def test_the_line_says_what_was_decided_and_why():
     assert told == ("1 min make 48 steps, 4.8 epochs: 1 s a step, 3 validations of 2 s, 4 s before the first step")
 
 
+def test_a_plan_counts_the_records_of_the_layers():
+    settings = LoopConfig(gradient_accumulation_steps=1, layer_statistics=4, logging_steps=100)
+    counts = Plan(small_batches(10), settings, validates=False, saves=False).counts(11)
+    assert counts.seconds(Costs(step=0.0, layers=3.0)) == 6.0  # after steps 4 and 8
+
+
 # Refusals
 
 

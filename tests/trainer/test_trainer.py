@@ -541,7 +541,7 @@ def test_a_run_leaves_its_last_and_best_state_its_steps_settings_and_metrics(tmp
     config = configure(num_epochs=2, save_steps=2, output_dir=str(tmp_path))
     Trainer(tiny_gpt(), config).train(toy_batches(3), toy_batches(1))
     newest_three = {"checkpoint_epoch_1.pt", "checkpoint_step_4.pt", "checkpoint_epoch_2.pt"}
-    others = {"checkpoint_last.pt", "checkpoint_best.pt", "config.yaml", "metrics.jsonl"}
+    others = {"checkpoint_last.pt", "checkpoint_best.pt", "config.yaml", "metrics.jsonl", "made_by.json"}
     assert files_of(tmp_path / "toy") == newest_three | others
 
 

@@ -1,0 +1,90 @@
+"""The command `export`: a run's model and tokenizer as a folder that Hugging Face's transformers open."""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save
+
+from course_lm.checkpoints import atomic_file
+from course_lm.cli.finished_run import FinishedRun, open_run
+from course_lm.cli.output import written_out
+from course_lm.transformers_export import (
+    FILES,
+    as_json,
+    generation_config,
+    model_config,
+    tokenizer_config,
+    tokenizer_file,
+    transformers_weights,
+)
+from course_lm.validation import ensure
+
+MARK = "course_lm_run"  # a key of config.json that transformers keep and do not read
+
+
+def export_run(run: str, to: str) -> int:
+    """Write the finished run in the folder `run` into the folder `to`, whole or not at all; return 0.
+
+    Raises:
+        ValueError: no finished run, or `to` holds something else than an earlier export.
+        OSError: the folder cannot be written.
+    """
+    ensure(to != "", "--to must be a folder, got an empty name")
+    target = Path(to)
+    _refuse_other_content(target)
+    opened = open_run(run)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.resolve().name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.mkdir()
+        for name, content in _files(opened).items():
+            with atomic_file(temporary / name) as file:
+                file.write(content)
+        _take_the_name(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    kind = model_config(opened.model, opened.tokenizer)["architectures"][0]
+    with written_out():
+        print(f"{target}: {kind}, {sum(tensor.numel() for tensor in opened.model.parameters()):,} parameters")
+    return 0
+
+
+def _files(run: FinishedRun) -> dict[str, bytes]:
+    config = model_config(run.model, run.tokenizer) | {MARK: run.config.experiment_name}
+    texts = {
+        "config.json": as_json(config),
+        "generation_config.json": as_json(generation_config(run.tokenizer)),
+        "tokenizer.json": tokenizer_file(run.tokenizer),
+        "tokenizer_config.json": as_json(tokenizer_config(run.model)),
+    }
+    weights = save(transformers_weights(run.model), metadata={"format": "pt"})  # transformers ask for this word
+    return {"model.safetensors": weights} | {name: text.encode() for name, text in texts.items()}
+
+
+def _refuse_other_content(target: Path) -> None:
+    ensure(not target.exists() or target.is_dir(), f"--to must be a folder, {target} is a file")
+    held = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    config = target / "config.json"
+    ours = set(held) <= set(FILES) and config.is_file() and f'"{MARK}"' in config.read_text(errors="replace")
+    ensure(
+        not held or ours,
+        f"{target} holds something else ({', '.join(held[:3])}{', …' if len(held) > 3 else ''}): "
+        "give a folder that is new, empty, or an earlier export",
+    )
+
+
+def _take_the_name(new: Path, target: Path) -> None:
+    """Rename the new folder; one that is in its place is kept until then."""
+    if not target.exists():
+        new.rename(target)
+        return
+    old = new.with_suffix(".old")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)

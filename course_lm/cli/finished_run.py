@@ -1,0 +1,89 @@
+"""A run that is over, from its folder: what `generate`, `evaluate` and `export` read."""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from course_lm.checkpoints import load_weights
+from course_lm.config import TrainingConfig
+from course_lm.model import GPT
+from course_lm.reproducibility import resolve_device
+from course_lm.run_folder import CONFIG, TOKENIZER, find_run
+from course_lm.tokenizer import load_tokenizer
+from course_lm.trainer.run import run_folder
+from course_lm.validation import ensure, one_line
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run's folder and what stands in it; the model is in eval mode, on the CPU."""
+
+    folder: Path
+    config: TrainingConfig
+    tokenizer: Tokenizer
+    model: GPT
+
+
+def open_run(name: str) -> FinishedRun:
+    """The run in the folder `name`, or in the folder of that name where runs are kept by default.
+
+    Warns where the run has gone on since its weights were exported.
+
+    Raises:
+        ValueError: there is no such folder, or it holds no finished run, or what it holds does not fit together; one
+            line says what is missing and what to do.
+        OSError: a file that cannot be read.
+    """
+    folder = find_run(name)
+    config = TrainingConfig.from_yaml(folder / CONFIG)
+    for file in (TOKENIZER, WEIGHTS):
+        if not (folder / file).is_file():
+            raise ValueError(f"the run in {folder} is not finished: it has no {file}; {_how_to_finish(folder, config)}")
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    size = tokenizer.get_vocab_size()
+    fits = size == config.data.vocab_size
+    ensure(fits, f"{folder / TOKENIZER} has {size} tokens, {CONFIG} beside it says {config.data.vocab_size}")
+    model = GPT(config.model, config.data.vocab_size, config.data.max_length)
+    try:
+        load_weights(model, load_file(folder / WEIGHTS))
+    except (SafetensorError, ValueError) as error:
+        reason = f"{folder / WEIGHTS} cannot be used: {one_line(error)}"
+        raise ValueError(f"{reason}; {_how_to_finish(folder, config)}") from error
+    _warn_of_newer_checkpoint(folder)
+    return FinishedRun(folder, config, tokenizer, model.eval())
+
+
+def device_for(config: TrainingConfig) -> torch.device:
+    """The device of the run's configuration, or the best one where this machine has none of that kind."""
+    try:
+        return resolve_device(config.training.device)
+    except ValueError:
+        return resolve_device("auto")
+
+
+def _how_to_finish(folder: Path, config: TrainingConfig) -> str:
+    command = f"course-lm train --config {folder / CONFIG}"
+    configured = run_folder(config)
+    if configured is None or configured.resolve() != folder.resolve():  # moved, or started in another folder
+        command += f" --experiment_name {folder.resolve().name} --training.output_dir {folder.resolve().parent}"
+    if any(folder.glob("checkpoint_*.pt")):
+        return f"`{command}` goes on from its checkpoint and writes it"
+    return f"`{command}` trains it"
+
+
+def _warn_of_newer_checkpoint(folder: Path) -> None:
+    exported = (folder / WEIGHTS).stat().st_mtime
+    newer = [path.name for path in sorted(folder.glob("checkpoint_*.pt")) if path.stat().st_mtime > exported]
+    if newer:
+        warnings.warn(
+            f"the run in {folder} has gone on since its weights were exported: {newer[-1]} is newer than {WEIGHTS}, "
+            "which is written when the run ends",
+            stacklevel=3,
+        )

@@ -1,0 +1,87 @@
+"""The command `generate`: text from a trained model, printed as it is drawn."""
+
+import os
+import stat
+import sys
+import warnings
+
+import torch
+
+from course_lm.cli.finished_run import FinishedRun, device_for, open_run
+from course_lm.cli.output import written_out
+from course_lm.decoding import Sampling
+from course_lm.model import stream
+from course_lm.tokenizer import decode_stream, encode_documents, eos_id
+from course_lm.validation import require
+
+STANDARD_INPUT = "-"
+
+
+def generate_text(run: str, prompt: str | None, max_new_tokens: int, sampling: Sampling, seed: int, number: int) -> int:
+    """Print `number` texts, divided by blank lines: each the prompt and what the model puts after it; return 0.
+
+    Without a prompt a text is a new document. A reader of the output that ends early ends the command, too.
+
+    Args:
+        run: the folder of a finished run.
+        prompt: "-" stands for what comes from standard input, and so does None where that is a pipe or a file.
+    """
+    require(max_new_tokens >= 1, "max_new_tokens", "at least 1", max_new_tokens)
+    require(number >= 1, "number", "at least 1", number)
+    require(0 <= seed < 2**63, "seed", "in [0, 2**63)", seed)
+    opened = open_run(run)
+    text = read_prompt(prompt)
+    ids = _encode(opened, text)
+    opened.model.to(device_for(opened.config))
+    generator = torch.Generator().manual_seed(seed)
+    with written_out():
+        for one in range(number):
+            print("\n" * bool(one) + text, end="", flush=True)
+            tokens = stream(opened.model, ids, sampling, max_new_tokens, eos_id(opened.tokenizer), generator)
+            try:
+                for part in decode_stream(opened.tokenizer, tokens):
+                    print(part, end="", flush=True)
+            finally:
+                print(flush=True)  # also after Ctrl-C, whose message is a line of its own
+    return 0
+
+
+def read_prompt(given: str | None) -> str:
+    """The prompt: as given, or from standard input, without the line end that `echo` puts after it.
+
+    Raises ValueError for one that is no valid UTF-8.
+    """
+    if given == STANDARD_INPUT or (given is None and _is_piped()):
+        content = sys.stdin.buffer.read()
+        try:
+            return content.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            place = f"byte 0x{content[error.start]:02x} at offset {error.start}"
+            raise ValueError(f"the prompt from standard input must be UTF-8, got {place}") from None
+    text = given or ""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of an argument that are no UTF-8 come as lone surrogates
+        raise ValueError("the prompt must be valid UTF-8") from None
+    return text
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file: no terminal, and not /dev/null."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or taken by a notebook or a test
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _encode(run: FinishedRun, text: str) -> list[int]:
+    """`<eos>`, after which every document begins, and the prompt."""
+    (ids,) = encode_documents(run.tokenizer, [text])
+    ids, longest = ids[:-1], run.config.data.max_length
+    if len(ids) > longest:
+        warnings.warn(
+            f"the prompt has {len(ids):,} tokens, with <eos> before it; the model sees the last {longest:,} only",
+            stacklevel=3,
+        )
+    return ids

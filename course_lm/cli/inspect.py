@@ -1,0 +1,88 @@
+"""The command `inspect`: what a text holds, and what is wrong with it, before one trains on it."""
+
+import json
+import math
+from dataclasses import asdict
+
+import torch
+
+from course_lm.cli.preparation import table
+from course_lm.config import TrainingConfig
+from course_lm.corpus.large import LARGE_BYTES, LONGEST, find_large_text
+from course_lm.corpus.load import hash_fraction, read_corpus
+from course_lm.inspection import Finding, Measurements, find, measure
+from course_lm.model import GPT, count_parameters
+from course_lm.validation import one_line
+
+WIDTH = 40  # of the longest bar of the histogram
+
+
+def inspect_text(config: TrainingConfig, as_json: bool) -> int:
+    """Count what the configured text holds and print it, with a line for each finding; return 0."""
+    data = config.data
+    documents, share = read_share(data.corpus)
+    text = measure(documents, data.vocab_size)
+    with torch.device("meta"):
+        parameters = count_parameters(GPT(config.model, data.vocab_size, data.max_length))
+    findings = find(text, parameters, 1 - data.val_fraction - data.test_fraction, share)
+    if as_json:
+        counted = {key: None if value != value else value for key, value in asdict(text).items()}
+        named = [asdict(finding) for finding in findings]
+        print(
+            json.dumps(
+                {"text": data.corpus, "share": share, **counted, "parameters": parameters, "findings": named}, indent=1
+            )
+        )
+        return 0
+    counted_on = "" if share == 1 else f"; all counts are on {share:.1%} of its documents, drawn by their hash"
+    print(describe(data.corpus + counted_on, text, data.vocab_size, parameters, findings))
+    return 0
+
+
+def read_share(corpus: str) -> tuple[list[str], float]:
+    """The documents of a text and the share of it that they are: below 1 for one that is too large to be held.
+
+    They are drawn by their hash, so that all copies of a document are among them, or none.
+    """
+    large = find_large_text(corpus)
+    if large is None:
+        return read_corpus(corpus).documents, 1.0
+    size = large.size or sum(len(document.encode()) for document in large.documents())
+    share = LARGE_BYTES / size
+    return [one for one in large.documents(longest=LONGEST) if hash_fraction(one, seed=0) < share], share
+
+
+def describe(name: str, text: Measurements, vocab_size: int, parameters: int, findings: list[Finding]) -> str:
+    """The counts as a table, the lengths as bars, the repeated lines, and the findings, one a line."""
+    scripts = ", ".join(f"{script} {share:.1%}" for script, share in list(text.scripts.items())[:4]) or "no letters"
+    tokens = "-" if math.isnan(text.tokens_per_byte) else f"{text.tokens_per_byte:.3f}"
+    rows = [
+        ("documents", f"{text.documents:,}"),
+        ("bytes", f"{text.bytes:,}"),
+        ("bytes of a document, median", f"{text.median:,.0f}"),
+        ("bytes of the longest, and share", f"{text.longest:,} ({text.longest_share:.1%})"),
+        ("exact duplicates", f"{text.exact_duplicates:,}"),
+        ("characters U+FFFD, and control", f"{text.replacements:,}, {text.controls:,}"),
+        ("distinct documents looked at below", f"{text.sampled:,} ({text.sampled_bytes:,} bytes)"),
+        ("near duplicates", f"{text.near:,}"),
+        ("repeated lines, share of characters", f"{text.repeated_lines:,} ({text.repeated_share:.1%})"),
+        ("letters by script", scripts),
+        (f"tokens per byte, vocabulary {vocab_size:,}", tokens),
+        ("parameters of the model", f"{parameters:,}"),
+    ]
+    parts = [f"{name}\n{table(rows)}", _bars(text)]
+    if text.lines:
+        lines = [f"{count:>9,}  {one_line(line)}" for line, count in text.lines]
+        parts.append("documents with a repeated line\n" + "\n".join(lines))
+    if findings:
+        parts.append("\n".join(map(str, findings)))
+    return "\n\n".join(parts)
+
+
+def _bars(text: Measurements) -> str:
+    most, width = max(count for _, _, count in text.lengths), len(f"{text.lengths[-1][1] - 1:,}")
+    lines = [
+        f"{low:>{width},} to {below - 1:>{width},}  {count:>9,}  {'█' * math.ceil(WIDTH * count / most)}".rstrip()
+        for low, below, count in text.lengths
+    ]
+    return "\n".join([f"{'bytes':>{2 * width + 4}}  documents", *lines])

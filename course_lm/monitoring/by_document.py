@@ -1,0 +1,141 @@
+"""Validation document by document: the same numbers as `evaluate`, each with an interval over documents.
+
+A measured text is a sample: other documents from the same source would have given another loss. The documents are the
+units that are drawn, not the tokens, since tokens of one document are alike. A loss is a ratio of two sums over
+documents, nats to tokens, and its standard error is that of a ratio estimator (Cochran 1977, "Sampling Techniques",
+section 6.4). The interval says nothing about other seeds or another training text.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from course_lm.batch_checks import check_batch
+from course_lm.batching import Loader
+from course_lm.forward import device_of, forward_logits, move_batch
+from course_lm.loss import IGNORED, next_token_loss, perplexity
+from course_lm.model import evaluation_mode
+from course_lm.precision import Precision
+
+NORMAL = 1.959964  # the normal distribution holds 95 % within so many standard deviations
+FEWEST = 3  # documents that give an interval: two say nothing of how documents differ
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the ends of its 95 % interval, which are nan where there are too few documents for one."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class DocumentSums:
+    """What each of D documents adds to the sums over the whole text.
+
+    Attributes:
+        nats: loss, summed over the document's targets, (D,) float64.
+        tokens, correct, num_bytes: its target tokens, those that had the highest logit, and the UTF-8 bytes of all of
+            them, (D,) int64.
+    """
+
+    nats: Tensor
+    tokens: Tensor
+    correct: Tensor
+    num_bytes: Tensor
+
+    def loss(self) -> Estimate:
+        """Nats per target token."""
+        return ratio(self.nats, self.tokens)
+
+    def perplexity(self) -> Estimate:
+        """The exponential of the loss and of the ends of its interval."""
+        loss = self.loss()
+        return Estimate(perplexity(loss.value), perplexity(loss.low), perplexity(loss.high))
+
+    def bits_per_byte(self) -> Estimate:
+        """Bits that the model needs for each byte of the text."""
+        return ratio(self.nats / math.log(2), self.num_bytes)
+
+    def accuracy(self) -> Estimate:
+        """Share of the targets that had the highest logit."""
+        share = ratio(self.correct, self.tokens)
+        return Estimate(share.value, max(0.0, share.low), min(1.0, share.high)) if share.low == share.low else share
+
+
+def ratio(above: Tensor, below: Tensor) -> Estimate:
+    """The ratio of two sums over documents, `above` and `below` (D,), with its 95 % interval.
+
+    The interval is value ± t * s: s² = D / (D - 1) * the sum of (above - value * below)² / (the sum of `below`)², and t
+    is the quantile of Student's distribution with D - 1 degrees of freedom.
+    """
+    above, below = above.double(), below.double()
+    documents, total = len(above), float(below.sum())
+    value = float(above.sum()) / total if total else math.nan
+    if documents < FEWEST:
+        return Estimate(value, math.nan, math.nan)
+    error = math.sqrt(documents / (documents - 1) * float((above - value * below).square().sum())) / total
+    reach = student_quantile(documents - 1) * error
+    return Estimate(value, value - reach, value + reach)
+
+
+def student_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, to 1 % from 2 degrees of freedom on (Abramowitz and Stegun 1964, 26.7.5)."""
+    z, n = NORMAL, freedom
+    terms = (
+        z,
+        (z**3 + z) / 4 / n,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96 / n**2,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / n**3,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160 / n**4,
+    )
+    return sum(terms)
+
+
+@torch.no_grad()
+def evaluate_documents(
+    model: nn.Module, loader: Loader, precision: Precision | None = None, *, show_progress: bool = False
+) -> DocumentSums:
+    """The sums of each document that `loader` holds, over the batches of its epoch 0, on the model's device.
+
+    Documents without text are left out. Each module's mode is put back. `show_progress` draws a bar in a terminal.
+    """
+    device = device_of(model)
+    precision = precision or Precision("fp32", device)
+    exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+    documents = int(loader.rows.documents.max()) + 1
+    nats = torch.zeros(documents, dtype=torch.float64)
+    tokens, correct, num_bytes = torch.zeros(3, documents, dtype=torch.int64)
+    with evaluation_mode(model):
+        # disable=None leaves the bar out where standard error is no terminal
+        hidden = None if show_progress else True
+        for batch, numbers in tqdm(_numbered(loader), total=len(loader), disable=hidden, leave=False, unit=" batches"):
+            check_batch(model, batch)
+            moved = move_batch(batch, device)
+            with precision.autocast():
+                logits = forward_logits(model, moved)
+                losses = next_token_loss(logits, moved["labels"], reduction="none")  # (B, T - 1)
+            targets = batch["labels"][:, 1:]
+            counted = targets != IGNORED
+            owners = numbers[:, 1:][counted].long()
+            hits = (logits.argmax(-1)[:, :-1].cpu() == targets)[counted]
+            nats.index_add_(0, owners, losses.to(exact).cpu().double()[counted])
+            tokens.index_add_(0, owners, torch.ones_like(owners))
+            correct.index_add_(0, owners, hits.long())
+            num_bytes.index_add_(0, owners, loader.rows.token_bytes[targets[counted]].long())
+    held = tokens > 0
+    return DocumentSums(nats[held], tokens[held], correct[held], num_bytes[held])
+
+
+def _numbered(loader: Loader) -> Iterator[tuple[dict, Tensor]]:
+    """Each batch of epoch 0, and the number of the document at each of its positions (B, T), any number at PAD."""
+    rows = loader.rows
+    for of_batch, batch in zip(loader.order(0), loader.from_start()):
+        first = rows.offsets[of_batch][:, None]  # (B, 1) the first piece of each row
+        pieces = first + batch["document_ids"].clamp(min=0) if "document_ids" in batch else first
+        yield dict(batch), rows.documents[pieces].expand_as(batch["labels"])

@@ -1,0 +1,240 @@
+"""What stands in a run's folder, read without loading torch: settings, records, how it was made, who trains in it.
+
+`config.yaml` holds the settings, `metrics.jsonl` a record on each line, `made_by.json` the sessions that made the run.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from course_lm.validation import did_you_mean, ensure, one_line
+from course_lm.yaml_tree import read_yaml_file
+
+CONFIG, METRICS, SESSIONS, TOKENIZER = "config.yaml", "metrics.jsonl", "made_by.json", "tokenizer.json"
+HELD = "runs"  # where a run is looked for that is given by its name alone
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run as its folder tells it.
+
+    Attributes:
+        settings: by "section.key".
+        records: of training steps and validations, in order; what was not measured, or not finite, is nan.
+        total_steps: to which the newest session meant to train, or None where nobody knows.
+        running: whether a process trains in the folder now.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+    records: list[Record]
+    total_steps: int | None
+    running: bool
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.absolute().name
+
+    @property
+    def train(self) -> list[Record]:
+        """The records of training steps."""
+        return [record for record in self.records if record["event"] == "train"]
+
+    @property
+    def validation(self) -> list[Record]:
+        """The records of validations."""
+        return [record for record in self.records if record["event"] == "validation"]
+
+    @property
+    def steps(self) -> int:
+        """Completed optimizer steps up to the last record."""
+        return max((record["step"] for record in self.records), default=0)
+
+    @property
+    def best(self) -> Record | None:
+        """The first validation record with the lowest loss, or None; as `History.best` has it."""
+        measured = (record for record in self.validation if not math.isnan(record["val_loss"]))
+        return min(measured, key=lambda record: record["val_loss"], default=None)
+
+    def seconds(self) -> list[float]:
+        """For each training record, the seconds of training steps up to it, validations and saves left out.
+
+        They are the tokens between two records over the tokens per second that were measured there.
+        """
+        seconds, tokens, sums = 0.0, 0, []
+        for record in self.train:
+            speed = record.get("tokens_per_second", math.nan)
+            if speed > 0:  # neither nan nor the 0 of steps without a target
+                seconds += (record.get("tokens", math.nan) - tokens) / speed
+            tokens = record.get("tokens", math.nan)
+            sums.append(seconds)
+        return sums
+
+    def seconds_at(self, step: int) -> float:
+        """Seconds of training steps up to `step`, in proportion between two training records."""
+        points = [(0, 0.0), *((record["step"], at) for record, at in zip(self.train, self.seconds()))]
+        for (before, start), (after, end) in pairwise(points):
+            if step <= after:
+                return end if after == before else start + (end - start) * (step - before) / (after - before)
+        return points[-1][1]
+
+    @property
+    def state(self) -> str:
+        """One of "running", "empty" (no step was recorded), "finished" and "stopped"."""
+        if self.running:
+            return "running"
+        if not self.records:
+            return "empty"
+        return "finished" if self._has_ended() else "stopped"
+
+    def _has_ended(self) -> bool:
+        end = self.settings.get("training.max_steps") or self.total_steps
+        if end is not None and self.steps >= end:
+            return True
+        epochs = self.settings.get("training.num_epochs")
+        if end is None and epochs is not None and max(record.get("epoch", 0) for record in self.records) >= epochs:
+            return True
+        return self._was_stopped_early()
+
+    def _was_stopped_early(self) -> bool:
+        """Whether `training.early_stopping_patience` ran out, which the validations tell."""
+        patience = self.settings.get("training.early_stopping_patience")
+        if patience is None:
+            return False
+        from course_lm.monitoring.stopping import EarlyStopping  # loads torch, which most runs do without
+
+        stopper = EarlyStopping(patience, self.settings.get("training.early_stopping_threshold") or 0.0)
+        for record in self.validation:
+            stopper.update(record["val_loss"])
+        return stopper.should_stop
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run that is given by its path, or by its name in the folder `runs`.
+
+    Raises:
+        ValueError: there is no such folder, or it is no run's; one line says what is there instead.
+    """
+    ensure(name != "", "RUN must be a run's folder, got an empty name")
+    given, held = Path(name), Path(HELD, name)
+    folder = held if held.is_dir() and not given.is_dir() else given
+    if (folder / CONFIG).is_file():
+        return folder
+    if not folder.is_dir():
+        kind = "is no folder" if folder.exists() else "is not there"
+        near = [*map(str, _runs_in(given.parent)), *(run.name for run in _runs_in(held.parent))]
+        hint = did_you_mean(name, near) or "give a run's folder, or its name in runs"
+        raise ValueError(f"the run {one_line(name)} {kind}: {hint}")
+    inside = _runs_in(folder)
+    if inside:
+        names = ", ".join(run.name for run in inside)
+        raise ValueError(f"{folder} is no run itself; it holds the runs {names}: give {inside[0]}")
+    if any(folder.glob("checkpoint_*.pt")):
+        raise ValueError(f"{folder} holds checkpoints, but no {CONFIG}: copy it from where the run was trained")
+    raise ValueError(f"{folder} is no run's folder: it has no {CONFIG}, which `course-lm train` writes")
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(found.parent for found in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+
+
+def read_run(folder: Path) -> RunFolder:
+    """The run in `folder`.
+
+    Raises:
+        OSError: there is no such folder, or a file of it cannot be read.
+        ValueError: it holds no run, or a file of it is broken; names the file.
+    """
+    ensure(folder.is_dir(), f"{folder} is no folder of a run")
+    config = folder / CONFIG
+    ensure(config.is_file(), f"{folder} holds no {CONFIG}: it is no run of course-lm")
+    try:
+        tree = read_yaml_file(config)
+    except ValueError as error:
+        raise ValueError(f"{config} is broken: {error}") from None
+    ensure(isinstance(tree, Mapping) and "training" in tree, f"{config} has no section training: it is of no run")
+    return RunFolder(folder, _flat(tree), _read_records(folder / METRICS), _total_steps(folder), is_locked(folder))
+
+
+def lock_of(folder: Path) -> Path:
+    """The file that is locked while a process trains in `folder`: beside it, since the folder may be renamed."""
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains in `folder` now; False too where nobody knows, since the lock may not be opened."""
+    path = lock_of(folder.absolute())
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except (OSError, NotImplementedError):
+        return False
+
+
+def differing(runs: list[RunFolder]) -> list[str]:
+    """The settings, by "section.key", that two of the runs have with unlike values; their names left out."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    values = {key: [run.settings[key] for run in runs if key in run.settings] for key in keys}
+    return [key for key, held in values.items() if key not in _NAMING and any(value != held[0] for value in held)]
+
+
+_NAMING = ("experiment_name", "training.output_dir")
+
+
+def _flat(tree: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{where}{key}.") if isinstance(value, Mapping) else {f"{where}{key}": value}
+    return flat
+
+
+def _read_records(path: Path) -> list[Record]:
+    """The records of training and validation; the last line may be torn, as a killed process leaves it."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines()
+    read = [_read_record(line) for line in lines]
+    broken = next((number for number, record in enumerate(read[:-1], start=1) if record is None), None)
+    ensure(broken is None, f"{path} is broken: line {broken} is no record of a run")
+    return [record for record in read if record is not None and str(record["event"]) in _LOSSES]
+
+
+_LOSSES = {"train": "loss", "validation": "val_loss"}
+
+
+def _read_record(line: bytes) -> Record | None:
+    """The record that a line holds; None where it holds none."""
+    try:
+        record = {key: math.nan if value is None else value for key, value in json.loads(line).items()}
+        event = str(record["event"])
+        loss = record[_LOSSES[event]] if event in _LOSSES else math.nan
+        whole = type(record["step"]) is int and isinstance(loss, int | float)
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        return None
+    return record if whole else None
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """The sessions in the folder's `made_by.json`; none where there is no such file, or it cannot be read."""
+    try:
+        sessions = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))["sessions"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
+
+
+def _total_steps(folder: Path) -> int | None:
+    steps = [session.get("total_steps") for session in read_sessions(folder)]
+    return steps[-1] if steps and type(steps[-1]) is int else None

@@ -1,0 +1,96 @@
+"""How a run was made: the file `made_by.json` in its folder, with an entry for each session."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from course_lm import __version__
+from course_lm.checkpoints import atomic_file
+from course_lm.monitoring import Record
+from course_lm.run_folder import SESSIONS, read_sessions
+
+GIT_SECONDS = 5.0
+
+
+class SessionLog:
+    """An observer that notes in `folder`/made_by.json how each session of a run was made; nothing is drawn from it.
+
+    An entry has "command" (the arguments of `course-lm`; null where another program, or a notebook, made the trainer:
+    its arguments are its own affair), "commit" and "dirty" of the working directory (null outside a repository),
+    "course_lm", "torch" and "python" (versions), "processor", "threads", "started" (UTC), "step" and "total_steps".
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, step: int, total_steps: int | None) -> None:
+        """Add an entry for the session that begins after `step` completed steps."""
+        sessions = [*read_sessions(self.folder), {**describe_session(), "step": step, "total_steps": total_steps}]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(self.folder / SESSIONS) as file:
+            file.write((json.dumps({"sessions": sessions}, indent=1, ensure_ascii=False) + "\n").encode())
+
+    def log(self, record: Record) -> None:
+        """Records stand in `metrics.jsonl`."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def describe_session() -> dict[str, Any]:
+    """What made this process compute as it does; see `SessionLog`."""
+    commit, dirty = git_state(Path.cwd())
+    return {
+        "command": _own_command(sys.argv),
+        "commit": commit,
+        "dirty": dirty,
+        "course_lm": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit that is checked out in `folder`, and whether a tracked file differs from it.
+
+    Both None outside a repository, before its first commit, and where git is missing or does not answer.
+    """
+    # --no-optional-locks: another git command of the same moment must not find the index locked
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    quiet = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, timeout=GIT_SECONDS)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None, None
+    lines = done.stdout.splitlines()
+    commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+    if done.returncode or not commits or commits[0] == "(initial)":
+        return None, None
+    return commits[0], any(not line.startswith("#") for line in lines)
+
+
+def processor() -> str:
+    """The name of this machine's processor, as far as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except (OSError, ValueError, IndexError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _own_command(argv: list[str]) -> list[str] | None:
+    program = Path(argv[0] if argv else "")
+    ours = program.stem == "course-lm" or program.parts[-2:] == ("course_lm", "__main__.py")
+    return ["course-lm", *argv[1:]] if ours else None

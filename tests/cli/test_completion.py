@@ -1,0 +1,53 @@
+"""Claims about `course-lm completion`: a shell completes commands, their options, and keys of the configuration."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from course_lm.cli import main
+
+BASH = shutil.which("bash")
+
+
+def completed(script: str, *words: str) -> list[str]:
+    """What bash offers for the last word of a command line."""
+    line = " ".join(f"'{word}'" for word in words)
+    current, previous = words[-1], words[-2] if len(words) > 1 else ""
+    ask = (
+        f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}\n"
+        "ask=$(complete -p course-lm); ask=${ask#*-F }; ${ask%% *}"
+        f" course-lm '{current}' '{previous}'\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run([str(BASH), "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    return [line.strip() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(BASH is None, reason="no bash")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("gen",), {"generate"}),
+        (("train", "--optimizer.l"), {"--optimizer.learning_rate"}),
+        (("evaluate", "--split", ""), {"train", "validation", "test"}),
+        (("find-lr", "--held"), {"--held_out"}),
+        (("generate", "--to"), {"--top_k", "--top_p"}),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_bash_completes(capsys, words, offered):
+    assert main(["completion", "bash"]) == 0
+    assert offered <= set(completed(capsys.readouterr().out, "course-lm", *words))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_there_is_a_script_for_each_shell(capsys, shell):
+    assert main(["completion", shell]) == 0
+    assert "optimizer.learning_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [[], ["fish"], ["bash", "zsh"], ["bash", "--quiet"]], ids=" ".join)
+def test_another_use_is_refused_in_one_line(capsys, wrong):
+    assert main(["completion", *wrong]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

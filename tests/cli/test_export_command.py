@@ -1,0 +1,114 @@
+"""Claims about `course-lm export`: a folder that transformers open, whole or not at all, in place of nothing else."""
+
+import os
+
+import pytest
+import torch
+
+from course_lm.cli import export as command
+from course_lm.cli import main
+from course_lm.cli.finished_run import open_run
+from course_lm.transformers_export import FILES
+from tests.cli.refusals import assert_refused
+
+
+def export(run, to):
+    return ["export", str(run), "--to", str(to)]
+
+
+@pytest.mark.long
+def test_transformers_continue_a_text_as_generate_does(finished, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    assert main(export(finished, tmp_path / "new" / "exported")) == 0
+    assert "GPTNeoXForCausalLM" in capsys.readouterr().out
+    folder = tmp_path / "new" / "exported"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    prompt = tokenizer("the", return_tensors="pt")
+    ids = model.generate(**prompt, max_new_tokens=10, do_sample=False)[0]
+    main(["generate", str(finished), "--prompt=the", "--max_new_tokens=10", "--temperature=0"])
+    assert tokenizer.decode(ids, skip_special_tokens=True) + "\n" == capsys.readouterr().out
+    with torch.no_grad():
+        here = open_run(str(finished)).model(prompt["input_ids"])
+        torch.testing.assert_close(model(**prompt).logits, here, rtol=1e-5, atol=1e-5)
+
+
+def test_the_folder_holds_what_transformers_read_and_nothing_else(finished, tmp_path):
+    assert main(export(finished, tmp_path / "exported")) == 0
+    assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == sorted(FILES)
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+def test_an_earlier_export_is_renewed_and_an_empty_folder_is_filled(finished, tmp_path):
+    (tmp_path / "exported").mkdir()
+    assert main(export(finished, tmp_path / "exported")) == 0
+    (tmp_path / "exported" / "tokenizer.json").write_text("{}")
+    assert main(export(finished, tmp_path / "exported")) == 0
+    assert (tmp_path / "exported" / "tokenizer.json").stat().st_size > 100
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+
+
+@pytest.mark.parametrize("other", ["notes.txt", "config.json", "model.safetensors"])
+def test_a_folder_that_holds_something_else_stays_as_it_is(finished, tmp_path, capsys, other):
+    (tmp_path / other).write_text("{}")
+    assert_refused(capsys, export(finished, tmp_path), str(tmp_path), f"holds something else ({other})", "new, empty")
+    assert [path.name for path in tmp_path.iterdir()] == [other] and (tmp_path / other).read_text() == "{}"
+
+
+def test_an_export_with_a_file_of_yours_beside_it_stays_as_it_is(finished, tmp_path, capsys):
+    main(export(finished, tmp_path / "exported"))
+    (tmp_path / "exported" / "README.md").write_text("mine")
+    capsys.readouterr()
+    assert_refused(capsys, export(finished, tmp_path / "exported"), "holds something else", "README.md")
+
+
+def test_a_run_is_not_exported_into_itself(finished, capsys):
+    before = sorted(finished.iterdir())
+    assert_refused(capsys, export(finished, finished), "holds something else")
+    assert sorted(finished.iterdir()) == before
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["over an earlier export", "new"])
+def test_an_export_that_fails_half_way_leaves_what_was_there(finished, tmp_path, capsys, monkeypatch, there):
+    if there:
+        main(export(finished, tmp_path / "exported"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+
+    def full(model, tokenizer=None):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "tokenizer_config", full)
+    assert_refused(capsys, export(finished, tmp_path / "exported"), "No space left on device")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"] * there
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(finished, tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    assert_refused(capsys, export(finished, tmp_path / "exported"), "exported")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["required", "RUN", "--to"]),
+        (["RUN"], ["required", "--to"]),
+        (["--to=new"], ["required", "RUN"]),
+        (["RUN", "--to"], ["--to", "expected one argument"]),
+        (["RUN", "--to="], ["--to must be a folder, got an empty name"]),
+        (["RUN", "--to=file"], ["--to must be a folder, file is a file"]),
+        (["RUN", "--to=file/new"], ["file"]),
+        (["RUN", "--too=new"], ["required", "--to"]),
+        (["RUN", "--to=new", "--dtype=bf16"], ["unrecognized argument --dtype"]),
+        (["RUN", "--to=new", "another"], ["unrecognized argument another"]),
+        (["gone", "--to=new"], ["gone is not there"]),
+    ],
+)
+def test_a_wrong_use_is_one_line(finished, tmp_path, capsys, monkeypatch, arguments, parts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    given = [str(finished) if one == "RUN" else one for one in arguments]
+    assert_refused(capsys, ["export", *given], *parts)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,77 @@
+"""Claims about `course-lm inspect`: the counts, the findings, and one line for what cannot be inspected."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from course_lm.cli import main
+
+SMALL = ["--data.vocab_size=270", "--model.n_layer=1", "--model.n_head=1", "--model.d_model=2", "--data.max_length=8"]
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sixty paragraphs without a fault, enough for a model of some 700 parameters."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    words = [a + b for a in ("ba", "du", "ki", "lo", "me", "na") for b in ("st", "rm", "ll", "nk", "ve", "sh")]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(" ".join(draw.choices(words, k=40)) for _ in range(60)), encoding="utf-8")
+    return path
+
+
+def test_a_text_without_a_fault_has_counts_and_no_advice(text, capsys):
+    assert main(["inspect", "text.txt", *SMALL]) == 0
+    counts, lengths = capsys.readouterr().out.strip().split("\n\n")
+    assert counts.startswith("text.txt\ndocuments") and "LATIN 100.0%" in counts and "vocabulary 270" in counts
+    assert "█" in lengths
+
+
+def test_a_fault_has_a_line_of_advice_at_the_end(text, capsys):
+    text.write_text(text.read_text() + "\n\ncaf\ufffd\n\n" + text.read_text().split("\n\n")[0])
+    assert main(["inspect", "text.txt", *SMALL]) == 0
+    *_, last = capsys.readouterr().out.strip().split("\n\n")
+    assert [line.split(":")[0] for line in last.splitlines()] == ["exact duplicates", "replacement characters"]
+
+
+def test_the_counts_as_json_are_all_of_the_output(text, capsys):
+    assert main(["inspect", "text.txt", "--json", *SMALL, "--data.vocab_size=5000"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert counted["documents"] == 60 and counted["tokens_per_byte"] is None
+    assert [finding["name"] for finding in counted["findings"]] == ["vocabulary"]
+
+
+def test_a_text_is_only_looked_at(text):
+    main(["inspect", "text.txt", *SMALL])
+    assert [path.name for path in text.parent.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["TEXT"]),
+        (["nowhere.txt"], ["nowhere.txt"]),
+        (["storys"], ["'storys'", "did you mean stories?"]),
+        (["."], ["is a folder"]),
+        (["text.txt", "other.txt"], ["other.txt"]),
+        (["empty.txt"], ["empty.txt is empty"]),
+        (["bytes.txt"], ["bytes.txt is not UTF-8"]),
+        (["text.txt", "--data.vocab_size=3"], ["data.vocab_size", "got 3"]),
+        (["text.txt", "--data.vocabsize=300"], ["did you mean --data.vocab_size?"]),
+        (["text.txt", "--jsn"], ["--jsn", "did you mean --json?"]),
+        (["text.txt", "--config=nowhere.yaml"], ["nowhere.yaml"]),
+        (["text.txt", "--data.corpus=stories"], ["data.corpus", "TEXT"]),
+        (["", "--data.vocab_size=300"], ["corpus"]),
+    ],
+)
+def test_a_wrong_use_is_refused_in_one_line(text, capsys, arguments, parts):
+    (text.parent / "empty.txt").write_text(" \n")
+    (text.parent / "bytes.txt").write_bytes(b"caf\xe9")
+    assert main(["inspect", *arguments]) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert printed.out == "" and line.startswith("course-lm: error: ")
+    for part in parts:
+        assert part in line

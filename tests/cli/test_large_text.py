@@ -1,0 +1,146 @@
+"""Claims about commands on a text that is too large to be held: each does what it does with a small one, or refuses."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from course_lm.cli import inspect, main
+from course_lm.corpus import large
+from course_lm.corpus.large import FilesText
+
+SMALL = [
+    "--experiment_name=toy",
+    "--data.vocab_size=270",
+    "--data.max_length=16",
+    "--data.val_fraction=0.3",
+    "--model.n_layer=1",
+    "--model.n_head=2",
+    "--model.d_model=16",
+    "--training.batch_size=4",
+    "--training.precision=fp32",
+    "--training.device=cpu",
+]
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A text of sixty short paragraphs, for which there is too little memory."""
+    monkeypatch.setattr(large, "LARGE_BYTES", 100)
+    draw = random.Random(0)
+    words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(" ".join(draw.choices(words, k=9)) for _ in range(60)), encoding="utf-8")
+    return path
+
+
+def arguments(command: str, text: Path, *more: str) -> list[str]:
+    folders = [f"--data.cache={text.parent / 'cache'}", f"--training.output_dir={text.parent / 'runs'}"]
+    return [command, *SMALL, f"--data.corpus={text}", *folders, *more]
+
+
+def refuse_to_read(*arguments: object) -> None:
+    raise AssertionError("the text was read")
+
+
+@pytest.mark.long
+def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(text, capsys):
+    assert main(arguments("train", text, "--training.max_steps=3")) == 0
+    printed = capsys.readouterr()
+    assert "documents to train on" in printed.out
+    assert f"token ids in {text.parent / 'cache'}" in printed.out and "of training text" in printed.out
+    table, sample = printed.out.split("\n\n", 1)
+    assert "bits per byte" in table and "xz" not in table and sample.strip()
+    for bar in ("reading the text", "training the tokenizer", "encoding the text"):
+        assert bar in printed.err
+    assert (text.parent / "runs" / "toy" / "tokenizer.json").exists()
+
+
+@pytest.mark.long
+def test_a_run_goes_on_from_the_store_that_it_finds_and_from_one_that_was_built_anew(text, capsys, monkeypatch):
+    constant = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_ratio=0", "--lr_scheduler.warmup_steps=1"]
+    assert main(arguments("train", text, *constant, "--training.max_steps=2")) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(FilesText, "documents", refuse_to_read)
+        assert main(arguments("train", text, *constant, "--training.max_steps=3")) == 0
+    other = f"--data.cache={text.parent / 'elsewhere'}"
+    assert main(arguments("train", text, *constant, "--training.max_steps=4", other)) == 0, capsys.readouterr().err
+    lines = (text.parent / "runs" / "toy" / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(line)["step"] for line in lines) == 4
+
+
+@pytest.mark.long
+def test_a_time_budget_is_turned_into_steps(text, capsys):
+    assert main(arguments("train", text, "--training.time_budget=0.03")) == 0
+    assert "lowest validation loss" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_range_test_reads_a_large_text(text, capsys):
+    sweep = ["--start_lr=1e-3", "--end_lr=1", "--num_iter=4", f"--png={text.parent / 'curve.png'}"]
+    assert main(arguments("find-lr", text, *sweep)) == 0
+    assert "steps taken" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_profile_reads_a_large_text(text, capsys):
+    assert main(arguments("profile", text, "--repeats=1", f"--output={text.parent / 'profile'}")) == 0
+    assert "documents to train on" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_run_on_a_large_text_is_evaluated_on_its_own_part_without_reading_it(text, capsys, monkeypatch):
+    assert main(arguments("train", text, "--training.max_steps=3", "--data.test_fraction=0.2")) == 0
+    run, small = str(text.parent / "runs" / "toy"), text.with_name("small.txt")
+    logged = [json.loads(line) for line in (text.parent / "runs" / "toy" / "metrics.jsonl").read_text().splitlines()]
+    with monkeypatch.context() as patch:
+        patch.setattr(FilesText, "documents", refuse_to_read)
+        for split in ("train", "validation", "test"):
+            capsys.readouterr()
+            assert main(["evaluate", run, f"--split={split}", "--json"]) == 0
+            printed = capsys.readouterr()
+            found = json.loads(printed.out)
+            assert found["documents"] and "warning" not in printed.err
+            if split == "validation":
+                (loss,) = {record["val_loss"] for record in logged if record["event"] == "validation"}
+                assert found["loss"]["value"] == pytest.approx(loss, rel=1e-5)
+    small.write_text("the cat sat", encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"text\.txt, is too large to compare"):
+        assert main(["evaluate", run, f"--data.corpus={small}"]) == 0
+    small.write_text("the cat sat on the mat\n\n" * 6, encoding="utf-8")
+    assert main(["evaluate", run, f"--data.corpus={small}"]) == 2
+    assert "give a part of it" in capsys.readouterr().err
+
+
+def test_a_large_text_is_inspected_by_a_share_of_its_documents(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(large, "LARGE_BYTES", 20_000)
+    monkeypatch.setattr(inspect, "LARGE_BYTES", 20_000)
+    draw = random.Random(0)
+    made = ["".join(draw.choices("abcdefghij klmnop", k=70)) for _ in range(400)]
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join([*made, *made]), encoding="utf-8")  # each twice
+    assert main(["inspect", str(text), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["share"] == pytest.approx(20_000 / text.stat().st_size)
+    assert 0.5 * found["share"] < found["documents"] / 800 < 1.5 * found["share"]
+    assert found["exact_duplicates"] == found["documents"] / 2
+    assert main(["inspect", str(text)]) == 0
+    assert f"all counts are on {found['share']:.1%} of its documents" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        (["--curriculum.enabled=true"], ["curriculum.enabled must be false for a text of more than", "text.txt"]),
+        (["--data.vocab_size=90000"], ["vocab_size 90000 is more than this text supports"]),
+        (["--data.val_fraction=1e-9"], ["the validation split of", "is empty"]),
+        (["--data.cache="], ["data.cache must be a folder"]),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(text, capsys, more, parts):
+    assert main(arguments("train", text, *more)) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("course-lm: error: ")]
+    for part in parts:
+        assert part in line
+    assert not (text.parent / "runs" / "toy" / "metrics.jsonl").exists()

@@ -1,0 +1,267 @@
+"""Claims about `course-lm runs`, `compare` and `plot`: what stands in folders of runs, in a table and a picture."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from filelock import FileLock
+
+from course_lm.cli import main
+from course_lm.cli.run_pictures import draw_runs
+from course_lm.run_folder import differing, lock_of, read_run
+
+
+def make_run(folder: Path, steps: int = 20, *, loss: float = 3.0, total: int | None = 20, **settings: Any) -> Path:
+    """A folder as a run leaves it: a training record every 5 steps, a validation every 10."""
+    sections: dict[str, Any] = {
+        "experiment_name": folder.name,
+        "data": {"corpus": "text.txt", "vocab_size": 300},
+        "optimizer": {"learning_rate": 0.01},
+        "training": {"max_steps": total, "num_epochs": 10, "seed": 0, "early_stopping_patience": None},
+    }
+    for key, value in settings.items():
+        section, _, name = key.partition("__")
+        sections[section][name] = value
+    records = []
+    for step in range(5, steps + 1, 5):
+        tokens = {"tokens": 100 * step, "tokens_per_second": 250.0}
+        records.append({"event": "train", "step": step, "epoch": 0, "loss": loss + 5 / step, **tokens})
+        if step % 10 == 0:
+            measured = {"val_loss": loss + 1 / step, "bits_per_byte": (loss + 1 / step) / 2}
+            records.append({"event": "validation", "step": step, "epoch": 0, **measured})
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(sections))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two whole runs, `slow` with half the learning rate of `fast`."""
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs" / "fast", optimizer__learning_rate=0.02)
+    make_run(tmp_path / "runs" / "slow", loss=3.5)
+    return tmp_path / "runs"
+
+
+def table_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["runs"]
+
+
+def test_the_table_has_a_line_for_each_run_and_the_settings_in_which_they_differ(runs, capsys):
+    assert main(["runs"]) == 0
+    above, names, *lines = capsys.readouterr().out.splitlines()
+    assert above.split() == ["optimizer.", "best", "at", "bits"]
+    assert names.split() == ["name", "learning_rate", "steps", "val", "loss", "step", "per", "byte", "seconds", "state"]
+    assert [line.split() for line in lines] == [
+        ["fast", "0.02", "20", "3.0500", "20", "1.5250", "8.0", "finished"],
+        ["slow", "0.01", "20", "3.5500", "20", "1.7750", "8.0", "finished"],
+    ]
+
+
+def test_the_table_as_json_holds_the_same(runs, capsys):
+    fast, slow = table_of(capsys, "runs", str(runs))
+    assert fast["settings"] == {"optimizer.learning_rate": 0.02} and slow["settings"]["optimizer.learning_rate"] == 0.01
+    assert (fast["name"], fast["steps"], fast["val_step"], fast["seconds"]) == ("fast", 20, 20, 8.0)
+
+
+def test_the_best_loss_is_the_lowest_and_not_the_last(runs, capsys):
+    with (runs / "fast" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "validation", "step": 30, "epoch": 0, "val_loss": 9.0, "bits_per_byte": 4.5}\n')
+        file.write('{"event": "validation", "step": 40, "epoch": 0, "val_loss": null, "bits_per_byte": null}\n')
+    assert [run["val_step"] for run in table_of(capsys, "runs")] == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("made", "state"),
+    [
+        ({"steps": 20}, "finished"),
+        ({"steps": 15}, "stopped"),
+        ({"steps": 0}, "empty"),
+        ({"steps": 20, "total": None}, "stopped"),
+        ({"steps": 20, "total": 40, "training__early_stopping_patience": 1}, "stopped"),
+    ],
+)
+def test_a_run_is_finished_where_its_last_step_was_taken(tmp_path, made, state):
+    assert read_run(make_run(tmp_path / "run", **made)).state == state
+
+
+def test_a_run_of_epochs_is_finished_where_its_last_epoch_is(tmp_path):
+    folder = make_run(tmp_path / "run", total=None, training__num_epochs=2)
+    assert read_run(folder).state == "stopped"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "validation", "step": 20, "epoch": 2, "val_loss": 3.0}\n')
+    assert read_run(folder).state == "finished"
+
+
+def test_a_run_that_was_stopped_early_is_finished(tmp_path):
+    folder = make_run(tmp_path / "run", total=100, training__early_stopping_patience=1)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "validation", "step": 30, "epoch": 0, "val_loss": 9.0}\n')
+    assert read_run(folder).state == "finished"
+
+
+def test_a_run_whose_lock_is_held_is_running_and_the_look_leaves_the_lock_alone(tmp_path):
+    folder = make_run(tmp_path / "run")
+    with FileLock(lock_of(folder)):
+        assert read_run(folder).state == "running"
+    assert read_run(folder).state == "finished"
+    with FileLock(lock_of(folder), timeout=0):
+        pass
+
+
+def test_a_look_at_a_run_makes_no_file(runs, capsys):
+    before = sorted(runs.rglob("*"))
+    main(["runs"])
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_broken_and_foreign_folders_are_named_below_the_table(runs, capsys):
+    (runs / "photos").mkdir()
+    (make_run(runs / "torn") / "metrics.jsonl").write_text('{"event": "tr\n{"event": "train", "step": 1, "loss": 1}\n')
+    (make_run(runs / "odd") / "config.yaml").write_text("a: [")
+    (make_run(runs / "strange") / "config.yaml").write_text("a: 1")
+    (runs / "notes.txt").write_text("no folder")
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ["fast", "slow"]
+    assert all(line.startswith("passed over: runs/") for line in lines[4:]) and len(lines) == 8
+    assert "holds no config.yaml" in lines[5] and "line 1 is no record" in lines[7]
+
+
+def test_a_torn_last_line_costs_nothing_else(runs, capsys):
+    with (runs / "fast" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "st')
+    assert [run["steps"] for run in table_of(capsys, "runs")] == [20, 20]
+
+
+def test_a_key_that_an_older_run_lacks_is_no_difference(runs):
+    make_run(runs / "new", data__test_fraction=0.0)
+    assert differing([read_run(runs / "new"), read_run(runs / "slow")]) == []
+
+
+@pytest.mark.long
+def test_a_comparison_has_differences_to_the_first_and_a_picture(runs, capsys):
+    fast, slow = table_of(capsys, "compare", "fast", "runs/slow")
+    assert fast["val_loss_difference"] == 0 and slow["val_loss_difference"] == pytest.approx(0.5)
+    assert slow["bits_per_byte_difference"] == pytest.approx(0.25) and slow["seconds_difference"] == 0
+    assert (runs.parent / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["data__vocab_size", "training__seed"])
+def test_losses_of_unlike_texts_or_tokens_are_not_compared_and_it_says_why(runs, capsys, key):
+    make_run(runs / "other", **{key: 301})
+    assert main(["compare", "slow", "other"]) == 0
+    printed = capsys.readouterr().out
+    assert f"unlike {key.replace('__', '.')}: losses per token" in printed
+    assert len([line for line in printed.splitlines() if line.startswith("unlike")]) == 1
+    assert printed.count("the first") == 2, "bits per byte and seconds have differences, the loss has none"
+
+
+@pytest.mark.long
+def test_unlike_tokenizers_are_found_where_the_settings_are_alike(runs, capsys):
+    for name in ("fast", "slow"):
+        (runs / name / "tokenizer.json").write_text(name)
+    assert main(["compare", "fast", "slow"]) == 0
+    assert "unlike tokenizer.json" in capsys.readouterr().out
+
+
+def test_the_picture_tells_runs_apart_by_colour_line_and_marker(runs):
+    both = [read_run(runs / name) for name in ("fast", "slow")]
+    left, right = draw_runs(["fast", "slow"], both, per_byte=False).axes
+    fast, smoothed, slow, _ = left.lines
+    for look in ("get_color", "get_linestyle", "get_marker"):
+        assert getattr(fast, look)() != getattr(slow, look)()
+    assert np.asarray(fast.get_xdata()).tolist() == [10, 20] and np.asarray(smoothed.get_xdata()).tolist() == [
+        5,
+        10,
+        15,
+        20,
+    ]
+    assert np.asarray(right.lines[0].get_xdata()).tolist() == [4.0, 8.0], "100 tokens a step at 250 tokens a second"
+    assert "nats" in left.get_ylabel()
+
+
+def test_the_picture_of_unlike_texts_shows_bits_per_byte_alone(runs):
+    left, _ = draw_runs(["fast"], [read_run(runs / "fast")], per_byte=True).axes
+    (line,) = left.lines
+    assert np.asarray(line.get_ydata()).tolist() == [1.55, 1.525] and "bits per byte" in left.get_ylabel()
+
+
+@pytest.mark.long
+def test_a_run_is_drawn_from_its_log_alone(runs, capsys):
+    assert main(["plot", "slow", "--png", "slow.png"]) == 0
+    assert "lowest validation loss 3.550 at step 20" in capsys.readouterr().out
+    assert Path("slow.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_seconds_without_a_speed_are_not_made_up(tmp_path):
+    folder = make_run(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text('{"event": "train", "step": 5, "epoch": 0, "loss": 1.0}\n')
+    assert read_run(folder).seconds() == [0.0] or math.isnan(read_run(folder).seconds()[0])
+
+
+WRONG = [
+    (["runs", "nowhere"], ["nowhere is not there"]),
+    (["runs", "notes.txt"], ["notes.txt is no folder"]),
+    (["runs", "bare"], ["bare holds no run"]),
+    (["runs", "runs/fast"], ["it is a run itself"]),
+    (["runs", "runs", "more"], ["more"]),
+    (["runs", "--jso"], ["--jso", "did you mean --json?"]),
+    (["runs", "--json=yes"], ["--json"]),
+    (["runs", ""], ["holds no run"]),
+    (["runs", "runs/fast/config.yaml"], ["is no folder"]),
+    (["runs", "--png", "a.png"], ["--png"]),
+    (["compare"], ["RUN"]),
+    (["compare", "fast"], ["two runs or more, got 1"]),
+    (["compare", "fast", "fast"], ["fast twice"]),
+    (["compare", "fast", "runs/fast"], ["fast twice"]),
+    (["compare", "fast", "slwo"], ["the run slwo is not there", "did you mean slow?"]),
+    (["compare", "fast", "bare"], ["bare is no run's folder: it has no config.yaml"]),
+    (["compare", "fast", "empty"], ["empty holds no record"]),
+    (["compare", "fast", "notes.txt"], ["notes.txt is no folder"]),
+    (["compare", "fast", "slow", "--png", "nowhere/a.png"], ["no folder nowhere"]),
+    (["compare", "fast", "slow", "--png", "bare"], ["it is a folder"]),
+    (["compare", "fast", "slow", "--pgn", "a.png"], ["--pgn", "did you mean --png?"]),
+    (["plot"], ["RUN"]),
+    (["plot", "fast", "slow"], ["slow"]),
+    (["plot", "nowhere"], ["the run nowhere is not there"]),
+    (["plot", "bare"], ["has no config.yaml"]),
+    (["plot", "empty"], ["holds no record"]),
+    (["plot", "notes.txt"], ["is no folder"]),
+    (["plot", "fast", "--png"], ["--png"]),
+    (["plot", "fast", "--png", "bare"], ["it is a folder"]),
+    (["plot", "fast", "--png", "nowhere/a.png"], ["no folder nowhere"]),
+    (["plot", "fast", "--json"], ["--json"]),
+    (["plot", ""], ["got an empty name"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=lambda value: " ".join(value))
+def test_a_wrong_use_is_refused_in_one_line(runs, capsys, arguments, parts):
+    (runs.parent / "notes.txt").write_text("notes")
+    (runs.parent / "bare").mkdir()
+    make_run(runs / "empty", steps=0)
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert printed.out == "" and line.startswith("course-lm: error: ")
+    for part in parts:
+        assert part in line
+    assert not list(runs.parent.glob("*.png"))
+
+
+def test_the_table_is_made_without_torch(runs):
+    code = "import sys\nfrom course_lm.cli import main\nmain(['runs'])\nprint('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("\nFalse\n"), done.stderr

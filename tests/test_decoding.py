@@ -1,0 +1,183 @@
+"""Claims about text that is drawn token by token: kept keys and values, top-k and top-p, and tokens as they come."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lm.decoding import Sampling
+from course_lm.model import GPT, ModelConfig, _Reader, generate, stream
+
+VOCABULARY, LONGEST = 13, 16
+KINDS = ("learned", "rotary")
+
+
+def make_model(positions="learned", dtype=torch.float32, **sizes):
+    """A tiny model with weights large enough that another past shows in the logits."""
+    tiny: dict[str, Any] = {"n_layer": 2, "n_head": 2, "d_model": 8, "positions": positions}
+    model = GPT(ModelConfig(**(tiny | sizes)), VOCABULARY, LONGEST)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.6)
+    return model.to(dtype)
+
+
+def numbers(count, seed=0):
+    return torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def drawn_from_the_whole_text(model, ids, count, temperature, seed):
+    """The tokens of a loop that reads the last tokens anew for each one, and knows nothing of a cache."""
+    generator, ids, first = torch.Generator().manual_seed(seed), list(ids), len(ids)
+    model.eval()
+    for _ in range(count):
+        logits = model(torch.tensor([ids[-model.max_length :]]))[0, -1].detach().float()
+        ids.append(int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)))
+    return ids[first:]
+
+
+# Keys and values that are kept
+
+
+@pytest.mark.parametrize("positions", KINDS)
+@pytest.mark.parametrize("first", [1, 5, LONGEST, LONGEST + 3])
+def test_the_logits_are_those_of_the_whole_text_and_of_its_end_where_it_outgrows_the_model(positions, first):
+    model, ids = make_model(positions, torch.float64).eval(), numbers(2 * LONGEST)
+    reader = _Reader(model, use_cache=True)
+    for length in range(first, len(ids)):
+        whole = model(torch.tensor([ids[:length][-LONGEST:]]))[0, -1].detach().float()
+        torch.testing.assert_close(reader.next_logits(ids[:length]), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_reads_with_kept_keys_and_values_as_it_does_without(dtype):
+    model, ids = make_model(dtype=dtype).eval(), numbers(LONGEST)
+    kept, anew = _Reader(model, use_cache=True), _Reader(model, use_cache=False)
+    for length in range(1, len(ids)):
+        torch.testing.assert_close(kept.next_logits(ids[:length]), anew.next_logits(ids[:length]), rtol=0.1, atol=0.3)
+
+
+@pytest.mark.parametrize("positions", KINDS)
+def test_the_most_probable_tokens_are_the_same_with_kept_keys_and_values_and_without(positions):
+    model = make_model(positions)
+    texts = [generate(model, [3, 1], max_new_tokens=3 * LONGEST, temperature=0, use_cache=use) for use in (True, False)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("positions", KINDS)
+def test_a_seed_draws_the_tokens_that_it_draws_from_the_whole_text(positions):
+    model = make_model(positions)
+    for seed in range(5):
+        drawn = generate(
+            model, [2], max_new_tokens=2 * LONGEST, temperature=0.8, generator=torch.Generator().manual_seed(seed)
+        )
+        assert drawn == drawn_from_the_whole_text(model, [2], 2 * LONGEST, 0.8, seed)
+
+
+def test_only_new_tokens_are_read_until_the_text_outgrows_the_model():
+    model, widths = make_model(), []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].size(1)))
+    generate(model, [1, 2, 3], max_new_tokens=LONGEST)
+    assert widths == [3, *[1] * (LONGEST - 3), LONGEST, LONGEST]
+
+
+# Tokens as they come
+
+
+def test_tokens_come_one_by_one_and_are_those_of_the_list():
+    model, calls = make_model(), []
+    model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    tokens = stream(model, [1], Sampling(), 9, generator=torch.Generator().manual_seed(4))
+    first = next(tokens)
+    assert len(calls) == 1
+    assert [first, *tokens] == generate(model, [1], max_new_tokens=9, generator=torch.Generator().manual_seed(4))
+
+
+def test_between_two_tokens_the_model_has_its_own_mode_and_gradients_are_as_they_were():
+    model = make_model(dropout=0.5).train()
+    for _ in stream(model, [1], Sampling(), 3):
+        assert all(module.training for module in model.modules()) and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("prompt", [[], [VOCABULARY]])
+def test_a_bad_prompt_is_refused_at_the_call_and_not_at_the_first_token(prompt):
+    with pytest.raises(ValueError, match="prompt_ids must"):
+        stream(make_model(), prompt, Sampling(), 3)
+
+
+# What may be drawn
+
+
+logits_of_tokens = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12, unique=True).map(torch.tensor)
+
+
+@given(logits_of_tokens, st.integers(1, 14))
+def test_top_k_keeps_the_k_most_probable_tokens_as_they_are(logits, k):
+    kept = Sampling(top_k=k).keep(logits)
+    finite = kept.isfinite()
+    assert int(finite.sum()) == min(k, len(logits))
+    assert torch.equal(kept[finite], logits[finite]) and (finite | (logits <= kept.masked_fill(~finite, 9).min())).all()
+
+
+@given(logits_of_tokens, st.floats(0.01, 0.99))
+def test_top_p_keeps_the_fewest_tokens_that_together_have_the_probability(logits, p):
+    finite = Sampling(top_p=p).keep(logits).isfinite()
+    probabilities = logits.double().softmax(0)
+    kept = probabilities[finite].sort(descending=True).values
+    assert float(kept.sum()) >= p - 1e-6
+    assert float(kept[:-1].sum()) < p + 1e-6
+    assert finite[probabilities.argmax()]
+
+
+def test_top_p_looks_at_the_tokens_that_top_k_has_left():
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert Sampling(top_p=0.6).keep(logits).isfinite().tolist() == [True, True, False, False]
+    assert Sampling(top_k=2, top_p=0.5).keep(logits).isfinite().tolist() == [True, False, False, False]
+
+
+def test_none_and_bounds_that_leave_out_nothing_draw_the_same_tokens():
+    model = make_model()
+    drawn = [
+        generate(model, [1], max_new_tokens=20, top_k=k, top_p=p, generator=torch.Generator().manual_seed(0))
+        for k, p in ((None, None), (VOCABULARY, 1.0), (10**9, None))
+    ]
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_the_tokens_that_are_left_keep_their_proportions():
+    logits, generator = torch.tensor([2.0, 1.0, 0.0, 1.5]), torch.Generator().manual_seed(0)
+    drawn = [Sampling(top_k=2).draw(logits, generator) for _ in range(2000)]
+    assert set(drawn) == {0, 3}
+    assert abs(drawn.count(0) / 2000 - 1 / (1 + math.exp(-0.5))) < 0.03
+
+
+@settings(max_examples=20)
+@given(st.floats(0, 1e-3))
+def test_a_temperature_near_zero_draws_the_most_probable_token(temperature):
+    assert Sampling(temperature).draw(torch.tensor([-90.0, 3.0, 2.0, 88.0])) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
+        ({"temperature": math.nan}, "temperature must be at least 0, got nan"),
+        ({"top_k": 0}, "top_k must be an int of at least 1, or None, got 0"),
+        ({"top_k": 2.0}, "top_k must be an int of at least 1, or None, got 2.0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], or None, got 0.0"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], or None, got 1.5"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name_and_value(given, message):
+    with pytest.raises(ValueError, match=message):
+        generate(make_model(), [1], max_new_tokens=1, **given)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_draw_no_token(temperature):
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        Sampling(temperature).draw(torch.tensor([0.0, math.nan]))

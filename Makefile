@@ -20,7 +20,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow test-ranks durations notebooks mutants lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow test-ranks test-audit durations notebooks mutants lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -54,11 +54,14 @@ types: $(VENV)/.test
 # One process more: many of these tests wait for a browser, or for a process that was killed. Then those that start many
 # processes themselves, alone: beside them a page of the browser would come too late.
 test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser, many ranks
-	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests --ignore tests/distributed
+	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m "slow and not audit" tests --ignore tests/distributed
 	$(ONE_THREAD) $(PY) -m pytest -m "slow and not ranks" tests/distributed
 
 test-ranks: $(VENV)/.test ## every command on many processes: stopped, killed, hung, given bad input
 	$(ONE_THREAD) $(PY) -m pytest -m ranks tests/distributed
+
+test-audit: $(VENV)/.test ## every pair of faults through every loop, and every loop with a mistake outside the list
+	$(ONE_THREAD) $(PY) -m pytest -n 2 -m audit tests/audit
 
 # One process: beside others a test is slow for no reason of its own.
 durations: $(VENV)/.test ## the 20 slowest tests of `make test`, and the seconds of each file

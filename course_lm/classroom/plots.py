@@ -6,6 +6,7 @@ of colour blindness. Curves are named by a label at their end instead of a legen
 
 import base64
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -52,6 +53,8 @@ def style() -> None:
             "text.color": INK,
         }
     )
+    # Where a font of mathematics is missing, another one serves; a line for each that is tried tells a reader nothing.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 
 def show(figure: Figure, alt: str) -> None:

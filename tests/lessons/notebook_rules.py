@@ -81,6 +81,15 @@ def no_ansi_codes(notebook: Any) -> list[str]:
     return [f"cell {number}: ANSI colour codes in the output" for number in found]
 
 
+def no_unexpected_warnings(notebook: Any) -> list[str]:
+    """What a lesson shows on standard error is compared; else it may be any word of the machine that ran it."""
+    return [
+        f"cell {number}: standard error that nothing compares: {output.text.splitlines()[0]}"
+        for number, output in outputs(notebook)
+        if output.get("name") == "stderr" and "nbval-ignore-output" in notebook.cells[number].metadata.get("tags", [])
+    ]
+
+
 def no_widget_state(notebook: Any) -> list[str]:
     problems = ["the metadata hold widget state"] if "widgets" in notebook.metadata else []
     for number, output in outputs(notebook):
@@ -233,6 +242,7 @@ RULES = (
     no_absolute_paths,
     no_stored_errors,
     no_ansi_codes,
+    no_unexpected_warnings,
     no_widget_state,
     plain_metadata,
     stable_ids,

@@ -131,6 +131,11 @@ BREAKS = [
     (rules.no_absolute_paths, "in a cell's metadata", put(3, "metadata", {"file": "C:\\Users\\ada\\a.py"})),
     (rules.no_stored_errors, "a stored error", set_error),
     (rules.no_ansi_codes, "a colour", put(3, "outputs", [new_output("stream", text="\x1b[31mred\x1b[0m")])),
+    (
+        rules.no_unexpected_warnings,
+        "a missing font",
+        put(1, "outputs", [figure(), new_output("stream", name="stderr", text="x")]),
+    ),
     (rules.no_widget_state, "a view", set_widget),
     (rules.no_widget_state, "a state", lambda nb: nb.metadata.update(widgets={"state": {}})),
     (rules.plain_metadata, "a version", lambda nb: nb.metadata.language_info.update(version="3.11.7")),

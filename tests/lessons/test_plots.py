@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import font_manager
 from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
 
@@ -39,6 +40,11 @@ def test_a_shown_figure_carries_its_alternative_text(displayed):
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     assert data["text/plain"] == "A falling line."
     assert options == {"metadata": {"image/png": {"alt": "A falling line."}}, "raw": True}
+
+
+def test_a_font_that_the_machine_lacks_is_replaced_without_a_word(caplog):
+    assert "DejaVu" in font_manager.findfont("No Such Font")
+    assert caplog.messages == []
 
 
 def test_a_shown_figure_is_closed_so_that_the_notebook_shows_it_once(displayed):

@@ -132,8 +132,8 @@ def scores_of(score: str, documents: Sequence[str], seed: int) -> list[float]:
     match score:
         case "random":
             return create_curriculum_strategy("random", {"seed": seed}).compute_difficulty(documents)
-        case "combined":
-            return create_curriculum_strategy("combined").compute_difficulty(documents)
+        case "combined" | "frequency" | "morphological":
+            return create_curriculum_strategy(score).compute_difficulty(documents)
         case "short":
             return [float(length(document)) for document in documents]
         case "long":
@@ -178,7 +178,12 @@ def tokens_of(corpus: str) -> dict[str, int]:
 
 def training_data(corpus: str, arm: str, seed: int) -> Loader | CurriculumLoader:
     """Packed rows in an order of the run's own seed, under the arm's curriculum."""
-    of, config, (score, pace) = text(corpus), configured(corpus, RATES[0], seed), ARMS[arm]
+    return admitting(corpus, ARMS[arm], seed, PACING)
+
+
+def admitting(corpus: str, arm: Arm, seed: int, pacing: dict[str, Any]) -> Loader | CurriculumLoader:
+    """Packed rows in an order of the seed, under this score and pace."""
+    of, config, (score, pace) = text(corpus), configured(corpus, RATES[0], seed), arm
     loader = make_loader(
         of.train.documents,
         of.tokenizer,
@@ -189,7 +194,7 @@ def training_data(corpus: str, arm: str, seed: int) -> Loader | CurriculumLoader
     )
     if score is None:
         return loader
-    manager = CurriculumTrainingManager("random", pace, PACING, seed=seed)
+    manager = CurriculumTrainingManager("random", pace, pacing, seed=seed)
     manager.strategy = ByTokens(score, seed, tokens_of(corpus))
     return CurriculumLoader(loader, of.train.documents, manager)
 

@@ -451,7 +451,7 @@ def test_a_command_line_that_makes_no_sense_is_refused(capsys, arguments, parts)
     ("arguments", "parts"),
     [
         (["--help"], ["lab", "lessons", "train", "find-lr"]),
-        (["lab", "--help"], ["usage: course-lm lab"]),
+        (["lab", "--help"], ["usage: course-lm lab", "--fresh NN", "--workspace FOLDER"]),
         (["lessons", "--help"], ["NN", "--write"]),
         (["train", "--help"], ["--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
         (["find-lr", "--help"], ["usage: course-lm find-lr", "--config", "--start_lr", "--png", "--optimizer.type"]),

@@ -1,4 +1,4 @@
-"""The command line: for the lessons `course-lm lab | lessons`, for a training loop `train | find-lr | plan |
+"""The command line: for the lessons `course-lm lab | progress | lessons`, for a training loop `train | find-lr | plan |
 profile | audit`, to look at texts and runs `inspect | runs | compare | plot`, to use a trained model `generate |
 evaluate | export`, and `completion` for a shell.
 
@@ -113,8 +113,12 @@ def _add_lab(commands: Any) -> None:
         "--fresh", nargs="+", default=[], metavar="NN", help="lessons to copy anew; yours are kept under another name"
     )
     lab.set_defaults(command=_lab, parser=lab)
-    purpose = "folder of the copies [default: workspace in a checkout, else course_lm_lessons in this folder]"
-    lab.add_argument("--workspace", type=Path, metavar="FOLDER", help=purpose)
+    purpose = "which exercises of your copies are solved"
+    progress = commands.add_parser("progress", help=purpose, description=purpose, allow_abbrev=False)
+    progress.set_defaults(command=_progress, parser=progress)
+    for parser in (lab, progress):
+        purpose = "folder of the copies [default: workspace in a checkout, else course_lm_lessons in this folder]"
+        parser.add_argument("--workspace", type=Path, metavar="FOLDER", help=purpose)
 
 
 def _add_audit(commands: Any) -> None:
@@ -222,6 +226,15 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from course_lm.classroom.lessons import open_lab
 
     return open_lab(options.workspace, options.fresh)
+
+
+def _progress(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.classroom.progress import format_table, read_progress
+    from course_lm.classroom.workspace import find_workspace
+
+    print(format_table(read_progress(find_workspace(options.workspace))))
+    return 0
 
 
 def _audit(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course_lm.classroom.workspace import lesson_paths
 from course_lm.validation import ensure
 
 # How a report begins, by its status; `Report` in checks/report.py writes it.
@@ -38,15 +37,15 @@ class LessonProgress:
         return "; ".join(f"{state}: {', '.join(names)}" for state, names in named.items())
 
 
-def read_progress(workspace: Path) -> list[LessonProgress]:
-    """The progress in each lesson of the course, read from its copy in `workspace`.
+def read_progress(workspace: Path, lessons: Sequence[Path]) -> list[LessonProgress]:
+    """The progress in each of the course's `lessons`, read from its copy in `workspace`.
 
     Raises ValueError where there is no workspace, or a notebook that cannot be read.
     """
     copies = workspace / "notebooks"
     ensure(copies.is_dir(), f"there are no copies of the lessons in {workspace} yet: course-lm lab makes them")
     rows = []
-    for lesson in lesson_paths():
+    for lesson in lessons:
         copy = copies / lesson.name
         mine = exercises_in(copy) if copy.exists() else {}
         rows.append(
@@ -67,6 +66,11 @@ def exercises_in(notebook: Path) -> dict[str, str]:
         return {name: _state(cell) for cell in tagged for name in checks_called("".join(cell["source"]))}
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise ValueError(f"{notebook} is no notebook that can be read") from None
+
+
+def is_answered(notebook: Path) -> bool:
+    """Whether an exercise of a notebook was tried. Raises ValueError for a file that is no notebook."""
+    return not set(exercises_in(notebook).values()) <= {"not written yet", "not run"}
 
 
 def checks_called(source: str) -> list[str]:

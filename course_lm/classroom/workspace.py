@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from course_lm.classroom.progress import is_answered
 from course_lm.validation import ensure
 
 MANIFEST = ".course_lm.json"
@@ -105,7 +106,7 @@ def prepare(workspace: Path, fresh: Iterable[str | int] = ()) -> Changes:
         copy, content = workspace / place, original.read_bytes()
         is_lesson = place.startswith("notebooks/")
         mine, shipped = _digest_of(copy), _digest(content)
-        if mine not in (None, shipped, made_of.get(place)):  # the learner's work
+        if mine not in (None, shipped) and _holds_work(copy, made_of.get(place)):
             if not (is_lesson and copy.name in wanted):
                 # Of a copy without a record nobody knows the age: it counts as one of the present lesson.
                 if made_of.setdefault(place, shipped) != shipped and is_lesson:
@@ -119,8 +120,9 @@ def prepare(workspace: Path, fresh: Iterable[str | int] = ()) -> Changes:
                 changes.followed.append(copy.name)
         made_of[place] = shipped
     for place in made_of.keys() - originals.keys():  # the course has them no longer
-        if made_of.pop(place) == _digest_of(workspace / place):
-            (workspace / place).unlink()
+        copy, digest = workspace / place, made_of.pop(place)
+        if copy.exists() and not _holds_work(copy, digest):
+            copy.unlink()
     if made_of != recorded:
         _write(workspace / MANIFEST, json.dumps(made_of, indent=1).encode())
     return changes
@@ -159,6 +161,15 @@ def _digest(content: bytes) -> str:
 
 def _digest_of(file: Path) -> str | None:
     return _digest(file.read_bytes()) if file.exists() else None
+
+
+def _holds_work(copy: Path, made_of: str | None) -> bool:
+    """Whether a learner has changed a copy, or it holds answers all the same.
+
+    The lesson that it was made from held them, where somebody had worked in the notebooks of the checkout; once these
+    are put back as they were, the answers are in the copy alone.
+    """
+    return _digest_of(copy) != made_of or (copy.suffix == ".ipynb" and is_answered(copy))
 
 
 def _set_aside(copy: Path) -> Path:

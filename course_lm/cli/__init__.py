@@ -231,9 +231,9 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _progress(options: argparse.Namespace, rest: Sequence[str]) -> int:
     options.parser.refuse(rest)
     from course_lm.classroom.progress import format_table, read_progress
-    from course_lm.classroom.workspace import find_workspace
+    from course_lm.classroom.workspace import find_workspace, lesson_paths
 
-    print(format_table(read_progress(find_workspace(options.workspace))))
+    print(format_table(read_progress(find_workspace(options.workspace), lesson_paths())))
     return 0
 
 

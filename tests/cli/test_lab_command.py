@@ -169,6 +169,19 @@ def test_what_the_course_drops_goes_unless_it_holds_an_answer(checkout, upstream
     assert (checkout / "workspace" / FIRST).read_bytes() == mine
 
 
+@pytest.mark.parametrize("change_of_the_course", ["another text", "another name"])
+def test_answers_in_the_notebooks_of_the_checkout_stay_in_the_copy_when_these_are_put_back(
+    checkout, upstream, change_of_the_course
+):
+    mine = solve(checkout / FIRST)
+    main(["lab"])
+    git(checkout, "checkout", "--", FIRST)
+    if change_of_the_course == "another name":
+        git(checkout, "mv", FIRST, "notebooks/00_renamed.ipynb")
+    main(["lab"])
+    assert (checkout / "workspace" / FIRST).read_bytes() == mine
+
+
 def test_files_of_the_learner_beside_the_copies_stay(checkout, upstream):
     main(["lab"])
     own = [checkout / "workspace" / place for place in ("notebooks/notes.ipynb", "course_lm/try.py", "notes.md")]

@@ -93,7 +93,7 @@ def test_an_exercise_or_a_lesson_that_is_not_among_the_copies_stays_open(copies,
 
 def test_all_exercises_of_the_course_are_counted_and_none_is_solved_at_first(tmp_path):
     workspace.prepare(tmp_path)
-    progress = read_progress(tmp_path)
+    progress = read_progress(tmp_path, workspace.lesson_paths())
     lessons = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     assert [row.lesson for row in progress] == [path.stem for path in lessons]
     for row, path in zip(progress, lessons, strict=True):

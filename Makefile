@@ -25,7 +25,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-lab: $(VENV)/.lab ## open the lessons in JupyterLab
+lab: $(VENV)/.lab ## open your copies of the lessons in JupyterLab
 	@$(VENV)/bin/course-lm lab
 
 # Side by side: the tests need not wait for the checks.

@@ -209,11 +209,13 @@ def site(wheel):
     return folder
 
 
-def test_the_wheel_holds_corpora_configurations_and_types_and_no_tests(wheel):
+def test_the_wheel_holds_corpora_lessons_configurations_and_types_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for folder, target in (("data", "course_lm/_data"), ("course_lm/configs", "course_lm/configs")):
-        shipped = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()}
-        assert shipped and {f"{target}/{path.as_posix()}" for path in shipped} - set(names) == set()
+    folders = {"data": "_data", "docs": "_docs", "notebooks": "_notebooks", "course_lm/configs": "configs"}
+    for folder, target in folders.items():
+        kinds = "*.ipynb" if folder == "notebooks" else "**/*"  # beside the lessons lie settings and caches of tools
+        shipped = {path.relative_to(ROOT / folder) for path in (ROOT / folder).glob(kinds) if path.is_file()}
+        assert shipped and {f"course_lm/{target}/{path.as_posix()}" for path in shipped} - set(names) == set()
     assert "course_lm/py.typed" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"course_lm"}
 
@@ -238,11 +240,21 @@ def test_the_installed_command_runs(site, arguments):
 
 
 @pytest.mark.long
-def test_the_installed_command_says_where_the_lessons_are_found(site):
-    result = run(site / "bin" / "course-lm", "lessons", cwd=site.parent, PYTHONPATH=str(site))
-    assert result.returncode == 2
-    assert "they come with a checkout of the repository" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+def test_the_installed_command_opens_copies_of_its_own_lessons(site, tmp_path):
+    fake = tmp_path / "fake" / "jupyterlab.py"
+    fake.parent.mkdir()
+    fake.write_text("import sys\nprint(*sys.argv[1:])\n")
+    path = os.pathsep.join([str(fake.parent), str(site)])
+    copies = tmp_path / "course_lm_lessons"
+    for here in (tmp_path, copies / "notebooks"):  # opened again from inside, it is the same workspace
+        result = run(site / "bin" / "course-lm", "lab", cwd=here, PYTHONPATH=path)
+        assert result.returncode == 0, result.stderr
+        assert f"--ServerApp.root_dir={copies} --LabApp.default_url=/lab/tree/notebooks/00_" in result.stdout
+    lessons = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    assert lessons and all((copies / "notebooks" / path.name).read_bytes() == path.read_bytes() for path in lessons)
+    assert (copies / "docs" / "contract.md").is_file() and (copies / "course_lm" / "loss.py").is_file()
+    told = run(site / "bin" / "course-lm", "progress", cwd=tmp_path, PYTHONPATH=path)
+    assert told.returncode == 0 and len(told.stdout.splitlines()) == len(lessons) + 2
 
 
 FAKE_PYTHON = """#!/bin/sh

@@ -1,5 +1,6 @@
 """What only lessons use; nothing that trains imports it.
 
-lessons.py runs the notebooks, stored_outputs.py keeps what they show. checks/ marks the exercises; widgets/ and
-plots.py draw; atlas.py holds the learning curves of a healthy run and of typical illnesses.
+lessons.py runs the notebooks, stored_outputs.py keeps what they show. workspace.py gives a learner copies of them, and
+progress.py reads from the copies which exercises are solved. checks/ marks the exercises; widgets/ and plots.py draw;
+atlas.py holds the learning curves of a healthy run and of typical illnesses.
 """

@@ -8,12 +8,13 @@ import html
 import inspect
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from tqdm.auto import tqdm
 from course_lm import __version__
 from course_lm.classroom import plots
 from course_lm.classroom.stored_outputs import clean, keep_timings, refuse_absolute_paths
+from course_lm.classroom.workspace import Changes, find_workspace, lesson_paths, prepare
 from course_lm.reproducibility import resolve_device, seed_everything
 from course_lm.trainer.allocator import tune_allocator
 
@@ -76,38 +78,6 @@ def show_source(thing: Any, *, folded: bool = False) -> None:
     display({"text/plain": source, "text/html": scrolling}, raw=True)
 
 
-def lesson_folder() -> Path:
-    """The folder that holds the lessons: of this checkout, else `notebooks/` under the current folder.
-
-    Raises FileNotFoundError where there is neither (the lessons are not part of an installed wheel).
-    """
-    folders = [Path(__file__).resolve().parents[2] / "notebooks", Path.cwd() / "notebooks"]
-    for folder in folders:
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"no lessons at {' or '.join(map(str, folders))}; they come with a checkout of the repository"
-    )
-
-
-def lesson_paths(numbers: Iterable[str | int] | None = None) -> list[Path]:
-    """The notebooks of the named lessons (`0`, `"00"`, `"00_the_whole_loop"`), by default of all.
-
-    Raises ValueError for a lesson that does not exist, FileNotFoundError where there are no lessons at all.
-    """
-    lessons = {path.stem: path for path in sorted(lesson_folder().glob("[0-9][0-9]_*.ipynb"))}
-    if not lessons:
-        raise FileNotFoundError(f"no lessons in {lesson_folder()}")
-    if numbers is None:
-        return list(lessons.values())
-    by_number = {stem[:2]: path for stem, path in lessons.items()}
-    found = [by_number.get(str(number).zfill(2)) or lessons.get(str(number)) for number in numbers]
-    for number, path in zip(numbers, found, strict=True):
-        if path is None:
-            raise ValueError(f"there is no lesson {number!r}; there are {', '.join(by_number)}")
-    return sorted({path for path in found if path is not None})
-
-
 def run(paths: Sequence[Path]) -> list[LessonResult]:
     """Run lessons from top to bottom, each in a fresh kernel; print a table of seconds, change no file."""
     return _run_all(paths, store=False)
@@ -121,28 +91,56 @@ def write(paths: Sequence[Path]) -> list[LessonResult]:
     return _run_all(paths, store=True)
 
 
-def open_lab() -> int:
-    """Open JupyterLab in the lessons' folder at the first lesson; without a display, print the URL and serve.
+def open_lab(workspace: Path | None = None, fresh: Sequence[str] = ()) -> int:
+    """Open JupyterLab on the learner's copies of the lessons, and say which lessons have changed since the copying.
+
+    `workspace` is the folder of the copies, see `find_workspace`; the lessons `fresh` are copied anew, and the first of
+    them is opened. Without a display, print the URL and serve.
 
     Returns the server's exit code where the system cannot replace this process by the server. Raises OSError where
-    JupyterLab is not installed.
+    JupyterLab is not installed or a copy cannot be written, ValueError for a lesson or a workspace that is none.
     """
     _need("jupyterlab")
-    folder = lesson_folder()
-    first = min((path.name for path in folder.glob("[0-9][0-9]_*.ipynb")), default=None)
+    folder = find_workspace(workspace)
+    changes = prepare(folder, fresh)
+    print(f"your copies of the lessons are in {folder}")
+    for line in describe(changes, f" --workspace {shlex.quote(str(workspace))}" if workspace else ""):
+        print(line)
+    return _serve(folder, f"notebooks/{lesson_paths(fresh or None)[0].name}")
+
+
+def describe(changes: Changes, options: str = "") -> list[str]:
+    """What a learner must know of `changes`, a line each; `options` are those that `course-lm lab` needs again."""
+    lines = [f"lesson {name[:2]} is copied anew; yours is kept as {kept}" for name, kept in changes.kept.items()]
+    if changes.followed:
+        lines.append(
+            f"changed by the course, and by nobody here, so that the copy follows: {_numbers(changes.followed)}"
+        )
+    if changes.newer:
+        numbers = _numbers(changes.newer)
+        lines.append(
+            f"newer than your copy: {numbers}; to get it and keep yours: course-lm lab{options} --fresh {numbers}"
+        )
+    return lines
+
+
+def _numbers(names: Sequence[str]) -> str:
+    return " ".join(name[:2] for name in names)
+
+
+def _serve(folder: Path, lesson: str) -> int:
     as_root = hasattr(os, "geteuid") and os.geteuid() == 0
-    command = lab_command(folder, first, browser=has_display(), as_root=as_root)
+    command = lab_command(folder, lesson, browser=has_display(), as_root=as_root)
     sys.stdout.flush()  # execv drops what is still buffered
     if os.name == "posix":
         os.execv(command[0], command)  # signals reach the server itself
     return subprocess.call(command)
 
 
-def lab_command(folder: Path, lesson: str | None, *, browser: bool, as_root: bool) -> list[str]:
-    """The command that serves `folder` in JupyterLab, with `lesson` (a file name in it) opened."""
+def lab_command(folder: Path, lesson: str, *, browser: bool, as_root: bool) -> list[str]:
+    """The command that serves `folder` in JupyterLab, with `lesson` (the path of a file in it) opened."""
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
-    if lesson:
-        command.append(f"--LabApp.default_url=/lab/tree/{lesson}")
+    command.append(f"--LabApp.default_url=/lab/tree/{lesson}")
     if not browser:
         command.append("--no-browser")
     if as_root:

@@ -1,5 +1,6 @@
-"""The command line: `course-lm lab | lessons | train | find-lr | plan | profile | audit`, to look at texts and runs
-`inspect | runs | compare | plot`, to use a trained model `generate | evaluate | export`, and `completion` for a shell.
+"""The command line: for the lessons `course-lm lab | progress | lessons`, for a training loop `train | find-lr | plan |
+profile | audit`, to look at texts and runs `inspect | runs | compare | plot`, to use a trained model `generate |
+evaluate | export`, and `completion` for a shell.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
 """
@@ -83,8 +84,7 @@ def _parser() -> CommandParser:
     parser = CommandParser("course-lm", description=description, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"course-lm {__version__}")
     commands = parser.add_subparsers(required=True)
-    lab = commands.add_parser("lab", help="open the lessons in JupyterLab", allow_abbrev=False)
-    lab.set_defaults(command=_lab, parser=lab)
+    _add_lab(commands)
     purpose = "run lessons from top to bottom, without a browser"
     lessons = commands.add_parser("lessons", help=purpose, allow_abbrev=False)
     lessons.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers; all of them by default")
@@ -105,6 +105,20 @@ def _parser() -> CommandParser:
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     completion.set_defaults(command=_completion, parser=completion)
     return parser
+
+
+def _add_lab(commands: Any) -> None:
+    lab = commands.add_parser("lab", help="open your copies of the lessons in JupyterLab", allow_abbrev=False)
+    lab.add_argument(
+        "--fresh", nargs="+", default=[], metavar="NN", help="lessons to copy anew; yours are kept under another name"
+    )
+    lab.set_defaults(command=_lab, parser=lab)
+    purpose = "which exercises of your copies are solved"
+    progress = commands.add_parser("progress", help=purpose, description=purpose, allow_abbrev=False)
+    progress.set_defaults(command=_progress, parser=progress)
+    for parser in (lab, progress):
+        purpose = "folder of the copies [default: workspace in a checkout, else course_lm_lessons in this folder]"
+        parser.add_argument("--workspace", type=Path, metavar="FOLDER", help=purpose)
 
 
 def _add_audit(commands: Any) -> None:
@@ -211,7 +225,16 @@ def _lab(options: argparse.Namespace, rest: Sequence[str]) -> int:
     options.parser.refuse(rest)
     from course_lm.classroom.lessons import open_lab
 
-    return open_lab()
+    return open_lab(options.workspace, options.fresh)
+
+
+def _progress(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.parser.refuse(rest)
+    from course_lm.classroom.progress import format_table, read_progress
+    from course_lm.classroom.workspace import find_workspace, lesson_paths
+
+    print(format_table(read_progress(find_workspace(options.workspace), lesson_paths())))
+    return 0
 
 
 def _audit(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -270,8 +293,9 @@ def _export(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
     options.parser.refuse(rest)
     from course_lm.classroom import lessons
+    from course_lm.classroom.workspace import lesson_paths
 
-    paths = lessons.lesson_paths(options.numbers or None)
+    paths = lesson_paths(options.numbers or None)
     results = lessons.write(paths) if options.write else lessons.run(paths)
     return 1 if any(result.error for result in results) else 0
 

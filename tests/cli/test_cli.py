@@ -434,6 +434,7 @@ def test_a_run_whose_gradient_is_not_finite_fails_in_one_line(capsys, text):
         (["nothing"], ["nothing", "lab", "lessons", "train", "find-lr"]),
         (["--versio"], []),
         (["lab", "stray"], ["stray", "course-lm lab --help"]),
+        (["progress", "06"], ["06", "course-lm progress --help"]),
         (["lessons", "99", "--writ"], ["--writ", "did you mean --write?"]),
         (["train", "--confi", "tiny"], ["--confi", "did you mean --config?"]),
         (["train", "--config"], ["--config", "expected one argument"]),
@@ -451,7 +452,8 @@ def test_a_command_line_that_makes_no_sense_is_refused(capsys, arguments, parts)
     ("arguments", "parts"),
     [
         (["--help"], ["lab", "lessons", "train", "find-lr"]),
-        (["lab", "--help"], ["usage: course-lm lab"]),
+        (["lab", "--help"], ["usage: course-lm lab", "--fresh NN", "--workspace FOLDER"]),
+        (["progress", "--help"], ["usage: course-lm progress", "--workspace FOLDER"]),
         (["lessons", "--help"], ["NN", "--write"]),
         (["train", "--help"], ["--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
         (["find-lr", "--help"], ["usage: course-lm find-lr", "--config", "--start_lr", "--png", "--optimizer.type"]),

@@ -29,6 +29,7 @@ def completed(script: str, *words: str) -> list[str]:
     ("words", "offered"),
     [
         (("gen",), {"generate"}),
+        (("lab", "--"), {"--fresh", "--workspace"}),
         (("train", "--optimizer.l"), {"--optimizer.learning_rate"}),
         (("evaluate", "--split", ""), {"train", "validation", "test"}),
         (("find-lr", "--held"), {"--held_out"}),

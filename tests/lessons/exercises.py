@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from course_lm.classroom.progress import checks_called
+
 # Reasons may stand before the code or after it.
 SOLUTION = re.compile(r"<summary>Solution</summary>(?:(?!</details>|```).)*```python\n(.*?)```", re.DOTALL)
 
@@ -36,8 +38,8 @@ def exercises_of(notebook: Any) -> list[Exercise]:
     found = []
     for before, cell, after in zip(notebook.cells, notebook.cells[1:], notebook.cells[2:]):
         if "exercise" in cell.metadata.get("tags", []):
-            called = re.findall(r"^checks\.(\w+)\(\w+\)$", cell.source, re.MULTILINE)
-            found.append(Exercise(" ".join(called), cell.source, before.source, after.source))
+            called = " ".join(checks_called(cell.source))
+            found.append(Exercise(called, cell.source, before.source, after.source))
     return found
 
 

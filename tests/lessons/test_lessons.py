@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from course_lm.classroom import lessons
+from course_lm.classroom import lessons, workspace
 from course_lm.classroom.stored_outputs import find_absolute_path, keep_timings
 from course_lm.corpus import Corpus
 
@@ -38,7 +38,7 @@ def save(folder, name, *sources, tags=()):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(lessons, "lesson_folder", lambda: tmp_path)
+    monkeypatch.setattr(workspace, "lesson_folder", lambda: tmp_path)
     return tmp_path
 
 
@@ -105,24 +105,24 @@ def test_show_source_moves_a_method_to_the_left(monkeypatch, capsys):
 def test_a_lesson_is_found_by_number_or_name(folder, wanted):
     save(folder, "00_first")
     second = save(folder, "01_second")
-    assert lessons.lesson_paths(wanted) == [second]
+    assert workspace.lesson_paths(wanted) == [second]
 
 
 def test_all_lessons_come_in_order(folder):
     for name in ("02_c", "00_a", "01_b", "notes"):
         save(folder, name)
-    assert [path.stem for path in lessons.lesson_paths()] == ["00_a", "01_b", "02_c"]
+    assert [path.stem for path in workspace.lesson_paths()] == ["00_a", "01_b", "02_c"]
 
 
 def test_an_unknown_lesson_is_refused_with_those_that_exist(folder):
     save(folder, "00_first")
     with pytest.raises(ValueError, match="there is no lesson '7'; there are 00"):
-        lessons.lesson_paths(["7"])
+        workspace.lesson_paths(["7"])
 
 
 def test_an_empty_folder_is_an_error_and_not_a_pass(folder):
     with pytest.raises(FileNotFoundError, match="no lessons in"):
-        lessons.lesson_paths()
+        workspace.lesson_paths()
 
 
 @pytest.mark.long
@@ -269,16 +269,16 @@ def test_the_table_ends_with_the_total():
 
 
 def test_the_lab_opens_at_the_lesson_and_asks_for_no_browser_without_a_display():
-    command = lessons.lab_command(Path("notebooks"), "00_a.ipynb", browser=False, as_root=True)
+    command = lessons.lab_command(Path("mine"), "notebooks/00_a.ipynb", browser=False, as_root=True)
     assert command[1:] == [
         "-m",
         "jupyterlab",
-        "--ServerApp.root_dir=notebooks",
-        "--LabApp.default_url=/lab/tree/00_a.ipynb",
+        "--ServerApp.root_dir=mine",
+        "--LabApp.default_url=/lab/tree/notebooks/00_a.ipynb",
         "--no-browser",
         "--allow-root",
     ]
-    assert len(lessons.lab_command(Path("notebooks"), None, browser=True, as_root=False)) == 4
+    assert lessons.lab_command(Path("mine"), "notebooks/00_a.ipynb", browser=True, as_root=False) == command[:-2]
 
 
 @pytest.mark.parametrize(
@@ -309,18 +309,20 @@ def test_without_the_lab_extra_the_message_names_it(monkeypatch, call):
 
 @pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="stops the server by a POSIX signal")
-def test_the_lab_really_serves_and_stops_when_told():
+def test_the_lab_really_serves_and_stops_when_told(tmp_path):
     variables = {"JUPYTER_PORT": "18923", "JUPYTER_TOKEN": "secret"}
     environment = {name: value for name, value in os.environ.items() if "DISPLAY" not in name} | variables
-    program = "from course_lm.classroom.lessons import open_lab; open_lab()"
-    with subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True) as lab:
+    program = "import pathlib, sys; from course_lm.classroom.lessons import open_lab; "
+    program += "open_lab(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(tmp_path / "mine")]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as lab:
         try:
             page = _fetch_when_up("http://127.0.0.1:18923/lab?token=secret", lab, seconds=60)
         finally:
             lab.send_signal(signal.SIGTERM)
             log = lab.communicate(timeout=30)[1]
     assert "<title>JupyterLab</title>" in page
-    assert "/lab/tree/" in log or not list(lessons.lesson_folder().glob("[0-9][0-9]_*.ipynb"))
+    assert f"/lab/tree/notebooks/{workspace.lesson_paths()[0].name}" in log
 
 
 def _fetch_when_up(url, process, seconds):

@@ -23,11 +23,11 @@ from course_lm.classroom.checks.mistakes.naming import Named, name_fault, name_m
 from course_lm.classroom.checks.mistakes.outcomes import Outcome, Refused, Run, call, names_in, with_gradient, without
 from course_lm.classroom.checks.mistakes.question import AnyOf, Mistake, Question
 from course_lm.classroom.checks.mistakes.relations import relation
+from course_lm.classroom.progress import SIGNS
 
 __all__ = ["AnyOf", "Edit", "Refused", "Report", "call", "compare", "names_in", "with_gradient", "without"]
 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
-_SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}
 _COLOURS = {"passed": "#009E73", "wrong": "#D55E00", "raised": "#D55E00", "not written yet": "#6E6E6E"}
 _PRE = "margin:0.4em 0 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"  # JupyterLab cuts words
 _PACKAGE = __name__.rpartition(".")[0]
@@ -73,11 +73,11 @@ class Report:
     def __repr__(self) -> str:
         lines = [*self.details.splitlines(), *self.folded.splitlines()]
         indented = "".join(f"\n  {line}" for line in lines)
-        return f"{_SIGNS[self.status]} {self.exercise}: {self.message}{indented}"
+        return f"{SIGNS[self.status]} {self.exercise}: {self.message}{indented}"
 
     def _repr_html_(self) -> str:
         colour = _COLOURS[self.status]
-        head = f"<b style='color:{colour}'>{_SIGNS[self.status]} {html.escape(self.exercise)}</b>"
+        head = f"<b style='color:{colour}'>{SIGNS[self.status]} {html.escape(self.exercise)}</b>"
         details, folded = (
             f"<pre style='{_PRE}'>{html.escape(part)}</pre>" if part else "" for part in (self.details, self.folded)
         )

@@ -1,0 +1,98 @@
+"""Which exercises a learner has solved, as the reports say that the notebooks hold; nothing of the learner's runs."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course_lm.validation import ensure
+
+# How a report begins, by its status; `Report` in checks/report.py writes it.
+SIGNS = {"passed": "✓", "wrong": "✗", "raised": "✗", "not written yet": "…"}
+_STATES = {SIGNS[state]: state for state in ("passed", "wrong", "not written yet")}
+
+
+@dataclass(frozen=True)
+class LessonProgress:
+    """The exercises of a lesson by the names of their checks, each with what became of it when it was last run.
+
+    That is "passed", "wrong", "not written yet", "stopped by an error", "not run", or "not in your copy".
+    """
+
+    lesson: str
+    exercises: dict[str, str]
+
+    @property
+    def passed(self) -> int:
+        """How many exercises are solved."""
+        return list(self.exercises.values()).count("passed")
+
+    @property
+    def still_open(self) -> str:
+        """The other exercises in words: `wrong: floor; not run: linear_schedule, train_steps`."""
+        states = [state for state in dict.fromkeys(self.exercises.values()) if state != "passed"]
+        named = {state: [name for name, its in self.exercises.items() if its == state] for state in states}
+        return "; ".join(f"{state}: {', '.join(names)}" for state, names in named.items())
+
+
+def read_progress(workspace: Path, lessons: Sequence[Path]) -> list[LessonProgress]:
+    """The progress in each of the course's `lessons`, read from its copy in `workspace`.
+
+    Raises ValueError where there is no workspace, or a notebook that cannot be read.
+    """
+    copies = workspace / "notebooks"
+    ensure(copies.is_dir(), f"there are no copies of the lessons in {workspace} yet: course-lm lab makes them")
+    rows = []
+    for lesson in lessons:
+        copy = copies / lesson.name
+        mine = exercises_in(copy) if copy.exists() else {}
+        rows.append(
+            LessonProgress(lesson.stem, {name: mine.get(name, "not in your copy") for name in exercises_in(lesson)})
+        )
+    return rows
+
+
+def exercises_in(notebook: Path) -> dict[str, str]:
+    """The exercises of a notebook in order, by the names of their checks, each with its state.
+
+    Raises ValueError for a file that is no notebook.
+    """
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        tagged = [cell for cell in code if "exercise" in cell["metadata"].get("tags", [])]
+        return {name: _state(cell) for cell in tagged for name in checks_called("".join(cell["source"]))}
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        raise ValueError(f"{notebook} is no notebook that can be read") from None
+
+
+def is_answered(notebook: Path) -> bool:
+    """Whether an exercise of a notebook was tried. Raises ValueError for a file that is no notebook."""
+    return not set(exercises_in(notebook).values()) <= {"not written yet", "not run"}
+
+
+def checks_called(source: str) -> list[str]:
+    """The names of the checks that a cell calls on an answer."""
+    return re.findall(r"^checks\.(\w+)\(", source, re.MULTILINE)
+
+
+def _state(cell: dict[str, Any]) -> str:
+    """What the outputs of an exercise's cell say; where it is run again, they are written anew."""
+    shown = ["".join(output.get("data", {}).get("text/plain", "")) for output in cell["outputs"]]
+    states = [_STATES[text[0]] for text in shown if text[:1] in _STATES and text[1:2] == " "]
+    if states:
+        return states[-1]
+    failed = any(output["output_type"] == "error" for output in cell["outputs"])
+    return "stopped by an error" if failed else "not run"
+
+
+def format_table(rows: Sequence[LessonProgress]) -> str:
+    """A line for each lesson: its exercises, how many are solved, and the names of the others; then the total."""
+    width = max(len(row.lesson) for row in rows)
+    lines = [f"{'lesson':<{width}}  exercises  passed  open"]
+    for row in rows:
+        lines.append(f"{row.lesson:<{width}}  {len(row.exercises):9}  {row.passed:6}  {row.still_open}".rstrip())
+    exercises, passed = sum(len(row.exercises) for row in rows), sum(row.passed for row in rows)
+    return "\n".join([*lines, f"{'total':<{width}}  {exercises:9}  {passed:6}"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from course_lm.validation import check_keys, readable, require, require_kinds, shown, updated
+from course_lm.validation import check_keys, require, require_kind, require_kinds, shown, updated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -289,8 +289,7 @@ def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: s
             with different values.
     """
     strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
-    # In a list, since a value that is not hashable would be a TypeError in a dict.
-    require(strategy in list(SETTINGS), f"{where}strategy", readable(StrategyName), strategy)
+    require_kind(strategy, StrategyName, f"{where}strategy")
     require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
     own = keys_of(CurriculumConfig)
     check_keys(section, list(dict.fromkeys([*own, *KEYS[strategy]])), where, OWNERS)

@@ -102,7 +102,7 @@ def _parser() -> CommandParser:
     _add_export(commands)
     purpose = "print a script that lets the shell complete commands and options"
     completion = commands.add_parser("completion", help=purpose, description=purpose, allow_abbrev=False)
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that is to run the script")
     completion.set_defaults(command=_completion, parser=completion)
     return parser
 
@@ -114,7 +114,9 @@ def _add_audit(commands: Any) -> None:
     adapters = ("step_function", "huggingface", "lightning")
     audit.add_argument("--adapter", choices=adapters, help="what makes a loop of FUNCTION, which then is none itself")
     precisions = ("float64", "float32", "bf16")
-    audit.add_argument("--precision", choices=precisions, default="float64", help="[default: %(default)s]")
+    audit.add_argument(
+        "--precision", choices=precisions, default="float64", help="of the model's numbers [default: %(default)s]"
+    )
     audit.add_argument("--parts", nargs="+", metavar="PART", help="parts of a loop to look at; all of them by default")
     audit.add_argument("--json", action="store_true", help="print the report as JSON")
     audit.set_defaults(command=_audit, parser=audit)
@@ -122,7 +124,7 @@ def _add_audit(commands: Any) -> None:
 
 def _add_runs(commands: Any) -> None:
     runs = commands.add_parser("runs", help="a table of all runs in a folder", allow_abbrev=False)
-    runs.add_argument("folder", nargs="?", default="runs", type=Path, help="[default: %(default)s]")
+    runs.add_argument("folder", nargs="?", default="runs", type=Path, help="where they lie [default: %(default)s]")
     runs.add_argument("--json", action="store_true", help="print the table as JSON")
     runs.set_defaults(command=_runs, parser=runs)
     purpose = "runs in one picture and one table, with differences to the first"
@@ -187,13 +189,16 @@ def _add_evaluate(commands: Any) -> None:
         "--training.batch_size", dest="batch_size", type=int, metavar="N", help="rows in a batch [default: the run's]"
     )
     evaluate.add_argument(
-        "--training.precision", dest="precision", choices=("auto", "fp32", "bf16", "fp16"), help="[default: the run's]"
+        "--training.precision",
+        dest="precision",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        help="of the forward pass [default: the run's]",
     )
     evaluate.add_argument(
         "--training.device",
         dest="device",
         choices=("auto", "cpu", "cuda", "mps"),
-        help="[default: the run's, where this machine has it]",
+        help="what computes [default: the run's, where this machine has it]",
     )
     evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
     evaluate.set_defaults(command=_evaluate, parser=evaluate)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 1
 """
 
 import argparse
+import gc
 import os
 import sys
 import warnings
@@ -282,17 +283,17 @@ def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _train(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from course_lm.cli.train import train_on_text
-
     # Twice parsed: --config first, since the file's values are the defaults that options override and --help shows.
     config, _ = _configured("train", options, rest)
+    from course_lm.cli.train import train_on_text  # only now: --help does without it, here and below
+
     return train_on_text(config)
 
 
 def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("find-lr", options, rest)
     from course_lm.cli.find_lr import find_lr_on_text
 
-    config, given = _configured("find-lr", options, rest)
     return find_lr_on_text(
         config,
         given.png,
@@ -304,43 +305,61 @@ def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("inspect", options, rest)
     from course_lm.cli.inspect import inspect_text
 
-    config, given = _configured("inspect", options, rest)
-    if "data.corpus" in given:
-        _configured_parser("inspect", config).error("give the text once: as TEXT, without --data.corpus")
-    config = config.updated({"data": {"corpus": given.text}}, "command line")
     return inspect_text(config, given.json)
 
 
 def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("plan", options, rest)
     from course_lm.cli.plan import plan_run
 
-    config, given = _configured("plan", options, rest)
     return plan_run(config, given.ranks)
 
 
 def _profile(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("profile", options, rest)
     from course_lm.cli.profile import profile_run
 
-    config, given = _configured("profile", options, rest)
     return profile_run(config, given.output, given.repeats)
 
 
 def _configured(name: str, options: argparse.Namespace, rest: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     """The configuration that the arguments of a command ask for, and what it was given besides."""
-    from course_lm.cli.options import parse_config
-    from course_lm.config import TrainingConfig
+    with _uncollected():
+        from course_lm.cli.options import parse_config
+        from course_lm.cli.text import with_text
+        from course_lm.config import TrainingConfig
 
-    config = TrainingConfig.from_yaml(options.config)
-    return parse_config(_configured_parser(name, config), config, rest)
+        own = TrainingConfig.from_yaml(options.config)
+        config, given = parse_config(_configured_parser(name, own), own, rest)
+        return with_text(config, given, own, options.config), given
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of garbage, which would take a third of the time that `--help` has.
+
+    It would go through all that torch is made of while that is imported, and once more where `--help` ends the process.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    except SystemExit:
+        gc.freeze()
+        raise
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _configured_parser(name: str, config: Any) -> CommandParser:
     """The parser of a command that takes every key of the configuration, with the command's own options."""
     from course_lm.cli.options import config_parser
 
-    parser = config_parser(f"course-lm {name}" + (" TEXT" if name == "inspect" else ""), config)
+    parser = config_parser(f"course-lm {name}", config, _TEXT.get(name))
     match name:
         case "find-lr":
             own = parser.add_argument_group("the sweep")
@@ -354,8 +373,7 @@ def _configured_parser(name: str, config: Any) -> CommandParser:
                 "--png", type=Path, default="lr_finder.png", help="file for the picture [default: %(default)s]"
             )
         case "inspect":
-            own = parser.add_argument_group("the text")
-            own.add_argument("text", metavar="TEXT", help="a corpus, as data.corpus names it")
+            own = parser.add_argument_group("the report")
             own.add_argument("--json", action="store_true", default=False, help="print all counts and findings as JSON")
         case "plan":
             own = parser.add_argument_group("the ranks")
@@ -369,6 +387,10 @@ def _configured_parser(name: str, config: Any) -> CommandParser:
     return parser
 
 
+# How the commands that read a text take it: it may be left out, or not.
+_TEXT = {"train": "[TEXT]", "find-lr": "[TEXT]", "profile": "[TEXT]", "inspect": "TEXT"}
+
+
 def _completion(options: argparse.Namespace, rest: Sequence[str]) -> int:
     options.parser.refuse(rest)
     import shtab
@@ -380,6 +402,9 @@ def _completion(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = TrainingConfig.from_yaml(DEFAULT_CONFIG)
     for name in CONFIGURED:
         commands.choices[name] = _configured_parser(name, config)
+        for action in commands.choices[name]._actions:
+            if action.dest == "text":
+                vars(action)["complete"] = shtab.FILE
     print(shtab.complete(parser, options.shell))
     return 0
 

@@ -466,7 +466,7 @@ def test_a_command_line_that_makes_no_sense_is_refused(capsys, arguments, parts)
         (["--help"], ["lab", "lessons", "train", "find-lr"]),
         (["lab", "--help"], ["usage: course-lm lab"]),
         (["lessons", "--help"], ["NN", "--write"]),
-        (["train", "--help"], ["--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
+        (["train", "--help"], ["TEXT", "--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
         (["find-lr", "--help"], ["usage: course-lm find-lr", "--config", "--start_lr", "--png", "--optimizer.type"]),
         (["--version"], ["course-lm 0."]),
     ],
@@ -486,6 +486,16 @@ def test_the_commands_are_listed_without_loading_torch():
     code += "try: main(['lab', '--help'])\nfinally: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("\nFalse\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["train", "find-lr", "plan", "profile", "inspect"])
+def test_the_help_of_a_command_waits_for_nothing_but_the_configuration(command):
+    code = "import gc, sys\nfrom course_lm.cli import main\n"
+    code += f"try: main(['{command}', '--help'])\n"
+    code += "except SystemExit: print(gc.get_freeze_count() > 0, 'course_lm.trainer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("\nTrue False\n")
 
 
 @pytest.mark.long

@@ -5,12 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
-from refusals import assert_refused
 
 from course_lm import cli
 from course_lm.cli import main
 from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
+from tests.cli.refusals import assert_refused
 
 SMALL = [
     "--data.vocab_size=270",

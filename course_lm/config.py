@@ -24,7 +24,7 @@ from course_lm.reproducibility import resolve_device as resolve_device  # re-exp
 from course_lm.reproducibility import seed_everything as seed_everything
 from course_lm.schedules import ScheduleConfig
 from course_lm.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
-from course_lm.validation import require, require_kinds, updated
+from course_lm.validation import did_you_mean, require, require_kinds, updated
 from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -243,12 +243,19 @@ def _with_one_length(tree: Any) -> Any:
     return {**tree, "training": {"max_steps": None, "time_budget": None, **section}}
 
 
+def shipped_configs() -> dict[str, Path]:
+    """The files of the shipped configurations, by name."""
+    entries = resources.files("course_lm").joinpath("configs").iterdir()
+    return {path.stem: path for path in sorted(Path(str(entry)) for entry in entries)}
+
+
 def find_config(name_or_path: str | Path) -> Path:
     """The file itself, or the shipped configuration of that name; FileNotFoundError for neither."""
-    shipped = {Path(entry.name).stem: entry for entry in resources.files("course_lm").joinpath("configs").iterdir()}
+    shipped = shipped_configs()
     if str(name_or_path) in shipped:
-        return Path(str(shipped[str(name_or_path)]))
+        return shipped[str(name_or_path)]
     path = Path(name_or_path)
     if not path.is_file():
-        raise FileNotFoundError(f"no configuration {path}: give a YAML file or one of {', '.join(sorted(shipped))}")
+        hint = did_you_mean(path, shipped)
+        raise FileNotFoundError(f"no configuration {path}: {hint}give a YAML file or one of {', '.join(shipped)}")
     return path

@@ -23,9 +23,15 @@ from course_lm.validation import require, require_kinds
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Size of the model. `d_model` must be a multiple of `n_head`; `dropout` is a probability in [0, 1).
+    """Size of the model.
 
-    Attributes:
+    Args:
+        n_layer: blocks, each with attention and a perceptron.
+        n_head: heads of attention in a block.
+        d_model: width of the vector that each token is; a multiple of `n_head`.
+        dropout: probability, in [0, 1), that a number is set to zero while training.
+        gradient_checkpointing: keep only what enters each block, and compute the block once more in the backward pass:
+            less memory, more time, the same numbers.
         positions: "learned", a vector added to each token; or "rotary", which turns queries and keys, for heads of an
             even width.
     """

@@ -86,7 +86,16 @@ def require_kinds(section: type, values: dict[str, Any]) -> None:
             if getattr(values[key], "ndim", None) == 0:
                 # callers pass vars(self): a frozen dataclass lets itself be changed in no plainer way
                 values[key] = values[key].item()
-            require(_fits(values[key], hint), key, readable(hint), values[key])
+            require_kind(values[key], hint, key)
+
+
+def require_kind(value: object, hint: Any, key: str) -> None:
+    """Raise ValueError unless a value is of the kind that a type hint declares; a misspelt choice gets a suggestion."""
+    if not _fits(value, hint):
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        question = did_you_mean(value, choices).strip() if isinstance(value, str) else ""
+        raise ValueError(f"{key} must be {readable(hint)}, got {shown(value)}" + (question and f"; {question}"))
 
 
 def readable(hint: Any) -> str:

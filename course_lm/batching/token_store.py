@@ -29,13 +29,13 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 from tokenizers import __version__ as tokenizers_version
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from course_lm.batching.packing import ENCODE_AT_ONCE, Rows, cut
+from course_lm.corpus.files import Division
 from course_lm.corpus.large import LONGEST, LargeText
 from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
@@ -155,6 +155,7 @@ class StoredCorpus:
     documents: StoredDocuments
     neg_log_p: None = None
     gold: None = None
+    division: Division | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,8 @@ class TokenStore:
         tokens = DiskTokens(path, self.facts["dtype"], facts["digest"])
         lengths = path.with_suffix(".lengths")
         held = StoredDocuments(tokens, lengths, facts["documents"], facts["tokens"], self.tokenizer)
-        return StoredCorpus(self.name, held)
+        # a store that is older than this fact holds a text that blank lines or several files divide
+        return StoredCorpus(self.name, held, division=self.facts.get("division"))
 
     def describe(self) -> str:
         """Where the store is, and what the tokenizer was trained on."""
@@ -236,6 +238,8 @@ def _find(name: str, folder: Path) -> TokenStore | str | None:
 
 @contextmanager
 def _sole_builder(path: Path, name: str) -> Iterator[None]:
+    from filelock import FileLock, Timeout  # loads asyncio, which every command would wait for
+
     lock = FileLock(path)
     with _cannot_write(path.parent):
         try:
@@ -285,6 +289,7 @@ def _build(text: LargeText, recipe: Recipe, folder: Path) -> None:
     splits = _encode(text, survey, tokenizer, folder, dtype)
     facts = {
         "text": text.name,
+        "division": text.division,
         "dtype": dtype,
         "splits": splits,
         "train_bytes": survey.train_bytes,

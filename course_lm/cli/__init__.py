@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 1
 """
 
 import argparse
+import gc
 import os
 import sys
 import warnings
@@ -102,7 +103,7 @@ def _parser() -> CommandParser:
     _add_export(commands)
     purpose = "print a script that lets the shell complete commands and options"
     completion = commands.add_parser("completion", help=purpose, description=purpose, allow_abbrev=False)
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that is to run the script")
     completion.set_defaults(command=_completion, parser=completion)
     return parser
 
@@ -128,7 +129,9 @@ def _add_audit(commands: Any) -> None:
     adapters = ("step_function", "huggingface", "lightning")
     audit.add_argument("--adapter", choices=adapters, help="what makes a loop of FUNCTION, which then is none itself")
     precisions = ("float64", "float32", "bf16")
-    audit.add_argument("--precision", choices=precisions, default="float64", help="[default: %(default)s]")
+    audit.add_argument(
+        "--precision", choices=precisions, default="float64", help="of the model's numbers [default: %(default)s]"
+    )
     audit.add_argument("--parts", nargs="+", metavar="PART", help="parts of a loop to look at; all of them by default")
     audit.add_argument("--json", action="store_true", help="print the report as JSON")
     audit.set_defaults(command=_audit, parser=audit)
@@ -136,7 +139,7 @@ def _add_audit(commands: Any) -> None:
 
 def _add_runs(commands: Any) -> None:
     runs = commands.add_parser("runs", help="a table of all runs in a folder", allow_abbrev=False)
-    runs.add_argument("folder", nargs="?", default="runs", type=Path, help="[default: %(default)s]")
+    runs.add_argument("folder", nargs="?", default="runs", type=Path, help="where they lie [default: %(default)s]")
     runs.add_argument("--json", action="store_true", help="print the table as JSON")
     runs.set_defaults(command=_runs, parser=runs)
     purpose = "runs in one picture and one table, with differences to the first"
@@ -201,13 +204,16 @@ def _add_evaluate(commands: Any) -> None:
         "--training.batch_size", dest="batch_size", type=int, metavar="N", help="rows in a batch [default: the run's]"
     )
     evaluate.add_argument(
-        "--training.precision", dest="precision", choices=("auto", "fp32", "bf16", "fp16"), help="[default: the run's]"
+        "--training.precision",
+        dest="precision",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        help="of the forward pass [default: the run's]",
     )
     evaluate.add_argument(
         "--training.device",
         dest="device",
         choices=("auto", "cpu", "cuda", "mps"),
-        help="[default: the run's, where this machine has it]",
+        help="what computes [default: the run's, where this machine has it]",
     )
     evaluate.add_argument("--json", action="store_true", help="print the numbers as JSON")
     evaluate.set_defaults(command=_evaluate, parser=evaluate)
@@ -301,17 +307,17 @@ def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _train(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    from course_lm.cli.train import train_on_text
-
     # Twice parsed: --config first, since the file's values are the defaults that options override and --help shows.
     config, _ = _configured("train", options, rest)
+    from course_lm.cli.train import train_on_text  # only now: --help does without it, here and below
+
     return train_on_text(config)
 
 
 def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("find-lr", options, rest)
     from course_lm.cli.find_lr import find_lr_on_text
 
-    config, given = _configured("find-lr", options, rest)
     return find_lr_on_text(
         config,
         given.png,
@@ -323,43 +329,61 @@ def _find_lr(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _inspect(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("inspect", options, rest)
     from course_lm.cli.inspect import inspect_text
 
-    config, given = _configured("inspect", options, rest)
-    if "data.corpus" in given:
-        _configured_parser("inspect", config).error("give the text once: as TEXT, without --data.corpus")
-    config = config.updated({"data": {"corpus": given.text}}, "command line")
     return inspect_text(config, given.json)
 
 
 def _plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("plan", options, rest)
     from course_lm.cli.plan import plan_run
 
-    config, given = _configured("plan", options, rest)
     return plan_run(config, given.ranks)
 
 
 def _profile(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, given = _configured("profile", options, rest)
     from course_lm.cli.profile import profile_run
 
-    config, given = _configured("profile", options, rest)
     return profile_run(config, given.output, given.repeats)
 
 
 def _configured(name: str, options: argparse.Namespace, rest: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     """The configuration that the arguments of a command ask for, and what it was given besides."""
-    from course_lm.cli.options import parse_config
-    from course_lm.config import TrainingConfig
+    with _uncollected():
+        from course_lm.cli.options import parse_config
+        from course_lm.cli.text import with_text
+        from course_lm.config import TrainingConfig
 
-    config = TrainingConfig.from_yaml(options.config)
-    return parse_config(_configured_parser(name, config), config, rest)
+        own = TrainingConfig.from_yaml(options.config)
+        config, given = parse_config(_configured_parser(name, own), own, rest)
+        return with_text(config, given, own, options.config), given
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of garbage, which would take a third of the time that `--help` has.
+
+    It would go through all that torch is made of while that is imported, and once more where `--help` ends the process.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    except SystemExit:
+        gc.freeze()
+        raise
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _configured_parser(name: str, config: Any) -> CommandParser:
     """The parser of a command that takes every key of the configuration, with the command's own options."""
     from course_lm.cli.options import config_parser
 
-    parser = config_parser(f"course-lm {name}" + (" TEXT" if name == "inspect" else ""), config)
+    parser = config_parser(f"course-lm {name}", config, _TEXT.get(name))
     match name:
         case "find-lr":
             own = parser.add_argument_group("the sweep")
@@ -373,8 +397,7 @@ def _configured_parser(name: str, config: Any) -> CommandParser:
                 "--png", type=Path, default="lr_finder.png", help="file for the picture [default: %(default)s]"
             )
         case "inspect":
-            own = parser.add_argument_group("the text")
-            own.add_argument("text", metavar="TEXT", help="a corpus, as data.corpus names it")
+            own = parser.add_argument_group("the report")
             own.add_argument("--json", action="store_true", default=False, help="print all counts and findings as JSON")
         case "plan":
             own = parser.add_argument_group("the ranks")
@@ -388,6 +411,10 @@ def _configured_parser(name: str, config: Any) -> CommandParser:
     return parser
 
 
+# How the commands that read a text take it: it may be left out, or not.
+_TEXT = {"train": "[TEXT]", "find-lr": "[TEXT]", "profile": "[TEXT]", "inspect": "TEXT"}
+
+
 def _completion(options: argparse.Namespace, rest: Sequence[str]) -> int:
     options.parser.refuse(rest)
     import shtab
@@ -399,6 +426,9 @@ def _completion(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = TrainingConfig.from_yaml(DEFAULT_CONFIG)
     for name in CONFIGURED:
         commands.choices[name] = _configured_parser(name, config)
+        for action in commands.choices[name]._actions:
+            if action.dest == "text":
+                vars(action)["complete"] = shtab.FILE
     print(shtab.complete(parser, options.shell))
     return 0
 

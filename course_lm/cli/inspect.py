@@ -8,6 +8,7 @@ import torch
 
 from course_lm.cli.preparation import table
 from course_lm.config import TrainingConfig
+from course_lm.corpus.files import Division, describe_division
 from course_lm.corpus.large import LARGE_BYTES, LONGEST, find_large_text
 from course_lm.corpus.load import hash_fraction, read_corpus
 from course_lm.inspection import Finding, Measurements, find, measure
@@ -20,7 +21,7 @@ WIDTH = 40  # of the longest bar of the histogram
 def inspect_text(config: TrainingConfig, as_json: bool) -> int:
     """Count what the configured text holds and print it, with a line for each finding; return 0."""
     data = config.data
-    documents, share = read_share(data.corpus)
+    documents, share, division = read_share(data.corpus)
     text = measure(documents, data.vocab_size)
     with torch.device("meta"):
         parameters = count_parameters(GPT(config.model, data.vocab_size, data.max_length))
@@ -30,26 +31,38 @@ def inspect_text(config: TrainingConfig, as_json: bool) -> int:
         named = [asdict(finding) for finding in findings]
         print(
             json.dumps(
-                {"text": data.corpus, "share": share, **counted, "parameters": parameters, "findings": named}, indent=1
+                {
+                    "text": data.corpus,
+                    "division": division,
+                    "share": share,
+                    **counted,
+                    "parameters": parameters,
+                    "findings": named,
+                },
+                indent=1,
             )
         )
         return 0
     counted_on = "" if share == 1 else f"; all counts are on {share:.1%} of its documents, drawn by their hash"
-    print(describe(data.corpus + counted_on, text, data.vocab_size, parameters, findings))
+    name = data.corpus + describe_division(division) + counted_on
+    print(describe(name, text, data.vocab_size, parameters, findings))
     return 0
 
 
-def read_share(corpus: str) -> tuple[list[str], float]:
-    """The documents of a text and the share of it that they are: below 1 for one that is too large to be held.
+def read_share(corpus: str) -> tuple[list[str], float, Division | None]:
+    """The documents of a text, the share of it that they are, and how it was cut where no blank line divides it.
 
-    They are drawn by their hash, so that all copies of a document are among them, or none.
+    The share is below 1 for a text that is too large to be held. The documents are drawn by their hash, so that all
+    copies of a document are among them, or none.
     """
     large = find_large_text(corpus)
     if large is None:
-        return read_corpus(corpus).documents, 1.0
+        held = read_corpus(corpus)
+        return held.documents, 1.0, held.division
     size = large.size or sum(len(document.encode()) for document in large.documents())
     share = LARGE_BYTES / size
-    return [one for one in large.documents(longest=LONGEST) if hash_fraction(one, seed=0) < share], share
+    documents = [one for one in large.documents(longest=LONGEST) if hash_fraction(one, seed=0) < share]
+    return documents, share, large.division
 
 
 def describe(name: str, text: Measurements, vocab_size: int, parameters: int, findings: list[Finding]) -> str:

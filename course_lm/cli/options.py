@@ -11,20 +11,28 @@ import docstring_parser
 
 from course_lm.cli.parser import CommandParser
 from course_lm.config import TrainingConfig
-from course_lm.curriculum.settings import OWNERS
+from course_lm.curriculum.settings import OWNERS, SETTINGS
 from course_lm.validation import one_line, readable
 from course_lm.yaml_tree import load_yaml
 
 NULL = ("null", "~")
 
 
-def config_parser(prog: str, config: TrainingConfig) -> CommandParser:
+def config_parser(prog: str, config: TrainingConfig, text: str | None = None) -> CommandParser:
     """A parser with an option for every key of the tree, such as `--optimizer.learning_rate`.
 
-    `--help` shows the values of `config` as defaults. What is parsed holds only the options that were given.
+    `--help` shows the values of `config` as defaults. What is parsed holds only what was given.
+
+    Args:
+        text: "TEXT" where the command must be given one, "[TEXT]" where it may; None where it takes none.
     """
-    usage = f"{prog} [--config CONFIG] [--section.key VALUE ...]"
-    parser = CommandParser(prog, usage, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    usage = f"{prog} {text} [--config CONFIG]" if text else f"{prog} [--config CONFIG]"
+    parser = CommandParser(
+        prog, f"{usage} [--section.key VALUE ...]", allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    if text:
+        help = "a path, a glob in quotation marks, hf:<dataset> or a shipped corpus; the same as --data.corpus"
+        parser.add_argument("text", nargs=None if text == "TEXT" else "?", metavar="TEXT", help=help)
     parser.add_argument("--config", help="YAML file, or the name of a shipped one, that options override")
     _add_options(parser, config)
     group = parser.add_argument_group("curriculum, settings of its strategy")
@@ -32,8 +40,9 @@ def config_parser(prog: str, config: TrainingConfig) -> CommandParser:
         if key not in vars(config.curriculum):  # else the option of the section counts for its strategy too
             # Two spellings of one option; the last one given counts, as with any other.
             names = (f"--curriculum.{key}", f"--curriculum.settings.{key}")
-            help = f"of strategy {' and '.join(strategies)}"
-            group.add_argument(*names, dest=names[0][2:], type=_yaml, metavar=key.upper(), help=help)
+            texts = {strategy: _sentences(SETTINGS[strategy]).get(key, "") for strategy in strategies}
+            help = " ".join(f'"{strategy}": {text}' for strategy, text in texts.items())
+            group.add_argument(*names, dest=names[0][2:], type=_yaml, metavar=key.upper(), help=help.replace("%", "%%"))
     return parser
 
 
@@ -46,7 +55,9 @@ def parse_config(
         ValueError: names the key, the value and what is accepted.
     """
     options, unknown = parser.parse_known_args(arguments)
-    parser.refuse(unknown)
+    text = vars(options).get("text", "")
+    # argparse takes an option that it does not know for a TEXT where there is a space in its value
+    parser.refuse([text, *unknown] if text.startswith("-") else unknown)
     tree: dict[str, Any] = {}
     for name, value in vars(options).items():
         # What has no section is a key of the root, or an option of the command itself, which the caller reads.
@@ -58,10 +69,16 @@ def parse_config(
     return config.updated(tree, "command line"), options
 
 
+def _sentences(section: type) -> dict[str, str]:
+    """What the docstring of a dataclass says of each key, or that of a class which it inherits the key from."""
+    described = [docstring_parser.parse(kind.__doc__ or "") for kind in reversed(section.__mro__)]
+    return {one.arg_name: one.description or "" for parsed in described for one in parsed.params}
+
+
 def _add_options(parser: CommandParser, section: Any, where: str = "") -> None:
-    described = docstring_parser.parse(type(section).__doc__ or "")
-    texts = {parameter.arg_name: parameter.description or "" for parameter in described.params}
-    group = parser.add_argument_group(where.rstrip(".") or "the run", described.short_description)
+    texts = _sentences(type(section))
+    description = docstring_parser.parse(type(section).__doc__ or "").short_description
+    group = parser.add_argument_group(where.rstrip(".") or "the run", description)
     for key, hint in get_type_hints(type(section)).items():
         value = vars(section)[key]
         if is_dataclass(value):

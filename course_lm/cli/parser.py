@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from course_lm.validation import did_you_mean, one_line
 
@@ -19,4 +19,14 @@ class CommandParser(argparse.ArgumentParser):
         if arguments:
             name = arguments[0].split("=")[0]
             hint = did_you_mean(name, self._option_string_actions)
+            if not name.startswith("-") and any(action.dest == "text" for action in self._actions):
+                hint = "TEXT is one path; several files are a glob in quotation marks, such as '*.txt'; "
             self.error(f"unrecognized argument {one_line(name)}; {hint}see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse calls this for every argument that has choices, the names of commands among them
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            question = did_you_mean(value, map(str, action.choices or ())).strip()
+            raise argparse.ArgumentError(action, error.message + (question and f"; {question}")) from None

@@ -10,6 +10,7 @@ from course_lm.batching import Loader, make_loader
 from course_lm.batching.token_store import Recipe, StoredCorpus, TokenStore, open_token_store
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.corpus import Corpus, load_corpus
+from course_lm.corpus.files import describe_division
 from course_lm.corpus.large import LARGE_BYTES, LargeText, find_large_text
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.model import GPT, count_parameters
@@ -156,8 +157,9 @@ def fit_to_budget(run: PreparedRun, trainer: Trainer) -> PreparedRun:
 
 def describe(run: PreparedRun, trainer: Trainer) -> str:
     """One line: the text, the size of the model, and how it computes; a second one about the store of a large text."""
+    text = trainer.config.data.corpus + describe_division(run.train.division)
     return (
-        f"{trainer.config.data.corpus}: {len(run.train.documents):,} documents to train on, "
+        f"{text}: {len(run.train.documents):,} documents to train on, "
         f"{len(run.validation.documents):,} held out; {count_parameters(run.model):,} parameters, "
         f"{trainer.precision.name} on {trainer.device}" + ("" if run.store is None else f"\n{run.store.describe()}")
     )

@@ -19,6 +19,7 @@ from course_lm.cli.preparation import (
     settle_curriculum,
     table,
 )
+from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
 from course_lm.distributed import Group, connect
 from course_lm.model import GPT, generate
@@ -49,6 +50,8 @@ def train_on_text(config: TrainingConfig) -> int:
         trainer = Trainer(run.model, config, started=started)
         if group.leads:
             print(describe(run, trainer))
+            if folder is not None:
+                print(describe_folder(folder, config))
         run = fit_to_budget(run, trainer)
         curriculum = describe_curriculum(run, trainer)
         if group.leads and curriculum is not None:
@@ -68,6 +71,13 @@ def train_on_text(config: TrainingConfig) -> int:
         print(report(run, trainer, timing.clock() - started))
         print(f"\n{sample(run, config.training.seed)}")
     return 0
+
+
+def describe_folder(folder: Path, config: TrainingConfig) -> str:
+    """One line: where the files of the run are, and whether that follows from its text."""
+    after_text = config.experiment_name == name_after(config.data.corpus)
+    why = ", named after its text; --experiment_name gives it another name" if after_text else ""
+    return f"the run is kept in {folder}{why}"
 
 
 def _whole_model(run: PreparedRun, config: TrainingConfig, group: Group) -> GPT:

@@ -12,9 +12,9 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from course_lm.validation import shown
 
@@ -38,25 +38,70 @@ BEGINNINGS = {
 }
 BLANK_LINES = re.compile(r"\n\s*\n")  # a line of white space alone is blank too
 
+# How a text is cut that no blank line divides. Stored token ids were cut by these numbers too: with another one, they
+# need another `token_store.FORMAT`.
+Division = Literal["lines", "length"]
+LOOK = 2**16  # characters at the beginning of the text that decide
+MANY_LINES, MODEST_LINE = 10, 2_000  # so many lines, of so many characters in the mean, are documents
+PIECE = 4_000  # characters at most of a document that is cut by length
+# Where a piece ends: at a line's end, else at a sentence's, in Latin script or another one, else at a word's.
+ENDS = [re.compile(end) for end in (r"\n", r"[.!?…][\"'”’»)\]]*\s|[。！？।][\"'”’」』）]*", r"\s")]
+
 Advance = Callable[[int], object]  # is told how many more bytes of a file have been read
 
 
-def read_documents(path: Path) -> list[tuple[str, float | None]]:
+def read_documents(path: Path, division: Division | None = None) -> list[tuple[str, float | None]]:
     """All documents of a file: see `stream_documents`."""
-    return list(stream_documents(path))
+    return list(stream_documents(path, division=division))
+
+
+def find_division(paths: Sequence[Path]) -> Division | None:
+    """How the text of these files is cut where it would be a single document; None where anything divides it.
+
+    A text that blank lines, rows or several files divide is left to these. Any other is cut at its lines, where these
+    are many and of modest length, else by length. Its beginning decides which, so that one who reads a part at a time
+    gets the documents of one who holds the whole text.
+
+    Raises:
+        ValueError: the file is not text.
+        OSError: it cannot be read.
+    """
+    if len(paths) != 1 or is_jsonl(paths[0]):
+        return None
+    (path,) = paths
+    refuse_special(path)
+    with path.open("rb") as file:
+        packing = first_bytes(file)
+        if packing == PARQUET:
+            return None
+        beginning = _beginning_of_undivided(_texts(path, _chunks(path, file, packing, None)))
+    if beginning is None:
+        return None
+    lines = beginning.count("\n") + 1
+    return "lines" if lines >= MANY_LINES and len(beginning) <= MODEST_LINE * lines else "length"
+
+
+def describe_division(division: Division | None) -> str:
+    """What follows the name of a text that was cut: " (no blank line divides it: …)"; else nothing."""
+    if division is None:
+        return ""
+    lines = "each line is a document"
+    length = f"it is cut at line and sentence ends into documents of at most {PIECE:,} characters"
+    return f" (no blank line divides it: {lines if division == 'lines' else length})"
 
 
 def stream_documents(
-    path: Path, advance: Advance | None = None, longest: int | None = None
+    path: Path, advance: Advance | None = None, longest: int | None = None, division: Division | None = None
 ) -> Iterator[tuple[str, float | None]]:
     """The documents of a file one by one, each with its true -log p in nats where a JSON line has it.
 
     A file is packed by gzip or zstd, or is Parquet, where it begins so, whatever its name is. It holds JSON lines where
-    its name, without `.gz` or `.zst`, ends with `.jsonl`.
+    its name, without `.gz` or `.zst`, ends with `.jsonl`. Of any other text blank lines divide the documents.
 
     Args:
         advance: called with the bytes of the file that each part has taken.
         longest: characters of a document; a longer one is refused before it is held whole.
+        division: how a text is cut that no blank line divides: see `find_division`.
 
     Raises:
         ValueError: the file is not text, or holds no document.
@@ -71,8 +116,10 @@ def stream_documents(
         else:
             chunks = _chunks(path, file, beginning, advance)
             texts = _texts(path, chunks)
-            kind = _read_jsonl if is_jsonl(path) else _read_paragraphs
-            found = kind(path, texts, longest)
+            if is_jsonl(path):
+                found = _read_jsonl(path, texts, longest)
+            else:
+                found = ((document, None) for document in _CUT[division](texts, str(path), longest))
         for document in found:
             holds_none = False
             yield document
@@ -169,8 +216,17 @@ def _refuse_bytes(path: Path, chunk: bytes, offset: int) -> None:
         raise ValueError(f"{path} is not UTF-8 text: byte 0x00 at offset {offset + at} (UTF-16, or no text at all?)")
 
 
-def _read_paragraphs(path: Path, texts: Iterable[str], longest: int | None) -> Iterator[tuple[str, None]]:
-    return ((paragraph, None) for paragraph in _paragraphs_of(texts, str(path), longest))
+def _beginning_of_undivided(texts: Iterable[str]) -> str | None:
+    """The first `LOOK` characters of a text, without white space before them; None where a blank line divides it."""
+    beginning = space = ""
+    for text in texts:
+        # As in `_paragraphs_of`; what is blank at either end of the text divides nothing.
+        body = space + text if beginning else text.lstrip()
+        last = body.rstrip()
+        if BLANK_LINES.search(last):
+            return None
+        beginning, space = beginning + last[: LOOK - len(beginning)], body[len(last) :]
+    return beginning
 
 
 def _paragraphs_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
@@ -201,8 +257,39 @@ def _lines_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator
             yield "".join(begun)
             begun, size = [other], 0
         size += len(begun[-1])
-        _refuse_longer(size, longest, where, "each line of JSON lines is a document")
+        _refuse_longer(size, longest, where, "each line is a document")
     yield "".join(begun)
+
+
+def _documents_of_lines(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
+    return (document for line in _lines_of(texts, where, longest) if (document := line.strip()))
+
+
+def _pieces_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
+    rest = ""
+    for text in texts:
+        rest, start = rest + text, 0
+        # White space stays until a piece is whole: where one ends must not depend on how much is read at once.
+        while len(rest) - start > PIECE:
+            end = start + _end_of_piece(rest[start : start + PIECE])
+            if piece := rest[start:end].strip():
+                _refuse_longer(len(piece), longest, where, "blank lines divide documents")
+                yield piece
+            start = end
+        rest = rest[start:]
+    if piece := rest.strip():
+        _refuse_longer(len(piece), longest, where, "blank lines divide documents")
+        yield piece
+
+
+def _end_of_piece(window: str) -> int:
+    for end in ENDS:
+        if found := [match.end() for match in end.finditer(window, len(window) // 2)]:
+            return found[-1]
+    return len(window)
+
+
+_CUT = {None: _paragraphs_of, "lines": _documents_of_lines, "length": _pieces_of}
 
 
 def _refuse_longer(size: int, longest: int | None, where: str, what_divides: str) -> None:

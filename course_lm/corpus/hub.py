@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from course_lm.corpus.files import Advance, refuse_special
 
@@ -32,6 +32,7 @@ class HubText:
     """
 
     address: str
+    division: ClassVar[None] = None  # rows divide it
 
     @property
     def name(self) -> str:

@@ -2,9 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from course_lm.corpus.files import GZIP, PARQUET, ZSTD, Advance, first_bytes, refuse_special, stream_documents
+from course_lm.corpus.files import (
+    GZIP,
+    PARQUET,
+    ZSTD,
+    Advance,
+    Division,
+    find_division,
+    first_bytes,
+    refuse_special,
+    stream_documents,
+)
 from course_lm.corpus.hub import HubText
 from course_lm.corpus.load import CORPORA, matching_files
 
@@ -31,10 +42,15 @@ class FilesText:
         stats = [(path.resolve(), path.stat()) for path in self.paths]
         return repr([(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats])
 
+    @cached_property
+    def division(self) -> Division | None:
+        """How the text is cut where no blank line divides it."""
+        return find_division(self.paths)
+
     def documents(self, advance: Advance | None = None, longest: int | None = None) -> Iterator[str]:
         """The documents that hold text, one by one: see `stream_documents`."""
         for path in self.paths:
-            for text, _ in stream_documents(path, advance, longest):
+            for text, _ in stream_documents(path, advance, longest, self.division):
                 yield text
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from course_lm.corpus.files import paragraphs, read_documents, refuse_surrogate
+from course_lm.corpus.files import Division, find_division, paragraphs, read_documents, refuse_surrogate
 from course_lm.corpus.hub import read_hub
 from course_lm.corpus.shipped import data_file
 from course_lm.validation import did_you_mean, require
@@ -30,7 +30,8 @@ class Corpus:
     """Documents in a fixed order.
 
     `neg_log_p` holds the true -log p of each document in nats, `gold` what its author counted in it (words, case
-    markers and more: see `data/README.md`); either is None where nobody knows it.
+    markers and more: see `data/README.md`); either is None where nobody knows it. `division` says how a text was cut
+    that no blank line divides: see `find_division`.
     Raises ValueError where there is no document, or not one entry for each.
     """
 
@@ -38,6 +39,7 @@ class Corpus:
     documents: list[str]
     neg_log_p: list[float] | None = None
     gold: list[dict[str, int]] | None = None
+    division: Division | None = None
 
     def __post_init__(self) -> None:
         if not self.documents:
@@ -77,7 +79,7 @@ class Corpus:
     def _take(self, chosen: list[int]) -> Corpus:
         costs = None if self.neg_log_p is None else [self.neg_log_p[i] for i in chosen]
         gold = None if self.gold is None else [self.gold[i] for i in chosen]
-        return Corpus(self.name, [self.documents[i] for i in chosen], costs, gold)
+        return Corpus(self.name, [self.documents[i] for i in chosen], costs, gold, self.division)
 
     def _without_duplicates(self) -> Corpus:
         # Reversed, so that of equal documents the first one stays.
@@ -133,9 +135,11 @@ def load_corpus(
     - "python-docs": paragraphs of the Python language reference, as this Python carries it. Differs between
       Python versions.
     - a path, or a glob: UTF-8 text whose documents are divided by blank lines (lines end with LF, CR LF or CR; any
-      other character stays as it is); a `.jsonl` file has an object with "text" on each line, and may have "neg_log_p"
-      (nats) beside it. Both may be packed by gzip or zstd; of a Parquet file the column "text" is read (zstd and
-      Parquet with the extra `hub`). Other encodings and archives, and whatever is no regular file, are refused.
+      other character stays as it is). A single file that no blank line divides is cut at its lines where these are
+      many, else into documents of some thousand characters: see `find_division`. A `.jsonl` file has an object with
+      "text" on each line, and may have "neg_log_p" (nats) beside it. Both may be packed by gzip or zstd; of a Parquet
+      file the column "text" is read (zstd and Parquet with the extra `hub`). Other encodings and archives, and whatever
+      is no regular file, are refused.
     - a list of strings, one document each.
     - "hf:<dataset>[:<split>[:<column>]]": through `datasets` (extra `hub`), split "train" and column "text" unless
       named. The dataset is a name on the hub, with its configuration after a second slash
@@ -242,8 +246,9 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 def _read_files(name: str, paths: list[Path]) -> Corpus:
+    division = find_division(paths)
     found: list[tuple[str, float | None]] = []
     for path in paths:
-        found += read_documents(path)
+        found += read_documents(path, division)
     costs = [cost for _, cost in found if cost is not None]  # a floor needs the cost of every document
-    return Corpus(name, [text for text, _ in found], costs if len(costs) == len(found) else None)
+    return Corpus(name, [text for text, _ in found], costs if len(costs) == len(found) else None, division=division)

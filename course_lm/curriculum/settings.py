@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from course_lm.validation import check_keys, readable, require, require_kinds, shown, updated
+from course_lm.validation import check_keys, require, require_kind, require_kinds, shown, updated
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -19,7 +19,12 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """The numbers of words that score 0 and 1; None takes those of the shortest and of the longest example."""
+    """The numbers of words that score 0 and 1.
+
+    Args:
+        min_length: words of an example that scores 0; null takes those of the shortest example.
+        max_length: words of an example that scores 1; null takes those of the longest example.
+    """
 
     min_length: int | None = None
     max_length: int | None = None
@@ -33,7 +38,11 @@ class LengthSettings:
 
 @dataclass(frozen=True)
 class FrequencySettings:
-    """Where words are counted: a list of texts, the name or path of a corpus, or None for the examples themselves."""
+    """Where words are counted.
+
+    Args:
+        reference: a list of texts, the name or path of a corpus, or null for the examples themselves.
+    """
 
     reference: Sequence[str] | str | None = None
 
@@ -43,7 +52,14 @@ class FrequencySettings:
 
 @dataclass(frozen=True)
 class MorphologicalSettings:
-    """The weights of the counts; only their proportions matter."""
+    """The weights of the counts; only their proportions matter.
+
+    Args:
+        case_weight: weight of the case markers.
+        length_weight: weight of the number of words.
+        verb_weight: weight of the verbs and of their inflections.
+        compound_weight: weight of the compound verbs.
+    """
 
     case_weight: float = 0.4
     length_weight: float = 0.2
@@ -57,7 +73,16 @@ class MorphologicalSettings:
 
 @dataclass(frozen=True)
 class CombinedSettings:
-    """The weights of three scores, whose proportions alone matter, and the settings of each strategy under its name."""
+    """The weights of three scores, whose proportions alone matter, and the settings of each strategy under its name.
+
+    Args:
+        morphological_weight: weight of the score of "morphological".
+        length_weight: weight of the score of "length".
+        frequency_weight: weight of the score of "frequency".
+        morphological: settings of "morphological".
+        length: settings of "length".
+        frequency: settings of "frequency".
+    """
 
     morphological_weight: float = 0.5
     length_weight: float = 0.25
@@ -73,7 +98,11 @@ class CombinedSettings:
 
 @dataclass(frozen=True)
 class RandomSettings:
-    """The seed of the scores."""
+    """The control.
+
+    Args:
+        seed: fixes the scores.
+    """
 
     seed: int = 0
 
@@ -83,7 +112,20 @@ class RandomSettings:
 
 @dataclass(frozen=True)
 class DynamicSettings:
-    """How a threshold follows the validation loss, and the strategy that scores, with its settings under its name."""
+    """How a threshold follows the validation loss, and the strategy that scores, with its settings under its name.
+
+    Args:
+        base_strategy: the strategy that scores.
+        adaptation_rate: what a validation moves the threshold by.
+        min_threshold: the lowest threshold, which holds at first.
+        max_threshold: the highest threshold.
+        performance_window: over how many validations the loss that a new one is compared with is averaged.
+        length: settings of "length".
+        frequency: settings of "frequency".
+        morphological: settings of "morphological".
+        combined: settings of "combined".
+        random: settings of "random".
+    """
 
     base_strategy: BaseStrategy = "combined"
     adaptation_rate: float = 0.1
@@ -289,8 +331,7 @@ def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: s
             with different values.
     """
     strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
-    # In a list, since a value that is not hashable would be a TypeError in a dict.
-    require(strategy in list(SETTINGS), f"{where}strategy", readable(StrategyName), strategy)
+    require_kind(strategy, StrategyName, f"{where}strategy")
     require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
     own = keys_of(CurriculumConfig)
     check_keys(section, list(dict.fromkeys([*own, *KEYS[strategy]])), where, OWNERS)

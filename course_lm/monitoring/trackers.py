@@ -18,7 +18,11 @@ WandbMode = Literal["offline", "online", "disabled"]
 
 @dataclass(frozen=True)
 class TrackerConfig:
-    """A section of a run's configuration that switches a tracker on; no step depends on it, so it may change later."""
+    """A section of a run's configuration that switches a tracker on; no step depends on it, so it may change later.
+
+    Args:
+        enabled: send the records of the run to this tracker.
+    """
 
     enabled: bool = False
 
@@ -41,7 +45,13 @@ class TensorBoardConfig(TrackerConfig):
 
 @dataclass(frozen=True)
 class WandbConfig(TrackerConfig):
-    """The `wandb` section of a run's configuration; `name` None lets Weights & Biases choose one."""
+    """The `wandb` section of a run's configuration.
+
+    Args:
+        project: the project at Weights & Biases that the run belongs to.
+        name: the run's name there; null lets Weights & Biases choose one.
+        mode: "offline" keeps everything in the run's folder, "online" sends it, "disabled" does neither.
+    """
 
     project: str = "my-lm"
     name: str | None = None

@@ -90,6 +90,38 @@ def test_a_store_gives_the_batches_of_the_text_that_is_held(store, source, mode,
     assert_same_batches(loader(part_of(source, split)), loader(store.corpus(split).documents))
 
 
+def undivided(folder: Path, division: str) -> str:
+    """A file that no blank line divides: of many lines, some of them equal, or of one that is long."""
+    draw = random.Random(0)
+    made = [" ".join(draw.choices(WORDS, k=draw.randint(1, 30))) for _ in range(80 if division == "lines" else 2000)]
+    text = "\r\n".join(made + made[:9]) if division == "lines" else ". ".join(made)
+    (folder / "text.txt").write_bytes(text.encode())
+    return str(folder / "text.txt")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("division", ["lines", "length"])
+def test_a_store_gives_the_batches_of_a_text_that_no_blank_line_divides(tmp_path, mode, division):
+    source = undivided(tmp_path, division)
+    store = open_token_store(text_of(source), RECIPE, tmp_path / "cache")
+
+    def loader(documents: Any) -> Loader:
+        return make_loader(documents, store.tokenizer, mode=mode, batch_size=3, max_length=16, seed=5)
+
+    for split in ("train", "validation", "test"):
+        assert_same_batches(loader(part_of(source, split)), loader(store.corpus(split).documents))
+
+
+@pytest.mark.parametrize("division", ["lines", "length"])
+def test_a_store_that_is_found_knows_how_its_text_was_cut(tmp_path, monkeypatch, division):
+    source = undivided(tmp_path, division)
+    open_token_store(text_of(source), RECIPE, tmp_path / "cache")
+    monkeypatch.setattr(FilesText, "documents", refuse_to_read)
+    monkeypatch.setattr(large, "find_division", refuse_to_read)
+    store = open_token_store(text_of(source), RECIPE, tmp_path / "cache")
+    assert store.corpus("train").division == load_corpus(source).division == division
+
+
 def configure(source: str, cache: Path, **parts: Any) -> TrainingConfig:
     config = TrainingConfig(
         data=DataConfig(corpus=source, vocab_size=270, max_length=16, val_fraction=0.3, cache=str(cache)),

@@ -386,6 +386,7 @@ def test_a_missing_configuration_is_refused(capsys):
         ("training: {batch_size: [", ["settings.yaml", "not a YAML file"]),
         ("training: {batch_sise: 3}", ["settings.yaml", "training.batch_sise", "did you mean training.batch_size?"]),
         ("training: {batch_size: 0}", ["settings.yaml", "training.batch_size", "got 0"]),
+        ("data: {batching: paked}", ["settings.yaml", "data.batching", "'paked'; did you mean packed?"]),
         ("training: {batch_size: null}", ["settings.yaml", "training.batch_size"]),
         ("optimizer: {learning_rate: fast}", ["settings.yaml", "optimizer.learning_rate", "fast"]),
         ("just words", ["settings.yaml"]),
@@ -439,6 +440,18 @@ def test_a_run_whose_gradient_is_not_finite_fails_in_one_line(capsys, text):
         (["train", "--confi", "tiny"], ["--confi", "did you mean --config?"]),
         (["train", "--config"], ["--config", "expected one argument"]),
         (["find-lr", "--num_ite", "3"], ["--num_ite", "did you mean --num_iter?"]),
+        (["trian"], ["'trian'", "did you mean train?"]),
+        (["evalute", "runs/toy"], ["'evalute'", "did you mean evaluate?"]),
+        (["evaluate", "runs/toy", "--split=tst"], ["'tst'", "did you mean test?"]),
+        (["audit", "loop.py:train", "--precision=fp64"], ["--precision", "'fp64'"]),
+        (["completion", "bsh"], ["'bsh'", "did you mean bash?"]),
+        (["train", "--optimzer.learning_rate=1"], ["did you mean --optimizer.learning_rate?"]),
+        (["train", "--data.corpsu", "my.txt"], ["did you mean --data.corpus?"]),
+        (["train", "--trainig.max_steps", "3"], ["did you mean --training.max_steps?"]),
+        (["train", "--data.batching=paked"], ["data.batching must be one of", "'paked'; did you mean packed?"]),
+        (["train", "--optimizer.type=adafacter"], ["'adafacter'; did you mean adafactor?"]),
+        (["train", "--curriculum.strategy=lenght"], ["'lenght'; did you mean length?"]),
+        (["train", "--config=tny"], ["no configuration tny", "did you mean tiny?"]),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_refused(capsys, arguments, parts):
@@ -455,7 +468,7 @@ def test_a_command_line_that_makes_no_sense_is_refused(capsys, arguments, parts)
         (["lab", "--help"], ["usage: course-lm lab", "--fresh NN", "--workspace FOLDER"]),
         (["progress", "--help"], ["usage: course-lm progress", "--workspace FOLDER"]),
         (["lessons", "--help"], ["NN", "--write"]),
-        (["train", "--help"], ["--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
+        (["train", "--help"], ["TEXT", "--config", "--training.batch_size", "--data.corpus", "rows in a micro-batch"]),
         (["find-lr", "--help"], ["usage: course-lm find-lr", "--config", "--start_lr", "--png", "--optimizer.type"]),
         (["--version"], ["course-lm 0."]),
     ],
@@ -475,6 +488,16 @@ def test_the_commands_are_listed_without_loading_torch():
     code += "try: main(['lab', '--help'])\nfinally: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("\nFalse\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["train", "find-lr", "plan", "profile", "inspect"])
+def test_the_help_of_a_command_waits_for_nothing_but_the_configuration(command):
+    code = "import gc, sys\nfrom course_lm.cli import main\n"
+    code += f"try: main(['{command}', '--help'])\n"
+    code += "except SystemExit: print(gc.get_freeze_count() > 0, 'course_lm.trainer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("\nTrue False\n")
 
 
 @pytest.mark.long

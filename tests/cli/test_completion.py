@@ -42,6 +42,15 @@ def test_bash_completes(capsys, words, offered):
     assert offered <= set(completed(capsys.readouterr().out, "course-lm", *words))
 
 
+@pytest.mark.skipif(BASH is None, reason="no bash")
+@pytest.mark.parametrize("command", ["train", "inspect"])
+def test_bash_completes_the_path_of_a_text(capsys, tmp_path, monkeypatch, command):
+    (tmp_path / "my.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["completion", "bash"]) == 0
+    assert "my.txt" in completed(capsys.readouterr().out, "course-lm", command, "my")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_there_is_a_script_for_each_shell(capsys, shell):
     assert main(["completion", shell]) == 0

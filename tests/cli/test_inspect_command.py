@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from course_lm.cli import main
+from course_lm.corpus import load_corpus
 
 SMALL = ["--data.vocab_size=270", "--model.n_layer=1", "--model.n_head=1", "--model.d_model=2", "--data.max_length=8"]
 
@@ -34,6 +35,22 @@ def test_a_fault_has_a_line_of_advice_at_the_end(text, capsys):
     assert main(["inspect", "text.txt", *SMALL]) == 0
     *_, last = capsys.readouterr().out.strip().split("\n\n")
     assert [line.split(":")[0] for line in last.splitlines()] == ["exact duplicates", "replacement characters"]
+
+
+@pytest.mark.parametrize(
+    ("divider", "division", "how"),
+    [("\n", "lines", "each line is a document"), (". ", "length", "documents of at most 4,000 characters")],
+)
+def test_a_text_that_no_blank_line_divides_is_said_to_be_cut(text, capsys, divider, division, how):
+    text.write_text(text.read_text().replace("\n\n", divider))
+    assert main(["inspect", "text.txt", *SMALL]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("text.txt (no blank line divides it: ") and first.endswith(f"{how})")
+    documents = len(load_corpus("text.txt").documents)
+    assert second.split() == ["documents", str(documents)]
+    assert main(["inspect", "text.txt", "--json", *SMALL]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    assert (counted["division"], counted["documents"]) == (division, documents)
 
 
 def test_the_counts_as_json_are_all_of_the_output(text, capsys):

@@ -58,6 +58,18 @@ def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(tex
 
 
 @pytest.mark.long
+def test_a_run_says_how_a_large_text_was_cut_also_where_it_finds_the_store(text, capsys, monkeypatch):
+    text.write_text(text.read_text().replace("\n\n", "\n"), encoding="utf-8")
+    said = []
+    for steps in (1, 2):
+        constant = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_ratio=0", "--lr_scheduler.warmup_steps=1"]
+        assert main(arguments("train", text, f"--training.max_steps={steps}", *constant)) == 0
+        said.append(capsys.readouterr().out.splitlines()[0])
+        monkeypatch.setattr(FilesText, "documents", refuse_to_read)
+    assert said[0] == said[1] and f"{text} (no blank line divides it: each line is a document): " in said[0]
+
+
+@pytest.mark.long
 def test_a_run_goes_on_from_the_store_that_it_finds_and_from_one_that_was_built_anew(text, capsys, monkeypatch):
     constant = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_ratio=0", "--lr_scheduler.warmup_steps=1"]
     assert main(arguments("train", text, *constant, "--training.max_steps=2")) == 0

@@ -1,11 +1,14 @@
 """Claims about the options that a configuration's keys have on the command line."""
 
+import argparse
 import dataclasses
 import json
 import re
 
 import pytest
 
+from course_lm import cli
+from course_lm.cli import options
 from course_lm.cli.options import config_parser, parse_config
 from course_lm.config import TrainingConfig, sections
 from course_lm.curriculum.settings import SETTINGS
@@ -83,6 +86,29 @@ def test_every_setting_of_a_strategy_has_an_option():
     for strategy, kind in SETTINGS.items():
         for part in dataclasses.fields(kind):
             assert f"--curriculum.{part.name} " in text, (strategy, part.name)
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    (found,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
+    config = TrainingConfig()
+    return {
+        name: cli._configured_parser(name, config) if name in cli.CONFIGURED else parser
+        for name, parser in found.choices.items()
+    }
+
+
+@pytest.mark.parametrize("command", commands())
+def test_no_option_lacks_a_sentence(command):
+    for action in commands()[command]._actions:
+        sentence = re.sub(r"\[[^\[]*\]$", "", action.help or "")  # without the kind and the default of a key
+        assert len(sentence.split()) > 1, action.option_strings or action.metavar
+
+
+def test_no_setting_of_a_strategy_lacks_a_sentence():
+    for strategy, kind in SETTINGS.items():
+        for part in dataclasses.fields(kind):
+            assert options._sentences(kind).get(part.name), (strategy, part.name)
 
 
 @pytest.mark.parametrize("option", ["--curriculum.max_length", "--curriculum.settings.max_length"])

@@ -1,5 +1,6 @@
 """Claims about text that nobody expects: it is read as what it is, or refused in one line, and nothing hangs."""
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -40,6 +41,81 @@ def test_every_kind_of_line_end_gives_the_same_documents(tmp_path_factory, text)
 
 def test_a_classic_mac_file_of_two_paragraphs_holds_two_documents(tmp_path):
     assert load_corpus(write(tmp_path, "mac.txt", b"one\rtwo\r\rthree\r")).documents == ["one\ntwo", "three"]
+
+
+LINES = [f"line {number} of a list" for number in range(12)]
+SENTENCE = "A sentence of some words ends here. "
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", " \n", "\t\n", "\n\t"])
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("\ufeff", "\n"), ("\n \n", "\n\n \n"), ("\ufeff\t", "\t")])
+def test_a_file_of_many_lines_and_no_blank_one_has_a_document_in_each(tmp_path, end, before, after):
+    path = write(tmp_path, "list.txt", (before + end.join(LINES) + after).encode())
+    corpus = load_corpus(path)
+    assert (corpus.documents, corpus.division) == (LINES, "lines")
+
+
+@pytest.mark.parametrize("blank", ["\n", "  \n", "\t\n", "\r\n", "\v\n"])
+def test_one_blank_line_between_others_divides_a_file_as_ever(tmp_path, blank):
+    text = "\n".join(LINES[:11]) + "\n" + blank + LINES[11] + "\n"
+    corpus = load_corpus(write(tmp_path, "list.txt", text.encode()))
+    assert (corpus.documents, corpus.division) == (["\n".join(LINES[:11]), LINES[11]], None)
+
+
+@pytest.mark.parametrize("text", ["one line", "one line\n", "\ufeff one line \r\n\r\n", "one\nline\nor three"])
+def test_a_file_of_a_few_short_lines_is_one_document(tmp_path, text):
+    documents = load_corpus(write(tmp_path, "short.txt", text.encode())).documents
+    assert documents == [text.removeprefix("\ufeff").strip()]
+
+
+def test_one_long_line_is_cut_where_sentences_end(tmp_path):
+    text = "".join(f"Sentence {number} ends here. " for number in range(2000))
+    corpus = load_corpus(write(tmp_path, "long.txt", text.encode()))
+    assert corpus.division == "length" and " ".join(corpus.documents) == text.strip()
+    assert all(document.endswith("here.") and 3900 < len(document) <= 4000 for document in corpus.documents[:-1])
+
+
+@pytest.mark.parametrize(
+    ("unit", "ending"),
+    [
+        ("पहला वाक्य यहाँ समाप्त होता है। ", "।"),
+        ("这是一个句子。", "。"),
+        ('"So it is," said the cat, "is it not?" ', '?"'),
+        ("word ", "word"),
+        ("x", ""),
+        (SENTENCE * 70 + "\n", "here."),
+    ],
+)
+def test_a_long_text_of_any_script_is_cut_at_a_natural_place(tmp_path, unit, ending):
+    text = "".join(f"{number}{unit}" for number in range(30_000 // len(unit)))
+    documents = load_corpus(write(tmp_path, "long.txt", text.encode())).documents
+    assert len(documents) > 3 and max(map(len, documents)) <= 4000
+    assert all(document.endswith(ending) for document in documents)
+
+
+def test_lines_are_documents_where_they_are_of_modest_length_and_not_where_they_are_chapters(tmp_path):
+    modest, long = ("\n".join(f"{number} " + "word " * words for number in range(40)) for words in (350, 900))
+    assert load_corpus(write(tmp_path, "modest.txt", modest.encode())).division == "lines"
+    corpus = load_corpus(write(tmp_path, "long.txt", long.encode()))
+    assert corpus.division == "length" and max(map(len, corpus.documents)) <= 4000
+
+
+def test_each_of_several_files_is_a_document_where_no_blank_line_divides_it(tmp_path):
+    texts = ["\n".join(LINES), "\n".join(LINES[::-1]), (SENTENCE * 300).strip()]
+    for number, text in enumerate(texts):
+        write(tmp_path, f"{number}.txt", text.encode())
+    corpus = load_corpus(str(tmp_path / "*.txt"))
+    assert (corpus.documents, corpus.division) == (texts, None)
+
+
+def test_a_packed_file_is_cut_as_it_is_unpacked(tmp_path):
+    corpus = load_corpus(write(tmp_path, "list.txt.gz", gzip.compress("\n".join(LINES).encode())))
+    assert (corpus.documents, corpus.division) == (LINES, "lines")
+
+
+def test_the_parts_of_a_text_know_how_it_was_cut(tmp_path):
+    path = write(tmp_path, "list.txt", "\n".join(LINES).encode())
+    assert load_corpus(path, split="train", val_fraction=0.5).division == "lines"
 
 
 def test_other_unicode_line_ends_stay_inside_a_document(tmp_path):

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from course_lm.corpus import files, large, load_corpus
-from course_lm.corpus.files import stream_documents
+from course_lm.corpus.files import find_division, stream_documents
 from course_lm.corpus.hub import HubText
 from course_lm.corpus.large import FilesText, find_large_text
+from course_lm.corpus.load import read_corpus
 
 ROWS = "".join(json.dumps({"text": f"document {number} ü"}) + "\n" for number in range(50)).encode()
 DOCUMENTS = [f"document {number} ü" for number in range(50)]
@@ -100,6 +102,69 @@ def test_the_bytes_that_are_told_add_up_to_the_file(tmp_path, name):
     told: list[int] = []
     list(stream_documents(path, told.append))
     assert sum(told) == path.stat().st_size
+
+
+# A text that no blank line divides
+
+undivided = st.lists(st.sampled_from(["a", "bb. ", "é", "語。", " ", "\n", "\r\n", "\r", "\t", "?\n"]), max_size=60)
+sizes = {"LOOK": 30, "MANY_LINES": 3, "MODEST_LINE": 5, "PIECE": 8}
+
+
+def held_and_streamed(path: Path, chunk: int) -> list[object]:
+    """What becomes of a file that is held, and of one that is read so many bytes at a time: documents, or a refusal."""
+    found: list[object] = []
+    for read, size in (
+        (lambda: read_corpus(path).documents, files.CHUNK),
+        (lambda: list(FilesText("text", (path,)).documents()), chunk),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**sizes, "CHUNK": size}.items():
+                patch.setattr(files, name, value)
+            try:
+                found.append(read())
+            except ValueError as error:
+                found.append(str(error))
+    return found
+
+
+@settings(max_examples=200)
+@given(st.one_of(undivided.map(lambda parts: "".join(parts).encode()), texts), st.integers(4, 9))
+@example(b"a\nb\nc\n \n", 4)
+@example(b"\n\n  a b c d e f g h", 4)
+@example(b"aaaaaa      \nb", 4)
+def test_a_text_that_is_streamed_is_cut_as_one_that_is_held(tmp_path_factory, content, chunk):
+    path = tmp_path_factory.getbasetemp() / "cut.txt"
+    path.write_bytes(content)
+    held, streamed = held_and_streamed(path, chunk)
+    assert held == streamed
+
+
+@settings(max_examples=100)
+@given(st.one_of(undivided.map(lambda parts: "".join(parts).encode()), texts))
+def test_a_text_of_two_paragraphs_or_more_keeps_them_and_another_loses_no_character(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "kept.txt"
+    path.write_bytes(content)
+    held, _ = held_and_streamed(path, 9)
+    paragraphs = whole_paragraphs(content)
+    if len(paragraphs) > 1:
+        assert held == paragraphs
+    elif paragraphs:
+        assert isinstance(held, list)
+        assert "".join("".join(held).split()) == "".join(paragraphs[0].split())
+
+
+def test_a_text_without_a_blank_line_is_not_held_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK", 2**12)
+    path = tmp_path / "long.txt"
+    for content in ("a word or two\n" * 2**17, "a word or two. " * 2**17):
+        path.write_text(content)
+        tracemalloc.start()
+        division, first = find_division([path]), 0
+        for document, _ in stream_documents(path, division=division):
+            first = first or len(document)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert first <= files.PIECE and peak < len(content) / 4, division
 
 
 def write(folder: Path, name: str) -> Path:

@@ -1,0 +1,174 @@
+"""Claims about the text that a command is given: TEXT is `--data.corpus`, and two texts never meet in one folder."""
+
+import argparse
+import random
+from pathlib import Path
+
+import pytest
+
+from course_lm import cli
+from course_lm.cli import main
+from course_lm.cli.text import name_after
+from course_lm.config import TrainingConfig
+from tests.cli.refusals import assert_refused
+
+SMALL = [
+    "--data.vocab_size=270",
+    "--data.max_length=16",
+    "--data.val_fraction=0.3",
+    "--model.n_layer=1",
+    "--model.n_head=2",
+    "--model.d_model=16",
+    "--training.batch_size=4",
+    "--training.precision=fp32",
+    "--training.device=cpu",
+    "--training.max_steps=2",
+]
+
+
+@pytest.fixture(autouse=True)
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A text of forty lines, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
+    path = tmp_path / "my.txt"
+    path.write_text("\n".join(" ".join(draw.choices(words, k=9)) for _ in range(40)), encoding="utf-8")
+    return path
+
+
+def configured(*arguments: str, config: str = "python-docs", command: str = "train") -> TrainingConfig:
+    return cli._configured(command, argparse.Namespace(config=config), arguments)[0]
+
+
+# TEXT
+
+
+@pytest.mark.parametrize("command", ["train", "find-lr", "profile", "inspect"])
+def test_a_text_that_comes_first_is_the_corpus(command):
+    assert configured("my.txt", "--data.vocab_size=300", command=command).data.corpus == "my.txt"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("my.txt",), ("--training.seed=1", "my.txt"), ("--training.seed", "1", "my.txt")]
+)
+def test_a_text_may_stand_anywhere(arguments):
+    assert configured(*arguments).data.corpus == "my.txt"
+
+
+def test_a_text_that_comes_first_makes_the_run_of_the_option():
+    assert configured("my.txt") == configured("--data.corpus=my.txt") == configured("my.txt", "--data.corpus=my.txt")
+
+
+@pytest.mark.parametrize("command", ["train", "find-lr", "profile", "inspect"])
+def test_two_texts_are_refused_with_both_names(capsys, command):
+    assert_refused(capsys, [command, "my.txt", "--data.corpus=other.txt"], "'my.txt'", "'other.txt'", "give one")
+
+
+@pytest.mark.parametrize("command", ["train", "find-lr", "profile", "inspect"])
+def test_several_paths_are_refused_with_the_way_to_give_them(capsys, command):
+    assert_refused(capsys, [command, "my.txt", "other.txt"], "other.txt", "glob in quotation marks", "'*.txt'")
+
+
+def test_a_misspelt_option_is_no_text_whatever_its_value_holds(capsys):
+    assert_refused(capsys, ["train", "--data.corpsu=my text.txt"], "--data.corpsu", "did you mean --data.corpus?")
+
+
+def test_a_plan_takes_no_text(capsys):
+    assert_refused(capsys, ["plan", "--ranks=2", "my.txt"], "unrecognized argument my.txt")
+
+
+# The name
+
+
+@pytest.mark.parametrize(
+    ("corpus", "name"),
+    [
+        ("my.txt", "my"),
+        ("/some/where/my notes (2).txt", "my-notes-2"),
+        ("texts/notes.v2.jsonl.gz", "notes.v2"),
+        ("A.TXT.ZST", "A"),
+        ("नमस्ते.txt", "नमस्ते"),
+        (".hidden", "hidden"),
+        ("texts/*.txt", "texts"),
+        ("texts/**/a?.txt", "texts"),
+        ("hf:org/tiny.stories:train:text", "tiny.stories"),
+        ("hf:my.txt", "my"),
+        ("x" * 200 + ".txt", "x" * 60),
+        ("stories", "stories"),
+        ("???.txt/../", "current"),
+        ("(((.txt", None),
+        ("..", None),
+    ],
+)
+def test_a_run_is_called_after_its_text(tmp_path, monkeypatch, corpus, name):
+    (tmp_path / "current").mkdir()
+    monkeypatch.chdir(tmp_path / "current")
+    (tmp_path / "current" / "my.txt").touch()
+    assert name_after(corpus) == name
+    if name is not None:
+        TrainingConfig(experiment_name=name)  # else it would be refused
+
+
+@pytest.mark.parametrize("text", ["my.txt", "--data.corpus=my.txt"])
+def test_the_text_names_a_run_that_nobody_named(text):
+    assert configured(text).experiment_name == "my"
+
+
+@pytest.mark.parametrize("arguments", [("--experiment_name=mine",), ("--experiment_name=python-docs",)])
+def test_a_name_that_was_given_stays(arguments):
+    assert f"--experiment_name={configured('my.txt', *arguments).experiment_name}" in arguments
+
+
+@pytest.mark.parametrize(("config", "corpus"), [("python-docs", "python-docs"), ("tiny", "stories")])
+def test_a_shipped_configuration_names_the_run_on_its_own_text(config, corpus):
+    assert configured(config=config).experiment_name == config
+    assert configured(corpus, config=config).experiment_name == config
+
+
+def test_a_shipped_text_other_than_that_of_the_configuration_names_the_run():
+    assert configured("stories").experiment_name == "stories"
+
+
+@pytest.mark.parametrize(("content", "name"), [("experiment_name: mine", "mine"), ("model: {n_layer: 1}", "my")])
+def test_a_configuration_of_ones_own_names_the_run_where_it_has_a_name(tmp_path, content, name):
+    (tmp_path / "own.yaml").write_text(content)
+    assert configured("my.txt", config="own.yaml").experiment_name == name
+
+
+def test_a_configuration_that_has_the_text_keeps_the_name_that_it_had(tmp_path):
+    (tmp_path / "own.yaml").write_text("data: {corpus: my.txt}")
+    assert configured(config="own.yaml").experiment_name == TrainingConfig().experiment_name
+
+
+# A run
+
+
+@pytest.mark.long
+def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(capsys):
+    assert main(["train", "my.txt", *SMALL]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("my.txt (no blank line divides it: each line is a document): ")
+    assert "documents to train on" in first
+    assert second == "the run is kept in runs/my, named after its text; --experiment_name gives it another name"
+
+
+@pytest.mark.long
+def test_the_same_command_goes_on_and_so_does_the_saved_configuration(capsys, tmp_path):
+    assert main(["train", "my.txt", *SMALL]) == 0
+    for again in (["train", "my.txt", *SMALL], ["train", "--config=runs/my/config.yaml"]):
+        capsys.readouterr()
+        assert main(again) == 0
+        assert "resumed" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()] == ["my"]
+
+
+@pytest.mark.long
+def test_another_text_of_the_same_name_is_refused_and_another_name_is_asked_for(capsys, tmp_path, text):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "my.txt").write_bytes(text.read_bytes())
+    assert main(["train", "my.txt", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["train", "other/my.txt", *SMALL]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "data.corpus 'my.txt'" in line and "'other/my.txt'" in line and "another experiment_name" in line

@@ -29,7 +29,7 @@ exclude_patterns = ["README.md"]  # index.md includes it
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # what draws widgets would be fetched from the network
 myst_heading_anchors = 3
-smartquotes = False  # "raise" is to be typed as it stands
+smartquotes_action = "De"  # dashes and ellipses; "raise" is to be typed as it stands
 
 default_role = "literal"  # `code` in a docstring, as in Markdown
 # A name is described where it is defined, and not again where a package hands it on.
@@ -123,9 +123,15 @@ def read_as_markdown(app: Sphinx, what: str, name: str, described: object, optio
     lines[:] = text.split("\n")
 
 
+def leave_out_positions(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
+    """Leave out "Alias for field number 0", all that Python says of a named tuple's field; None: as Sphinx decides."""
+    return (member.__doc__ or "").startswith("Alias for field number") or None
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx, before it looks for pages."""
     app.connect("config-inited", gather)
+    app.connect("autodoc-skip-member", leave_out_positions)
     app.connect("autodoc-process-docstring", read_as_markdown)
     app.connect("doctree-read", lead_links_to_the_reference)
     app.connect("doctree-read", leave_builtins_alone)

@@ -12,6 +12,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 PYTHONHASHSEED=0
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell echo $$(( $(CORES) < 4 ? $(CORES) : 4 )))
 PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+BOOK := build/book
 # Many processes import the package, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
@@ -20,7 +21,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow test-ranks test-audit durations notebooks mutants lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow test-ranks test-audit durations notebooks mutants book lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -72,6 +73,13 @@ notebooks: $(VENV)/.test ## run every lesson and store its outputs
 
 mutants: $(VENV)/.test ## store the mutants of the exercises' solutions; LESSONS="loss schedules" for some
 	$(ONE_THREAD) $(PY) -m tests.lessons.mutants $(if $(filter command line,$(origin LESSONS)),$(LESSONS))
+
+# From nothing each time: Sphinx warns of a page only when it reads it, and a warning, such as one of a link that leads
+# nowhere, fails the build.
+book: $(VENV)/.test ## build the book, all lessons and the reference, as a site to read in a browser: build/book
+	@rm -rf $(BOOK) $(BOOK)-pages && mkdir -p $(BOOK)-pages/read
+	@$(PY) -m sphinx --fail-on-warning --keep-going --quiet --jobs auto -c docs -d $(BOOK)-pages/parsed $(BOOK)-pages/read $(BOOK)
+	@echo "$(BOOK)/index.html"
 
 # Resolves afresh in an empty environment. The `+cpu` of a CPU build of torch is dropped, so that the lock
 # fits whatever build of the same version the machine's package index offers.

@@ -57,15 +57,15 @@ def train_on_text(config: TrainingConfig) -> int:
         if group.leads and curriculum is not None:
             print(curriculum)
         trainer.train(run.train_loader, run.val_loader)
+        if trainer.interrupted is not None and group.world > 1:
+            # torchrun sends SIGTERM to all others as soon as one has ended; each is to end with the signal's code
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         # What is exported and sampled from are the best weights, which `report` is about.
         trainer.restore_best()
         run = replace(run, model=_whole_model(run, config, group))
         if folder is not None:
             group.leader_does(lambda: _export(folder, run, config))
     if trainer.interrupted is not None:
-        if group.world > 1:
-            # torchrun sends SIGTERM to all others as soon as one has ended; each is to end with this code
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return 128 + trainer.interrupted
     if group.leads:
         print(report(run, trainer, timing.clock() - started))

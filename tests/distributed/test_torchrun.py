@@ -147,7 +147,10 @@ def test_one_process_writes(runs, ranks, strategy):
     for once in ("documents to train on", "optimizer steps", "xz -9e alone"):
         assert ended.out.count(once) == 1
     assert ended.err.count("0/12 steps [00:00<?]") == 1, "one bar"
-    assert len(ended.err.replace("\r", "\n").strip().splitlines()) <= ended.err.count("steps ["), ended.err
+    lines = [line for line in ended.err.replace("\r", "\n").splitlines() if line.strip()]
+    epochs = [line for line in lines if line.startswith("epoch ")]
+    assert [line.split(",")[0] for line in epochs] == ["epoch 1", "epoch 2", "epoch 3"], "one line an epoch"
+    assert len(lines) - len(epochs) <= ended.err.count("steps ["), ended.err
     trained = [record["step"] for record in records(output) if record["event"] == "train"]
     assert trained == list(range(1, 13))
 

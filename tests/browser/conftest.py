@@ -22,7 +22,7 @@ def browser(chromium):
 def lab(chromium, tmp_path_factory):
     """On one thread and the baseline kernels, which every CPU has; `make test` runs the lessons on its own kernels."""
     home = tmp_path_factory.mktemp("lab")
-    # With AMX torch's fused attention in bf16 calls a kernel that the baseline lacks ("pack_vnni2 is only supported …").
+    # With AMX torch's fused attention in bf16 calls a kernel that the baseline lacks: "pack_vnni2 is only supported …".
     baseline = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
     with running_lab(home, **baseline, OMP_NUM_THREADS="1") as lab:
         yield lab

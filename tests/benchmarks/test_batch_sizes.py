@@ -9,6 +9,7 @@ import pytest
 import torch
 from batch_sizes import BATCH_SIZES, FILE, RACE_SEEDS, TARGET_LOSS, best_rate, crossing, rates_tried, run_to_target
 from kept_runs import is_stored
+from story_rows import LENGTH
 
 from course_lm.corpus.shipped import data_file
 
@@ -31,6 +32,12 @@ def test_a_rate_on_each_side_of_the_best_was_tried_and_needed_more_steps(batch_s
     tried = rates_tried(SWEEP, batch_size)
     assert tried[0] < best_rate(SWEEP, batch_size) < tried[-1]
     assert all(later == 2 * earlier for earlier, later in pairwise(tried))
+
+
+def test_the_best_rates_are_those_that_lesson_12_names():
+    """Of 128 to 512 tokens a step, and of 1,024 to 16,384."""
+    for run in RACE:
+        assert run["learning_rate"] == (0.002 if run["batch_size"] * LENGTH <= 512 else 0.004)
 
 
 def test_every_run_of_the_race_came_to_the_target():

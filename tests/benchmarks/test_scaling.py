@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 import scaling
@@ -11,6 +12,7 @@ from scaling import BUDGETS, FILE, SEEDS, WIDTHS
 
 from course_lm.corpus.shipped import data_file
 
+LESSON_12 = Path(__file__).resolve().parents[2] / "notebooks" / "12_trainer.ipynb"
 RESULTS = json.loads(data_file(FILE).read_text(encoding="utf-8"))
 SWEEP, RUNS = RESULTS["sweep"], RESULTS["runs"]
 
@@ -26,6 +28,14 @@ def test_a_rate_on_each_side_of_the_best_was_tried_and_ended_higher(width, budge
     tried = list(losses_by_rate(SWEEP, d_model=width, budget=budget))
     assert tried[0] < best_rate(SWEEP, d_model=width, budget=budget) < tried[-1]
     assert all(later == 2 * earlier for earlier, later in pairwise(tried))
+
+
+def test_lesson_12_tabulates_the_best_rates():
+    runs = sorted(RUNS, key=lambda run: (run["parameters"], run["steps"]))
+    for size in {run["parameters"] for run in runs}:
+        best = {run["steps"]: run["learning_rate"] for run in runs if run["parameters"] == size}
+        row = f"| {size:,} | {', '.join(f'{best[n]:g} after {n:,}' for n in best)} |"
+        assert row in LESSON_12.read_text(encoding="utf-8")
 
 
 def test_every_run_has_spent_its_budget_within_a_step_and_a_half():

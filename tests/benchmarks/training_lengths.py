@@ -28,7 +28,8 @@ from course_lm.step import train_step
 
 FILE = "training_lengths.json"
 ROWS, PASSES = (400, 1600), (1, 2, 4, 8, 16, 32)  # rows of a text, and how often a run reads each
-D_MODEL, BATCH_SIZE, HELD_OUT = 64, 8, 512  # width, rows of a step, rows that validate
+D_MODEL, BATCH_SIZE = 64, 8  # width, rows of a step
+HELD_OUT, READ = 512, 400  # rows that validate, and rows of the text itself on which a run ends
 WARM_UP = 0.1  # of the steps
 SWEEP_SEED, SEEDS = 3, (0, 1, 2)
 OPTIMIZER: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1}
@@ -67,7 +68,7 @@ def measure(part: str, settings: Settings) -> Results:
     lr_at = partial(cosine, peak_lr=peak, total_steps=steps, warmup_steps=round(WARM_UP * steps))
     for step, batch in zip(range(steps), batches(rows, seed)):
         train_step(model, [batch], optimizer, lr=lr_at(step))
-    read = [batch_of(part) for part in training_rows()[: min(ROWS)].split(64)]
+    read = [batch_of(part) for part in training_rows()[:READ].split(64)]
     losses = {"val_loss": held_out_batches(HELD_OUT), "train_loss": read}
     return settings | {name: round(evaluate(model, some)["val_loss"], 4) for name, some in losses.items()}
 

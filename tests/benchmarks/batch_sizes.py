@@ -10,7 +10,6 @@ Runs are kept as they end. Stopped by `--seconds`, the script goes on where it w
 file to measure everything anew.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from kept_runs import Results, Settings, measure_missing
+from kept_runs import Results, Settings, load_or_begin, measure_missing
 from story_rows import LENGTH, N_LAYER, VOCAB_SIZE, batches, held_out_batches, new_model
 from torch import Tensor
 
@@ -202,9 +201,7 @@ def main() -> None:
     """Measure what is missing."""
     torch.set_num_threads(1)
     path = data_file(FILE)
-    results: Results = {"settings": shared_settings(), "sweep": [], "race": [], "noise": []}
-    if path.exists():
-        results = json.loads(path.read_text(encoding="utf-8"))
+    results = load_or_begin(path, shared_settings(), "sweep", "race", "noise")
     measure_missing(path, results, settings_of_runs(results), partial(measure, results))
 
 

@@ -79,3 +79,10 @@ def measure_missing(
         results.setdefault(part, []).append(measure(part, settings))
         path.write_text(written(results), encoding="utf-8")
     print("everything is measured")
+
+
+def load_or_begin(path: Path, settings: Results, *parts: str) -> Results:
+    """The results stored so far, or those of a script that has measured nothing yet: its settings and empty parts."""
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    return {"settings": settings, **{part: [] for part in parts}}

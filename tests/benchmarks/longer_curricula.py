@@ -13,7 +13,6 @@ Every run has one thread. Runs are kept as they end. Stopped by `--seconds`, the
 called again; delete the file to measure everything anew.
 """
 
-import json
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from curriculum_experiment import BASE, CONTROL, Arm, admitting, batches, configured, text
-from kept_runs import Results, Settings, best_rate, measure_missing, next_rate
+from kept_runs import Results, Settings, best_rate, load_or_begin, measure_missing, next_rate
 
 from course_lm.classroom.comparison import changes_in_perplexity
 from course_lm.corpus.shipped import data_file
@@ -126,9 +125,7 @@ def main() -> None:
     """Measure what is missing."""
     torch.set_num_threads(1)
     path = data_file(FILE)
-    results: Results = {"settings": shared_settings(), "sweep": [], "runs": []}
-    if path.exists():
-        results = json.loads(path.read_text(encoding="utf-8"))
+    results = load_or_begin(path, shared_settings(), "sweep", "runs")
     measure_missing(path, results, settings_of_runs(results), measure)
     if len(results["runs"]) == len(SEEDS) * sum(map(len, CORPORA.values())):
         print(table(results))

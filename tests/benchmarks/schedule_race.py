@@ -8,13 +8,12 @@ Runs are kept as they end. Stopped by `--seconds`, the script goes on where it w
 file to measure everything anew.
 """
 
-import json
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import torch
-from kept_runs import Results, Settings, best_rate, measure_missing, next_rate
+from kept_runs import Results, Settings, best_rate, load_or_begin, measure_missing, next_rate
 from story_rows import LENGTH, N_LAYER, VOCAB_SIZE, batches, held_out_batches, new_model
 
 from course_lm.corpus.shipped import data_file
@@ -83,9 +82,7 @@ def main() -> None:
     """Measure what is missing."""
     torch.set_num_threads(1)
     path = data_file(FILE)
-    results: Results = {"settings": shared_settings(), "sweep": [], "runs": []}
-    if path.exists():
-        results = json.loads(path.read_text(encoding="utf-8"))
+    results = load_or_begin(path, shared_settings(), "sweep", "runs")
     measure_missing(path, results, settings_of_runs(results), measure)
 
 

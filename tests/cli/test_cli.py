@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -16,34 +15,25 @@ import torch
 
 from course_lm.checkpoints import load_checkpoint, weights_for_use
 from course_lm.cli import main
-
-SMALL = [
-    "--experiment_name=toy",
-    "--data.vocab_size=270",
-    "--data.max_length=16",
-    "--data.val_fraction=0.3",
-    "--model.n_layer=1",
-    "--model.n_head=2",
-    "--model.d_model=16",
-    "--training.batch_size=4",
-    "--training.precision=fp32",
-    "--training.device=cpu",
-]
+from tests.cli.small_runs import SMALL, write_text
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """A text of sixty short paragraphs."""
-    draw = random.Random(0)
-    words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(" ".join(draw.choices(words, k=9)) for _ in range(60)), encoding="utf-8")
-    return path
+    return write_text(tmp_path / "text.txt")
 
 
 def train(text: Path, *arguments: str, output: str = "runs") -> list[str]:
     """The arguments of a small run on `text`."""
-    return ["train", *SMALL, f"--data.corpus={text}", f"--training.output_dir={text.parent / output}", *arguments]
+    return [
+        "train",
+        *SMALL,
+        "--experiment_name=toy",
+        f"--data.corpus={text}",
+        f"--training.output_dir={text.parent / output}",
+        *arguments,
+    ]
 
 
 MACHINE = {"tokens_per_second", "peak_memory_bytes"}

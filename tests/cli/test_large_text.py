@@ -9,35 +9,19 @@ import pytest
 from course_lm.cli import inspect, main
 from course_lm.corpus import large
 from course_lm.corpus.large import FilesText
-
-SMALL = [
-    "--experiment_name=toy",
-    "--data.vocab_size=270",
-    "--data.max_length=16",
-    "--data.val_fraction=0.3",
-    "--model.n_layer=1",
-    "--model.n_head=2",
-    "--model.d_model=16",
-    "--training.batch_size=4",
-    "--training.precision=fp32",
-    "--training.device=cpu",
-]
+from tests.cli.small_runs import SMALL, write_text
 
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A text of sixty short paragraphs, for which there is too little memory."""
     monkeypatch.setattr(large, "LARGE_BYTES", 100)
-    draw = random.Random(0)
-    words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(" ".join(draw.choices(words, k=9)) for _ in range(60)), encoding="utf-8")
-    return path
+    return write_text(tmp_path / "text.txt")
 
 
 def arguments(command: str, text: Path, *more: str) -> list[str]:
     folders = [f"--data.cache={text.parent / 'cache'}", f"--training.output_dir={text.parent / 'runs'}"]
-    return [command, *SMALL, f"--data.corpus={text}", *folders, *more]
+    return [command, *SMALL, "--experiment_name=toy", f"--data.corpus={text}", *folders, *more]
 
 
 def refuse_to_read(*arguments: object) -> None:

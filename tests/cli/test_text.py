@@ -1,7 +1,6 @@
 """Claims about the text that a command is given: TEXT is `--data.corpus`, and two texts never meet in one folder."""
 
 import argparse
-import random
 from pathlib import Path
 
 import pytest
@@ -11,30 +10,14 @@ from course_lm.cli import main
 from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
 from tests.cli.refusals import assert_refused
-
-SMALL = [
-    "--data.vocab_size=270",
-    "--data.max_length=16",
-    "--data.val_fraction=0.3",
-    "--model.n_layer=1",
-    "--model.n_head=2",
-    "--model.d_model=16",
-    "--training.batch_size=4",
-    "--training.precision=fp32",
-    "--training.device=cpu",
-    "--training.max_steps=2",
-]
+from tests.cli.small_runs import SMALL, write_text
 
 
 @pytest.fixture(autouse=True)
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A text of forty lines, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    draw = random.Random(0)
-    words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
-    path = tmp_path / "my.txt"
-    path.write_text("\n".join(" ".join(draw.choices(words, k=9)) for _ in range(40)), encoding="utf-8")
-    return path
+    return write_text(tmp_path / "my.txt", 40, "\n")
 
 
 def configured(*arguments: str, config: str = "python-docs", command: str = "train") -> TrainingConfig:
@@ -146,7 +129,7 @@ def test_a_configuration_that_has_the_text_keeps_the_name_that_it_had(tmp_path):
 
 @pytest.mark.long
 def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(capsys):
-    assert main(["train", "my.txt", *SMALL]) == 0
+    assert main(["train", "my.txt", *SMALL, "--training.max_steps=2"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("my.txt (no blank line divides it: each line is a document): ")
     assert "documents to train on" in first
@@ -155,8 +138,8 @@ def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(c
 
 @pytest.mark.long
 def test_the_same_command_goes_on_and_so_does_the_saved_configuration(capsys, tmp_path):
-    assert main(["train", "my.txt", *SMALL]) == 0
-    for again in (["train", "my.txt", *SMALL], ["train", "--config=runs/my/config.yaml"]):
+    assert main(["train", "my.txt", *SMALL, "--training.max_steps=2"]) == 0
+    for again in (["train", "my.txt", *SMALL, "--training.max_steps=2"], ["train", "--config=runs/my/config.yaml"]):
         capsys.readouterr()
         assert main(again) == 0
         assert "resumed" in capsys.readouterr().out
@@ -167,8 +150,8 @@ def test_the_same_command_goes_on_and_so_does_the_saved_configuration(capsys, tm
 def test_another_text_of_the_same_name_is_refused_and_another_name_is_asked_for(capsys, tmp_path, text):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "my.txt").write_bytes(text.read_bytes())
-    assert main(["train", "my.txt", *SMALL]) == 0
+    assert main(["train", "my.txt", *SMALL, "--training.max_steps=2"]) == 0
     capsys.readouterr()
-    assert main(["train", "other/my.txt", *SMALL]) == 2
+    assert main(["train", "other/my.txt", *SMALL, "--training.max_steps=2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "data.corpus 'my.txt'" in line and "'other/my.txt'" in line and "another experiment_name" in line

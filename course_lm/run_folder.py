@@ -13,16 +13,16 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from course_lm.run_records import Record, RunRecords
 from course_lm.validation import did_you_mean, ensure, one_line
 from course_lm.yaml_tree import read_yaml_file
 
 CONFIG, METRICS, SESSIONS, TOKENIZER = "config.yaml", "metrics.jsonl", "made_by.json", "tokenizer.json"
 HELD = "runs"  # where a run is looked for that is given by its name alone
-Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class RunFolder:
+@dataclass
+class RunFolder(RunRecords):
     """A run as its folder tells it.
 
     Attributes:
@@ -44,25 +44,9 @@ class RunFolder:
         return self.folder.absolute().name
 
     @property
-    def train(self) -> list[Record]:
-        """The records of training steps."""
-        return [record for record in self.records if record["event"] == "train"]
-
-    @property
-    def validation(self) -> list[Record]:
-        """The records of validations."""
-        return [record for record in self.records if record["event"] == "validation"]
-
-    @property
     def steps(self) -> int:
         """Completed optimizer steps up to the last record."""
         return max((record["step"] for record in self.records), default=0)
-
-    @property
-    def best(self) -> Record | None:
-        """The first validation record with the lowest loss, or None; as `History.best` has it."""
-        measured = (record for record in self.validation if not math.isnan(record["val_loss"]))
-        return min(measured, key=lambda record: record["val_loss"], default=None)
 
     def seconds(self) -> list[float]:
         """For each training record, the seconds of training steps up to it, validations and saves left out.

@@ -5,19 +5,18 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from course_lm.run_records import Record, RunRecords
 from course_lm.step import StepResult
 from course_lm.validation import import_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-Record = dict[str, Any]
 
 
 def summarise(results: Sequence[StepResult]) -> dict[str, float]:
@@ -96,7 +95,7 @@ class Throughput:
         return (tokens - before_tokens) / seconds if seconds > 0 else math.nan
 
 
-class History:
+class History(RunRecords):
     """The records of a run, in order; pass those of a checkpoint to go on from them.
 
     A run that stops between two log points ends with a record of the steps in between, marked "partial": True. A
@@ -112,22 +111,6 @@ class History:
         if self.records and self.records[-1].get("partial"):
             self.records.pop()
         self.records.append(dict(record))
-
-    @property
-    def train(self) -> list[Record]:
-        """The records of training steps."""
-        return [record for record in self.records if record["event"] == "train"]
-
-    @property
-    def validation(self) -> list[Record]:
-        """The records of validations."""
-        return [record for record in self.records if record["event"] == "validation"]
-
-    @property
-    def best(self) -> Record | None:
-        """The first validation record with the lowest val_loss (never a NaN), or None."""
-        measured = (record for record in self.validation if not math.isnan(record["val_loss"]))
-        return min(measured, key=lambda record: record["val_loss"], default=None)
 
     def plot(self, floor: float | None = None) -> "Figure":
         """Draw loss, gradient norm and learning rate against the step; see `draw_run`."""

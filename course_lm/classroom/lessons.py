@@ -71,11 +71,11 @@ def show_source(thing: Any, *, folded: bool = False) -> None:
     except ImportError:
         print(source)
         return
-    # As HTML a long line scrolls; as plain text it would wrap.
-    scrolling = f"<pre style='white-space: pre; overflow-x: auto'>{html.escape(source)}</pre>"
+    # As Markdown it is coloured by the viewer, for its own theme. The longer fence may hold one of a docstring.
+    shown = f"````python\n{source}\n````"
     if folded:
-        scrolling = f"<details><summary>The source of {html.escape(thing.__name__)}</summary>{scrolling}</details>"
-    display({"text/plain": source, "text/html": scrolling}, raw=True)
+        shown = f"<details><summary>The source of {html.escape(thing.__name__)}</summary>\n\n{shown}\n\n</details>"
+    display({"text/plain": source, "text/markdown": shown}, raw=True)
 
 
 def run(paths: Sequence[Path]) -> list[LessonResult]:

@@ -4,10 +4,11 @@ Colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay 
 of colour blindness. Curves are named by a label at their end instead of a legend.
 """
 
-import base64
 import io
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -17,16 +18,21 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
+from matplotlib.transforms import Bbox
 
 from course_lm.classroom.atlas import Atlas, load_atlas
 from course_lm.monitoring import History, Record, smooth
+from course_lm.monitoring.live import as_html
 from course_lm.profiling import Machine, Part
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
 BAND, BLUE_BAND, RED_BAND, CHOSEN = "#D0D0D0", "#A6CDE5", "#F0BFA3", "#FFF6DC"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
+LEGIBLE = 4.5  # the least contrast of words with their ground
+Colour = str | tuple[float, ...]
 
 
 def style() -> None:
@@ -67,14 +73,19 @@ def show(figure: Figure, alt: str) -> None:
         raise ValueError("a figure needs an alternative text that says what it shows, got an empty one")
     from IPython.display import display
 
-    data = {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": alt}
-    display(data, metadata={"image/png": {"alt": alt}}, raw=True)
+    display({"text/html": as_html(png(figure), alt), "text/plain": alt}, raw=True)
 
 
-def png(figure: Figure) -> bytes:
-    """`figure` as a PNG file; the figure is closed."""
+def png(figure: Figure, part: Bbox | None = None) -> bytes:
+    """`figure` as a PNG file, by default all that is drawn, or a `part` in inches; the figure is closed.
+
+    Words in the colour of a curve are darkened as far as it takes to read them on white.
+    """
+    for words in figure.findobj(Text):
+        if mpl.colors.to_hex(words.get_color()) != "#ffffff":  # those stand on a dark ground
+            words.set_color(ink(words.get_color()))
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", bbox_inches="tight")
+    figure.savefig(picture, format="png", bbox_inches=part or "tight")
     plt.close(figure)
     return picture.getvalue()
 
@@ -518,6 +529,33 @@ def rank_tiles(ranks: Sequence[Mapping[str, Sequence[int]]]) -> Figure:
     for row in range(len(ranks)):
         panels[0].text(-0.3, row + 0.46, f"rank {row}", ha="right", va="center")
     return figure
+
+
+def round_up(value: float) -> float:
+    """The next larger number of 1, 1.5, 2, 3, 4, 6 and 8 times a power of ten: an axis to there seldom moves."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 1.5, 2, 3, 4, 6, 8, 10) if step * power >= value * (1 - 1e-9))
+
+
+@cache
+def ink(colour: Colour) -> str:
+    """`colour` as dark as words in it must be on white: a contrast of 4.5, as WCAG 2 asks."""
+    rgb = np.array(mpl.colors.to_rgb(colour))
+    while contrast(mpl.colors.to_hex(rgb), "white") < LEGIBLE:
+        rgb *= 0.97
+    return mpl.colors.to_hex(rgb)
+
+
+def contrast(one: Colour, other: Colour) -> float:
+    """The contrast of two colours, 1 to 21: "Web Content Accessibility Guidelines 2", relative luminance."""
+    dark, light = sorted(_luminance(colour) for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: Colour) -> float:
+    rgb = np.array(mpl.colors.to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 0.07) -> None:

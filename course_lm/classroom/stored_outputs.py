@@ -9,6 +9,7 @@ _KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python
 _ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # The name of a cell's file holds the process id of its kernel.
 _KERNEL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]+\d+\.py")
+_PICTURE = re.compile(r"(data:image/[\w+]+;base64,)[\w+/=]+")
 # With the spaces before it, since a table pads a shorter number.
 _NUMBER = re.compile(r"\s*[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
 _ABSOLUTE_PATH = re.compile(
@@ -21,9 +22,14 @@ _ABSOLUTE_PATH = re.compile(
 )
 
 
+def without_pictures(html: str) -> str:
+    """HTML whose pictures have no bytes any more: they differ between machines, and say nothing as text."""
+    return _PICTURE.sub(r"\1", html)
+
+
 def find_absolute_path(text: str) -> str | None:
     """The first thing in `text` that looks like an absolute file path; None where there is none."""
-    match = _ABSOLUTE_PATH.search(text)
+    match = _ABSOLUTE_PATH.search(without_pictures(text))
     return match.group(0) if match else None
 
 
@@ -75,8 +81,8 @@ def keep_timings(notebook: Any, stored: Any) -> None:
 
 def _shape(output: Any) -> Any:
     data = {"text": output["text"]} if "text" in output else output.get("data", {})
-    # Text without its numbers; of a picture only that there is one.
-    return {kind: _NUMBER.sub("#", text) if kind.startswith("text") else None for kind, text in data.items()}
+    # Without the numbers; of a picture only its description.
+    return {kind: _NUMBER.sub("#", without_pictures(text)) for kind, text in data.items()}
 
 
 def refuse_absolute_paths(name: str, notebook: Any) -> None:

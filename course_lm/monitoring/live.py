@@ -1,7 +1,9 @@
 """A picture of the run in the notebook that is drawn anew, in place, while training goes on."""
 
 import base64
+import html
 import io
+import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -92,16 +94,26 @@ class LivePlot:
         self._stale = False
         started = time.perf_counter()
         alt = describe(self.history)
-        data = {"image/png": base64.b64encode(_png(self.draw(self.history))).decode(), "text/plain": alt}
-        options = {"metadata": {"image/png": {"alt": alt}}, "raw": True}  # raw: as it stands, with its alternative text
+        data = {"text/html": as_html(_png(self.draw(self.history)), alt), "text/plain": alt}
         if self._display is None:
-            self._display = display(data, display_id=True, **options)
+            self._display = display(data, display_id=True, raw=True)
         else:
-            self._display.update(data, **options)
+            self._display.update(data, raw=True)
         seconds = time.perf_counter() - started
         pause = seconds / self.share if self.drawings else 0.0  # the first one finds fonts and fills caches
         self._next = started + max(self.every, pause)
         self.drawings, self.seconds = self.drawings + 1, self.seconds + seconds
+
+
+def as_html(png: bytes, alt: str) -> str:
+    """A picture in PNG as HTML with its alternative text.
+
+    JupyterLab and nbconvert show an output of PNG without one, whatever its metadata say.
+    """
+    width, height = struct.unpack(">II", png[16:24])  # said beforehand, so that nothing jumps when the picture comes
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    size = f'width="{width}" height="{height}" style="max-width: 100%; height: auto"'
+    return f'<img alt="{html.escape(alt)}" {size} src="{source}">'
 
 
 def _png(figure: "Figure") -> bytes:

@@ -132,7 +132,7 @@ def scores_of(score: str, documents: Sequence[str], seed: int) -> list[float]:
     match score:
         case "random":
             return create_curriculum_strategy("random", {"seed": seed}).compute_difficulty(documents)
-        case "combined" | "frequency":
+        case "combined" | "frequency" | "morphological":
             return create_curriculum_strategy(score).compute_difficulty(documents)
         case "short":
             return [float(length(document)) for document in documents]

@@ -1,9 +1,10 @@
 """The curriculum that guides recommend, on longer runs: `python tests/benchmarks/longer_curricula.py`.
 
 Stores `data/longer_curricula.json`. Linear pacing from a fifth of the text, all of it admitted half-way; length and
-frequency alone, and combined; on English prose, `python-docs`. Beside them no curriculum and the control, which admits
-text in random order at the same pace. Everything that is not said here is that of `curriculum_experiment.py`, which has
-the two grammars: thresholds count tokens, and all arms read the same number of target tokens.
+frequency alone, and combined; on English prose, `python-docs`, on the stories, and on Hindi, there with the
+morphological score too. Beside them no curriculum and the control, which admits text in random order at the same pace.
+Everything that is not said here is that of `curriculum_experiment.py`: thresholds count tokens, and all arms read the
+same number of target tokens.
 
 The model is smaller and the runs are twice as long as there. Each arm is tuned alike with a seed of its own: the rates
 go by factors of two until the best one has a worse one on each side, and with it the other share of warm-up is tried.
@@ -38,10 +39,14 @@ ARMS = {
     "length": Arm("short", "linear"),
     "frequency": Arm("frequency", "linear"),
     "combined": Arm("combined", "linear"),
+    "morphological": Arm("morphological", "linear"),
 }
-# Without the morphological score: of other languages than Hindi it counts words alone, and so puts them in the order of
-# their length.
-CORPORA = {"python-docs": tuple(ARMS)}
+# Of other languages than Hindi the morphological score counts words alone, and so puts them in the order of length.
+CORPORA = {
+    "python-docs": tuple(arm for arm in ARMS if arm != "morphological"),
+    "stories": tuple(arm for arm in ARMS if arm != "morphological"),
+    "hindi": tuple(ARMS),
+}
 TOKENS = 1_600_000  # target tokens of a run
 PACING = {"start_threshold": 0.2, "threshold_on": "score", "num_steps": 400}  # half of the run's steps
 WARM_UP, OTHER_WARM_UP, FIRST_RATE = 0.4, 0.1, 8e-3  # shares of the tokens
@@ -109,8 +114,8 @@ def table(results: Results) -> str:
     for other, arm in product((BASE, CONTROL), ARMS):
         if arm in (BASE, other):
             continue
-        found = [changes(results, corpus, arm, other) for corpus in CORPORA]
-        cells = [", ".join(f"{change:+.1f} %".replace("-", "−") for change in three) for three in found]
+        found = [changes(results, corpus, arm, other) if arm in arms else [] for corpus, arms in CORPORA.items()]
+        cells = [", ".join(f"{change:+.1f} %".replace("-", "−") for change in three) or "–" for three in found]
         rows.append(f"| {arm}, against {other} | {' | '.join(cells)} |")
     return "\n".join(rows)
 

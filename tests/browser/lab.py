@@ -42,12 +42,13 @@ STOP_SECONDS = 15
 
 @dataclass(frozen=True)
 class Lab:
-    """A running JupyterLab: its address, its token, the folder it serves, and where outside hosts are written down."""
+    """A running JupyterLab: its address, its token, the folder it serves, and where its watchers write."""
 
     url: str
     token: str
     root: Path
     network_log: Path
+    faint_labels_log: Path
 
     def address(self, notebook: Path) -> str:
         """Where a notebook of the folder is opened; each in a workspace of its own, without the others' tabs."""
@@ -57,6 +58,10 @@ class Lab:
     def outside_hosts(self) -> list[str]:
         """The hosts that the server and its kernels have reached for until now."""
         return self.network_log.read_text().split() if self.network_log.exists() else []
+
+    def faint_labels(self) -> list[str]:
+        """The words of figures that were hard to read until now."""
+        return self.faint_labels_log.read_text().splitlines() if self.faint_labels_log.exists() else []
 
 
 @contextmanager
@@ -75,7 +80,7 @@ def running_lab(home: Path, **environment: str) -> Iterator[Lab]:
         )
     try:
         info = _wait_for_server(home, server)
-        yield Lab(info["url"], info["token"], root, home / "network.log")
+        yield Lab(info["url"], info["token"], root, home / "network.log", home / "faint_labels.log")
     finally:
         _stop(server)
 
@@ -90,7 +95,11 @@ def _environment(home: Path) -> dict[str, str]:
     shutil.copy(Path(__file__).with_name("network_watch.py"), watch)
     path = os.pathsep.join(filter(None, [str(watch.parent), os.environ.get("PYTHONPATH")]))
     folders = {name: str(home / name) for name in FOLDERS}
-    return {**os.environ, **folders, "PYTHONPATH": path, "NETWORK_WATCH_LOG": str(home / "network.log")}
+    startup = home / "IPYTHONDIR" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("faint_labels.py"), startup)
+    logs = {"NETWORK_WATCH_LOG": str(home / "network.log"), "FAINT_LABELS_LOG": str(home / "faint_labels.log")}
+    return {**os.environ, **folders, "PYTHONPATH": path, **logs}
 
 
 def _wait_for_server(home: Path, server: subprocess.Popen[bytes]) -> dict[str, str]:

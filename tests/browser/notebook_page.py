@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize
+
+from course_lm.classroom.stored_outputs import without_pictures
 
 from .lab import Lab
 
@@ -48,6 +51,19 @@ TALL = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).f
         .map(image => `cell ${number}: ${image.clientHeight} pixels`))"""
 
 
+# What a lesson shows; the rest of the page is JupyterLab's own.
+OURS = {"include": [[".jp-Notebook .jp-OutputArea-output"], [".jp-Notebook .jp-RenderedMarkdown"]]}
+WCAG = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
+THEMES = ("JupyterLab Light", "JupyterLab Dark")
+CHANGE_THEME = """async theme => {
+    await window.jupyterapp.commands.execute('apputils:change-theme', {theme})
+    document.querySelectorAll('details').forEach(fold => { fold.open = true })
+}"""
+HAS_THEME = "light => document.body.dataset.jpThemeLight === light"
+UNDESCRIBED = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
+    Array.from(cell.querySelectorAll('img')).filter(image => !image.alt.trim()).map(() => `cell ${number}`))"""
+
+
 @dataclass(frozen=True)
 class Cell:
     """A code cell: its place in the notebook, its source, its execution count or None, and its outputs as in a file."""
@@ -68,7 +84,8 @@ def texts_of(outputs: list[dict[str, Any]]) -> dict[str, str]:
     texts: defaultdict[str, str] = defaultdict(str)
     for output in outputs:
         for kind, text in output.get("data", {output.get("name", "error"): output.get("text", "")}).items():
-            texts[kind] += re.sub(r"0x[0-9a-f]+", "0x…", str(text))
+            words = re.sub(r'(width|height)="\d+"', "", without_pictures(str(text)))
+            texts[kind] += re.sub(r"0x[0-9a-f]+", "0x…", words)
     texts.pop("application/vnd.jupyter.widget-view+json", None)
     return dict(texts)
 
@@ -83,7 +100,7 @@ class NotebookPage:
 
     def __post_init__(self) -> None:
         self._requests: list[str] = []
-        self._hosts_before = len(self.lab.outside_hosts())
+        self._hosts_before, self._labels_before = len(self.lab.outside_hosts()), len(self.lab.faint_labels())
         self.page.on("request", lambda request: self._note_request(request.url))
         self.page.on("websocket", lambda socket: self._note_request(socket.url))
         self.page.on("console", self._note_message)
@@ -121,6 +138,25 @@ class NotebookPage:
     def tall_pictures(self) -> list[str]:
         """The cells with a picture that does not fit on the screen."""
         return self.page.evaluate(TALL)
+
+    def undescribed_pictures(self) -> list[str]:
+        """The cells with a picture that has no alternative text."""
+        return self.page.evaluate(UNDESCRIBED)
+
+    def faint_labels(self) -> list[str]:
+        """The words of figures that are hard to read, see faint_labels.py."""
+        return self.lab.faint_labels()[self._labels_before :]
+
+    def violations(self, theme: str) -> list[str]:
+        """What axe-core finds against WCAG 2, levels A and AA, in what the lesson shows, in a theme of JupyterLab."""
+        self.page.evaluate(CHANGE_THEME, theme)
+        self.page.wait_for_function(
+            "light => document.body.dataset.jpThemeLight === String(light)", arg="Light" in theme
+        )
+        found = Axe().run(self.page, context=OURS, options=WCAG).response["violations"]
+        return [
+            f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}" for rule in found for node in rule["nodes"]
+        ]
 
     def take_screenshots(self, folder: Path, name: str) -> list[Path]:
         """Pictures of the notebook from top to bottom, one screen each: `folder/name-01.png`, …"""

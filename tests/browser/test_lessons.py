@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from .notebook_page import opened, texts_of
+from .notebook_page import THEMES, opened, texts_of
 from .widgets import answer, explorers, predictions
 
 pytestmark = pytest.mark.slow
@@ -72,6 +72,19 @@ def test_every_prediction_is_answered_from_the_keyboard(lesson):
 
 def test_every_screen_of_the_lesson_is_kept_as_a_picture(name, lesson):
     assert lesson.take_screenshots(SCREENSHOTS, name)
+
+
+def test_every_picture_has_an_alternative_text_on_the_page(lesson):
+    assert lesson.undescribed_pictures() == []
+
+
+def test_no_words_of_a_figure_are_hard_to_read(lesson):
+    assert lesson.faint_labels() == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_axe_finds_nothing_in_the_light_and_in_the_dark(lesson, theme):
+    assert lesson.violations(theme) == []
 
 
 def test_no_cell_is_cut_off_at_the_right(lesson):

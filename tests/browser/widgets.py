@@ -12,9 +12,10 @@ PRESSES = 8
 PATIENCE_SECONDS = 15
 REST_SECONDS = 1
 
-EXPLORER = ".jp-OutputArea-output .widget-vbox:has(img.widget-image):not(.widget-box .widget-box)"
+EXPLORER = ".jp-OutputArea-output .course-explorer"
 PREDICTION = ".jp-OutputArea-output .course-predict"
-OTHER_CONTROL = "textarea, button:not(.widget-toggle-button), input:not([type=checkbox], [type=radio], [type=number])"
+MOVED = "[type=checkbox], [type=radio], [type=number]"
+OTHER_CONTROL = f"textarea, button:not(.widget-toggle-button, [data-text]), input:not({MOVED})"
 
 LABEL = """element => {
     const widget = element.closest('.widget-inline-hbox, .widget-toggle-buttons, .widget-radio') ?? element
@@ -28,14 +29,14 @@ START_CLOCK = """explorer => {
     window.addEventListener('input', press, true)
     explorer.redraws = []
     const redraw = () => explorer.redraws.push(performance.now() - pressed)
-    explorer.querySelector('img.widget-image').addEventListener('load', redraw)
+    explorer.addEventListener('load', redraw, true)  // of each new img, which the event does not leave
     explorer.words = () => explorer.querySelector('pre[aria-live]').innerText
 }"""
 STATE = "explorer => ({redraws: explorer.redraws.length, words: explorer.words()})"
 SOMETHING_FOLLOWED = "([explorer, was]) => explorer.redraws.length > was.redraws || explorer.words() !== was.words"
 ALL_FOLLOWED = SOMETHING_FOLLOWED.replace("||", "&&")
 PICTURE = """async explorer => {
-    const bytes = await (await fetch(explorer.querySelector('img.widget-image').src)).arrayBuffer()
+    const bytes = new TextEncoder().encode(explorer.querySelector('img').src)
     const digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes))
     return Array.from(digest).join(' ')
 }"""

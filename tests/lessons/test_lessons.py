@@ -1,6 +1,5 @@
 """The lessons' first cell, and running and storing lessons headless."""
 
-import html
 import os
 import signal
 import subprocess
@@ -76,7 +75,7 @@ def test_show_source_shows_the_function_as_it_stands(monkeypatch):
     [bundle] = shown
     source = bundle["text/plain"]
     assert source.startswith("def format_table(") and source.endswith('return "\\n".join(rows)')
-    assert html.unescape(bundle["text/html"]).endswith(f">{source}</pre>")
+    assert bundle["text/markdown"] == f"````python\n{source}\n````"
 
 
 def test_show_source_folds_the_source_where_it_is_told_to(monkeypatch):
@@ -84,8 +83,8 @@ def test_show_source_folds_the_source_where_it_is_told_to(monkeypatch):
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     lessons.show_source(lessons.format_table)
     lessons.show_source(lessons.format_table, folded=True)
-    [plain, folded] = (bundle["text/html"] for bundle in shown)
-    assert folded == f"<details><summary>The source of format_table</summary>{plain}</details>"
+    [plain, folded] = (bundle["text/markdown"] for bundle in shown)
+    assert folded == f"<details><summary>The source of format_table</summary>\n\n{plain}\n\n</details>"
     assert shown[0]["text/plain"] == shown[1]["text/plain"]
 
 

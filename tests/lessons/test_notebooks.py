@@ -43,9 +43,12 @@ def test_a_stored_lesson_keeps_the_rule(lesson, rule):
 
 
 def figure(alt="A line that falls."):
-    return new_output(
-        "display_data", data={"image/png": "iVBORw0=", "text/plain": alt}, metadata={"image/png": {"alt": alt}}
-    )
+    picture = f'<img alt="{alt}" width="1" height="1" src="data:image/png;base64,iVBOR+/a/b/c/w0=">'
+    return new_output("display_data", data={"text/html": picture, "text/plain": alt})
+
+
+def shown(data):
+    return new_output("display_data", data=data)
 
 
 # What stands behind the names that a lesson uses, and refuses what they cannot take.
@@ -123,7 +126,12 @@ def add(*cells: Any) -> Callable[[Any], None]:
 BREAKS = [
     (rules.executed_in_order, "a null count", put(5, "execution_count", None)),
     (rules.executed_in_order, "run twice", put(5, "execution_count", 41)),
-    (rules.figures_have_alternative_text, "no alt", put(1, "outputs", [new_output("display_data", {"image/png": ""})])),
+    (
+        rules.figures_have_alternative_text,
+        "no HTML",
+        put(1, "outputs", [new_output("display_data", {"image/png": ""})]),
+    ),
+    (rules.figures_have_alternative_text, "no alt", put(1, "outputs", [shown({"text/html": "<img src=''>"})])),
     (rules.figures_have_alternative_text, "an empty alt", put(1, "outputs", [figure(alt=" ")])),
     (rules.figures_have_alternative_text, "a linked picture", put(0, "source", "![](loop.png)")),
     (rules.no_absolute_paths, "in an output", set_path),

@@ -37,9 +37,17 @@ def texts(figure):
 def test_a_shown_figure_carries_its_alternative_text(displayed):
     plots.show(plt.figure(), "A falling line.")
     ((data, options),) = displayed
-    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
-    assert data["text/plain"] == "A falling line."
-    assert options == {"metadata": {"image/png": {"alt": "A falling line."}}, "raw": True}
+    found = re.fullmatch(r'<img alt="(.*?)" width=.* src="data:image/png;base64,(.*)">', data["text/html"])
+    assert found is not None
+    assert found[1] == data["text/plain"] == "A falling line."
+    assert base64.b64decode(found[2]).startswith(b"\x89PNG")
+    assert options == {"raw": True}
+
+
+def test_an_alternative_text_with_quotes_and_signs_stays_one(displayed):
+    plots.show(plt.figure(), 'The "loss" < 3 & falls.')
+    ((data, _),) = displayed
+    assert 'alt="The &quot;loss&quot; &lt; 3 &amp; falls."' in data["text/html"]
 
 
 def test_a_font_that_the_machine_lacks_is_replaced_without_a_word(caplog):

@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from base64 import b64decode
 from itertools import pairwise
 
 import ipywidgets
@@ -22,6 +23,7 @@ from course_lm.loss import count_targets
 from course_lm.lr_finder import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -53,12 +55,48 @@ def test_an_explorer_draws_at_once_and_after_each_change():
         return plt.subplots()[0], f"<{temperature}>"
 
     slider = ipywidgets.FloatSlider(value=1.0, max=2.0)
-    _, picture, words = widgets.explorer(draw, {"temperature": slider}).children
+    _, picture, words = parts(widgets.explorer(draw, {"temperature": slider}))
     first = picture.value
     slider.value = 2.0
     assert drawn == [1.0, 2.0]
-    assert words.value == "<pre aria-live='polite'>&lt;2.0&gt;</pre>"
-    assert bytes(first).startswith(b"\x89PNG") and plt.get_fignums() == []
+    assert words.value == "<pre aria-live='polite' style='white-space: pre-wrap'>&lt;2.0&gt;</pre>"
+    assert b64decode(first.strip('">')).startswith(b"\x89PNG") and plt.get_fignums() == []
+
+
+def test_the_picture_says_in_words_what_it_shows():
+    slider = ipywidgets.IntSlider(value=3)
+    box = widgets.explorer(lambda size: (plt.subplots()[0], f"size {size}\nmore"), {"size": slider})
+    assert ' alt="size 3" ' in box.picture.value
+    slider.value = 5
+    assert ' alt="size 5" ' in box.picture.value
+
+
+def test_the_axes_stay_in_their_place_when_a_label_grows_and_shrinks():
+    def draw(letters):
+        figure, axes = plt.subplots()
+        axes.text(1.01, 0.5, "m" * letters, transform=axes.transAxes)
+        return figure, str(letters)
+
+    box = widgets.explorer(draw, {"letters": ipywidgets.IntSlider(value=1)})
+    sizes = []
+    for letters in (1, 20, 2):
+        box.controls["letters"].value = letters
+        sizes += re.findall(r'width="(\d+)" height="(\d+)"', box.picture.value)
+    assert int(sizes[1][0]) > int(sizes[0][0]) and sizes[2] == sizes[1]
+
+
+def test_the_axes_of_the_schedule_explorer_stay_while_a_peak_moves_a_little():
+    curve = {**widgets.NANOGPT, "type": "cosine"}
+    for peak in (4.1e-4, 5.6e-4):
+        axes = widgets.draw_schedules({"A": curve | {"peak_lr": peak}})[0].axes[0]
+        assert axes.get_ylim() == pytest.approx((0, 6e-4)) and axes.get_xlim() == pytest.approx((0, 600_000))
+
+
+@given(st.floats(1e-9, 1e9))
+def test_an_axis_ends_at_a_round_number_that_is_not_far(value):
+    end = plots.round_up(value)
+    assert value * (1 - 1e-9) <= end <= 1.51 * value
+    assert plots.round_up(end) == pytest.approx(end)
 
 
 def test_padding_and_each_document_of_a_row_have_colours_of_their_own():
@@ -97,14 +135,14 @@ def test_the_words_below_a_batch_count_its_positions_targets_and_padding(mode):
 @pytest.mark.long
 @modes
 def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
-    choice, rows, length, _, words = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    choice, rows, length, _, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
     choice.value, rows.value, length.value = mode, 5, 128
     expected = widgets.draw_batch(loader_of(mode, 5, 128), mode)[1]
-    assert words.value == f"<pre aria-live='polite'>{expected}</pre>"
+    assert f">{expected}</pre>" in words.value
 
 
 def test_every_control_of_the_batching_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    *controls, picture, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
     for control, value in zip(controls, ("dynamic", 7, 64), strict=True):
         before = picture.value, words.value
         control.value = value
@@ -112,7 +150,7 @@ def test_every_control_of_the_batching_explorer_changes_picture_and_words():
 
 
 def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
-    mode, rows, length, _, words = widgets.batching_explorer(DOCUMENTS, TOKENIZER).children
+    mode, rows, length, _, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
     before = words.value
     monkeypatch.setattr("course_lm.classroom.widgets.batches.encode_pieces", None)
     mode.value, rows.value, length.value = "packed", 3, 512
@@ -207,6 +245,20 @@ def test_the_area_of_a_long_run_is_that_of_all_its_steps():
     assert f"area {area:.4g}," in widgets.draw_schedules({"A": curve})[1]
 
 
+def test_a_curve_of_the_explorer_can_be_copied(tmp_path):
+    box = widgets.schedule_explorer(own={"mine": one_cycle})
+    controls_of(box, "A")["peak"].value = 5e-4
+    copies = box.children[0].children[0].children[-1].value
+    lines, call = (html.unescape(text) for text in re.findall("data-text='(.*?)'", copies, re.DOTALL))
+    schedule, total_steps = rates_of_yaml(lines, tmp_path)
+    assert total_steps == 600_000 and schedule(2_000) == 5e-4
+    assert eval(call, {"schedules": schedules, "step": 2_000}) == 5e-4
+    # nothing to copy of what the package refuses, and of a function of the learner's own
+    controls_of(box, "A")["warm-up"].value = 700_000
+    assert box.children[0].children[0].children[-1].value == ""
+    assert all(part.description for part in box.children[0].children[2].children)
+
+
 def one_cycle(step):
     return 0.1 * max(0, min(step, 40 - step)) / 20
 
@@ -217,7 +269,7 @@ def test_a_function_of_ones_own_is_drawn_beside_the_others():
     mine = np.asarray(figure.axes[0].lines[0].get_ydata()).tolist()
     assert mine == [one_cycle(step) for step in range(40)]
     assert text.startswith("# A mine: area 2, as much as 20 steps at 0.1; last rate 0.005\n# your own function:")
-    words = widgets.schedule_explorer(own={"mine": one_cycle}).children[-1].value
+    words = widgets.schedule_explorer(own={"mine": one_cycle}).words.value
     assert "# C mine: " in words
 
 
@@ -229,12 +281,13 @@ def test_a_function_that_gives_no_rate_is_refused_in_words(wrong):
 
 def controls_of(box, column):
     """The controls that a column shows, by what they are called after its letter."""
-    return {control.description[2:]: control for control in box.children[0].children["ABC".index(column)].children}
+    shown = box.children[0].children["ABC".index(column)].children
+    return {part.description[2:]: part for part in shown if part.description}  # the buttons to copy have none
 
 
 def blocks_of(box):
     """What stands below the picture, by curve."""
-    text = html.unescape(re.sub("<.*?>", "", box.children[-1].value))
+    text = html.unescape(re.sub("<.*?>", "", box.words.value))
     return {block[2]: block for block in re.split("^(?=# [ABC] )", text, flags=re.MULTILINE) if block}
 
 
@@ -294,14 +347,14 @@ def test_without_a_schedule_the_explorer_asks_for_one():
     box = widgets.schedule_explorer()
     for name in "AB":
         controls_of(box, name)["type"].value = "none"
-    assert "choose a schedule" in box.children[-1].value
+    assert "choose a schedule" in box.words.value
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [name for name in schedules.SCHEDULES if not name.endswith("_with_warmup")])
 def test_every_control_of_the_schedule_explorer_changes_words_and_picture(kind):
     box = widgets.schedule_explorer()
-    _, picture, words = box.children
+    *_, picture, words = parts(box)
     controls_of(box, "A")["type"].value = kind
     for name, control in controls_of(box, "A").items():
         before = picture.value, words.value
@@ -382,12 +435,12 @@ def test_where_no_slope_is_usable_the_words_say_so():
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_a_sweep_of_few_points_can_be_explored(count):
     result = LRFinderResult(RATES[:count], [6.0] * count, "not finite")
-    assert "no usable slope" in widgets.lr_finder_explorer(result).children[-1].value
+    assert "no usable slope" in widgets.lr_finder_explorer(result).words.value
 
 
 @pytest.mark.long
 def test_every_control_of_the_finder_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.lr_finder_explorer(sweep(noise=0.3)).children
+    *controls, picture, words = parts(widgets.lr_finder_explorer(sweep(noise=0.3)))
     for control in controls:
         before = picture.value, words.value
         control.value = (20, 70) if control.description == "points" else control.value * 0.5

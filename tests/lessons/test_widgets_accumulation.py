@@ -13,6 +13,7 @@ from course_lm.classroom import widgets
 from course_lm.loss import count_targets
 from course_lm.model import GPT, ModelConfig
 from course_lm.step import train_step
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -108,7 +109,7 @@ def test_a_micro_batch_has_a_colour_and_a_weight_and_a_line_divides_it_from_the_
 
 @pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.accumulation_explorer(make_model(), make_batch()).children
+    *controls, picture, words = parts(widgets.accumulation_explorer(make_model(), make_batch()))
     for control, value in zip(controls, (1, 5, 7, "by length"), strict=True):
         before = picture.value, words.value
         control.value = value
@@ -116,7 +117,7 @@ def test_every_control_of_the_explorer_changes_picture_and_words():
 
 
 def test_the_explorer_sorts_the_rows_by_their_targets():
-    *_, order, _, words = widgets.accumulation_explorer(make_model(), make_batch()).children
+    *_, order, _, words = parts(widgets.accumulation_explorer(make_model(), make_batch()))
     assert "rows as they came: micro-batches of 2, 2, 2, 2 rows with 10, 12, 16, 7 targets" in words.value
     order.value = "by length"
     assert "rows by length: micro-batches of 2, 2, 2, 2 rows with 3, 7, 14, 21 targets" in words.value

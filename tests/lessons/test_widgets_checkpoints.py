@@ -8,6 +8,7 @@ import pytest
 
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.checkpoints import _shares
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -63,7 +64,7 @@ def test_the_best_interval_is_on_the_drawn_axis_and_near_young_where_failures_ar
 
 
 def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.checkpoint_explorer().children
+    *controls, picture, words = parts(widgets.checkpoint_explorer())
     for control, value in zip(controls, (100.0, 10.0, 2.0, 30), strict=True):
         before = picture.value, words.value
         control.value = value

@@ -9,6 +9,7 @@ from torch import nn
 
 from course_lm.classroom import widgets
 from course_lm.clipping import clip_gradients
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -69,7 +70,7 @@ def test_a_gradient_of_zero_can_be_drawn(method):
 
 
 def test_every_control_of_the_clipping_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.clipping_explorer().children
+    *controls, picture, words = parts(widgets.clipping_explorer())
     for control, value in zip(controls, ("value", 1.0, 3.0, 25), strict=True):
         before = picture.value, words.value
         control.value = value

@@ -13,6 +13,7 @@ from course_lm.classroom import plots, widgets
 from course_lm.classroom.widgets.curriculum import BATCH_SIZE, EXAMPLES
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -109,7 +110,7 @@ def options_of(control):
 
 @pytest.mark.long
 def test_every_key_press_changes_picture_and_words():
-    *controls, picture, words = widgets.pacing_explorer().children
+    *controls, picture, words = parts(widgets.pacing_explorer())
     controls[0].value = "step"  # stays the same for several epochs, so that a press moves it the least
     for control in reversed(controls):
         positions = [value for value in options_of(control) if value != control.value]

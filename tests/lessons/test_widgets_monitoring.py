@@ -8,6 +8,7 @@ import pytest
 from course_lm.classroom import widgets
 from course_lm.classroom.atlas import load_atlas
 from course_lm.classroom.widgets.monitoring import RUN
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -71,7 +72,7 @@ def test_the_labels_name_the_kept_and_the_last_step():
 
 
 def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.monitoring_explorer().children
+    *controls, picture, words = parts(widgets.monitoring_explorer())
     for control in controls:
         before = picture.value, words.value
         control.value = control.max

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from course_lm.classroom import widgets
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -64,7 +65,7 @@ def test_a_scale_lifts_a_number_out_of_the_underflow_and_is_divided_off_again():
 
 
 def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.number_format_explorer().children
+    *controls, picture, words = parts(widgets.number_format_explorer())
     for control, value in zip(controls, (1e-6, 12), strict=True):
         before = picture.value, words.value
         control.value = value

@@ -10,6 +10,7 @@ from matplotlib.patches import StepPatch
 
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.ranks import GIB, RANKS, SIZES, STRATEGIES
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -105,7 +106,7 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are():
 
 @pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.ranks_explorer().children
+    *controls, picture, words = parts(widgets.ranks_explorer())
     for control, value in zip(controls, ("GPT-2 small", 8, "hybrid", True), strict=True):
         before = picture.value, words.value
         control.value = value

@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.step_memory import MIB
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -67,7 +68,7 @@ def test_a_measurement_leaves_the_random_generator_alone():
 
 @pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.step_memory_explorer().children
+    *controls, picture, words = parts(widgets.step_memory_explorer())
     for control, value in zip(controls, (2, 16, 32, "bf16", True), strict=True):
         before = picture.value, words.value
         control.value = value

@@ -5,6 +5,7 @@ import pytest
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.tokens import label_of
 from course_lm.tokenizer import encode_documents, train_tokenizer
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -43,7 +44,7 @@ def test_every_control_of_the_token_explorer_changes_picture_and_words():
         return train_tokenizer([TEXTS[0]], 258) if name == "bytes" or vocab_size < 1024 else TOKENIZER
 
     texts: dict[str, str] = {"cat": TEXTS[0], "apple": TEXTS[1]}
-    *controls, picture, words = widgets.token_explorer(texts, ["both", "bytes"], tokenizer_for).children
+    *controls, picture, words = parts(widgets.token_explorer(texts, ["both", "bytes"], tokenizer_for))
     for control, value in zip(controls[::2], ("apple", 258), strict=True):
         before = picture.value, words.value
         control.value = value

@@ -11,6 +11,7 @@ from course_lm.classroom import widgets
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig, count_parameters
 from course_lm.precision import Precision
+from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -109,7 +110,7 @@ def test_the_words_hold_the_parts_and_what_fits():
 
 @pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = widgets.memory_explorer().children
+    *controls, picture, words = parts(widgets.memory_explorer())
     for control, value in zip(controls, (24, 1024, 512, 8192, 32, "bf16"), strict=True):
         before = picture.value, words.value
         control.value = value

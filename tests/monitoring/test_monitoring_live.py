@@ -37,12 +37,12 @@ class Screen:
 
     def display(self, data: dict[str, Any], **options: Any) -> "Screen":
         self.outputs.append([])
-        self.update(data, metadata=options["metadata"], raw=options["raw"])
+        self.update(data, raw=options["raw"])
         return self
 
-    def update(self, data: dict[str, Any], *, metadata: dict[str, Any], raw: bool) -> None:
-        assert raw and metadata["image/png"]["alt"] == data["text/plain"]
-        assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    def update(self, data: dict[str, Any], *, raw: bool) -> None:
+        assert raw and f' alt="{data["text/plain"]}"' in data["text/html"]
+        assert base64.b64decode(data["text/html"].partition("base64,")[2].strip('">')).startswith(b"\x89PNG")
         self.outputs[-1].append(data)
 
 
@@ -233,7 +233,8 @@ def test_in_a_notebook_a_run_of_200_steps_leaves_one_bar_and_one_picture(noteboo
     outputs = notebook.cells[0].outputs
     bar, picture = outputs
     assert "application/vnd.jupyter.widget-view+json" in bar.data
-    alt = picture.metadata["image/png"]["alt"]
+    alt = picture.data["text/plain"]
+    assert f'alt="{alt}"' in picture.data["text/html"]
     assert alt.startswith("Training loss ") and "at step 200" in alt
     assert notebook.cells[1].outputs[0].text == "True 200\n"
 

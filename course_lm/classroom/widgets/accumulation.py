@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.forward import AnyBatch, forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import evaluation_mode
@@ -74,11 +74,11 @@ def draw_accumulation(gradients: Tensor, counts: Tensor, cuts: Sequence[int]) ->
     )
 
 
-def accumulation_explorer(model: nn.Module, batch: AnyBatch) -> ipywidgets.VBox:
+def accumulation_explorer(model: nn.Module, batch: AnyBatch) -> Explorer:
     """Move three cuts through the rows of a batch, as they came or by length; every control works by keyboard."""
     gradients, counts = row_gradients(model, batch)
     orders = {"as they came": torch.arange(len(counts)), "by length": counts.argsort(stable=True)}
-    wide = {"style": {"description_width": "6em"}, "layout": ipywidgets.Layout(width="30em")}
+    wide = {"style": {"description_width": "6em"}}
     starts = [len(counts) * part // 4 for part in (1, 2, 3)]
     controls: dict[str, ipywidgets.DOMWidget] = {
         f"cut {number}": ipywidgets.IntSlider(

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from course_lm.batching import MODES, Batch, Loader, padding_share
 from course_lm.batching.packing import encode_pieces
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.loss import count_targets
 from course_lm.tokenizer import pad_id
 
@@ -64,7 +64,7 @@ def draw_batch(loader: Loader, mode: str, *, width: int | None = None) -> tuple[
     return figure, text
 
 
-def batching_explorer(documents: Sequence[str], tokenizer: Tokenizer) -> ipywidgets.VBox:
+def batching_explorer(documents: Sequence[str], tokenizer: Tokenizer) -> Explorer:
     """Choose the mode, the rows of a batch and the longest row, and see a batch and what it wastes."""
     # Encoded once for each length: a slider that moves does not wait for the tokenizer.
     pieces = {length: encode_pieces(documents, tokenizer, length) for length in _MAX_LENGTHS}

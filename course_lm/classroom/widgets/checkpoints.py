@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 
 _SHORTEST, _LONGEST = 10.0, 86_400.0  # seconds: the drawn intervals
 _POINTS = 200
@@ -65,9 +65,9 @@ def _shares(interval: float, save: float, mtbf: float, restart: float) -> tuple[
     return save / expected, 1 - (interval + save) / expected
 
 
-def checkpoint_explorer() -> ipywidgets.VBox:
+def checkpoint_explorer() -> Explorer:
     """Move cost, failures, interval and restart, and see how much of a run is lost; every control works by keyboard."""
-    wide = {"style": {"description_width": "10em"}, "layout": ipywidgets.Layout(width="34em")}
+    wide = {"style": {"description_width": "10em"}}
     logarithmic = {"readout_format": ".3g", **wide}
     controls = {
         "save_seconds": ipywidgets.FloatLogSlider(

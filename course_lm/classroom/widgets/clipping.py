@@ -12,7 +12,7 @@ from matplotlib.patches import Circle, Rectangle
 from torch import Tensor, nn
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.clipping import clip_gradients
 
 ClippingMethod = Literal["global", "per parameter", "value"]
@@ -50,9 +50,9 @@ def draw_clipping(
     return figure, _described(before, after, f"{method}, B at {degrees:g} degrees")
 
 
-def clipping_explorer() -> ipywidgets.VBox:
+def clipping_explorer() -> Explorer:
     """Clip two gradients in three ways; every control works by keyboard."""
-    wide = {"style": {"description_width": "8em"}, "layout": ipywidgets.Layout(width="30em")}
+    wide = {"style": {"description_width": "8em"}}
     controls = {
         "method": ipywidgets.ToggleButtons(options=get_args(ClippingMethod), description="clip", **wide),
         "threshold": ipywidgets.FloatSlider(value=2.0, min=0.2, max=8.0, step=0.2, description="threshold", **wide),

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumTrainingManager
 
@@ -69,9 +69,9 @@ def draw_pacing(
     return figure, f"curriculum: {{enabled: true, {keys}}}\n{_admission(thresholds, admitted, held)}"
 
 
-def pacing_explorer() -> ipywidgets.VBox:
+def pacing_explorer() -> Explorer:
     """Change how a threshold rises, and see what it admits of 400 sentences; every control works by keyboard."""
-    wide = {"style": {"description_width": "9em"}, "layout": ipywidgets.Layout(width="34em")}
+    wide = {"style": {"description_width": "9em"}}
     difficulty = sentence_difficulty()
 
     def sliders(description: str, value: int, low: int, high: int) -> ipywidgets.IntSlider:

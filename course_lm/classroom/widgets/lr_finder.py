@@ -8,7 +8,7 @@ import ipywidgets
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.lr_finder import LRFinderResult
 
 
@@ -62,9 +62,9 @@ def _add_left_out(figure: Figure, result: LRFinderResult, places: Sequence[int])
         axes.set_xlim(result.lrs[0] / 1.5, result.lrs[-1] * 1.5)
 
 
-def lr_finder_explorer(result: LRFinderResult) -> ipywidgets.VBox:
+def lr_finder_explorer(result: LRFinderResult) -> Explorer:
     """Change how a range test is read, and see what becomes of its suggestion; every control works by keyboard."""
-    wide = {"style": {"description_width": "8em"}, "layout": ipywidgets.Layout(width="34em")}
+    wide = {"style": {"description_width": "8em"}}
     count = max(1, len(result.lrs))
     controls = {
         "smoothing": ipywidgets.FloatSlider(

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
 from course_lm.classroom.atlas import load_atlas
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.monitoring import EarlyStopping, smooth
 
 RUN = "over-fitting"
@@ -76,9 +76,9 @@ def _outcome(steps: list[int], true: np.ndarray, read: int, kept: int | None) ->
     )
 
 
-def monitoring_explorer() -> ipywidgets.VBox:
+def monitoring_explorer() -> Explorer:
     """Move patience, min_delta, smoothing and noise, and see where a run stops; every control works by keyboard."""
-    wide = {"style": {"description_width": "8em"}, "layout": ipywidgets.Layout(width="34em")}
+    wide = {"style": {"description_width": "8em"}}
     controls = {
         "patience": ipywidgets.IntSlider(value=3, min=1, max=10, description="patience", **wide),
         "min_delta": ipywidgets.FloatSlider(value=0.0, min=0.0, max=0.5, step=0.02, description="min_delta", **wide),

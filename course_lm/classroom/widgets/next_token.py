@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 
 _MOST_TOKENS = 12
 
@@ -31,7 +31,7 @@ def draw_next_token(logits: Tensor, tokens: list[str], temperature: float) -> tu
     return figure, text
 
 
-def temperature_explorer(logits: Tensor, tokens: list[str]) -> ipywidgets.VBox:
+def temperature_explorer(logits: Tensor, tokens: list[str]) -> Explorer:
     """Turn the sampling temperature and see the distribution that the next token is drawn from.
 
     Args:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 
 _FILLS = {"sign": "#F6DCCB", "exponent": "#CFE6F4", "fraction": "#D9F0E6"}
 _INKS = {"sign": plots.RED, "exponent": plots.BLUE, "fraction": "#00694D"}
@@ -97,9 +97,9 @@ def _draw_bits(axes: Axes, number_format: _Format, number: float, bottom: float)
         axes.scatter(places, [bottom + 0.48] * len(places), marker=f"${digit}$", s=80, color=plots.INK, linewidth=0.4)
 
 
-def number_format_explorer() -> ipywidgets.VBox:
+def number_format_explorer() -> Explorer:
     """Move a number over eighteen powers of ten, and a loss scale, and see what each format keeps of it."""
-    wide = {"style": {"description_width": "7em"}, "layout": ipywidgets.Layout(width="36em")}
+    wide = {"style": {"description_width": "7em"}}
     value = ipywidgets.FloatLogSlider(
         value=1e-8, min=-12, max=6, step=0.05, description="number", readout_format=".3g", **wide
     )

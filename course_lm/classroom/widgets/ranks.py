@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.distributed import Plan, plan
 from course_lm.model import ModelConfig
 
@@ -160,9 +160,9 @@ def _listed(enough: Sequence[int]) -> str:
     return f"{', '.join(f'{each:,}' for each in enough)} {'rank' if list(enough) == [1] else 'ranks'}"
 
 
-def ranks_explorer() -> ipywidgets.VBox:
+def ranks_explorer() -> Explorer:
     """Change model, ranks and strategy, and see what a rank holds and sends; every control works by keyboard."""
-    wide = {"style": {"description_width": "6em"}, "layout": ipywidgets.Layout(width="34em")}
+    wide = {"style": {"description_width": "6em"}}
     controls = {
         "model": ipywidgets.SelectionSlider(value="GPT-2 XL", options=list(SIZES), description="model", **wide),
         "ranks": ipywidgets.SelectionSlider(value=64, options=list(RANKS), description="ranks", **wide),

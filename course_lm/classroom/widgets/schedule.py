@@ -4,6 +4,7 @@ A curve is drawn from its YAML: the text that stands below the picture is read b
 that configuration builds is what the picture shows.
 """
 
+import html
 import inspect
 import math
 import textwrap
@@ -19,7 +20,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer
 from course_lm.config import TrainingConfig
 from course_lm.rates import checked_rate
 from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule, check_schedule
@@ -41,6 +42,7 @@ _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # th
 _NONE = "none"
 _DROPS = ("drop_1", "drop_2", "drop_3")  # the controls that stand for `milestones`
 _BLOCKS = 4_000  # of steps: the two ends of each are drawn
+_COPY = "navigator.clipboard.writeText(this.dataset.text).then(() => { this.textContent = 'copied' })"
 
 
 def draw_schedules(
@@ -75,8 +77,8 @@ def draw_schedules(
         ends.append((rates[-1], title, colour))
         longest, highest = max(longest, total_steps), max(highest, *rates)
         words += [f"# {title}: {_described(steps, rates)}", *lines]
-    axes.set(xlabel="completed optimizer steps", ylabel="learning rate", xlim=(0, longest))
-    axes.set_ylim(0, highest * 1.05 or 1.0)
+    axes.set(xlabel="completed optimizer steps", ylabel="learning rate", xlim=(0, plots.round_up(longest)))
+    axes.set_ylim(0, plots.round_up(highest * 1.05) if highest else 1.0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     plots.label_ends(axes, ends)
     return figure, "\n".join(words) or "choose a schedule"
@@ -106,7 +108,7 @@ def sampled(schedule: Schedule, total_steps: int) -> tuple[list[int], list[float
     return steps, [checked_rate(schedule(step), f"the rate at step {step}") for step in steps]
 
 
-def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> ipywidgets.VBox:
+def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> Explorer:
     """Three schedules with numbers of their own, at first nanoGPT's; every control works by keyboard.
 
     Args:
@@ -120,10 +122,8 @@ def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> ipywidgets.V
         return draw_schedules({name: curve for name, curve in chosen.items() if curve["type"] != _NONE}, own)
 
     flat = {f"{name} {key}": control for name, controls in curves.items() for key, control in controls.items()}
-    *_, picture, words = explorer(draw, flat).children
-    columns = [_arranged(controls, own) for controls in curves.values()]
-    beside = ipywidgets.HBox(columns, layout=ipywidgets.Layout(flex_flow="row wrap"))
-    return ipywidgets.VBox([beside, picture, words])
+    column = ipywidgets.VBox([_arranged(controls, own) for controls in curves.values()])
+    return Explorer(draw, flat, column)
 
 
 def _first_types(own: Mapping[str, Schedule]) -> dict[str, str]:
@@ -147,10 +147,14 @@ def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[Schedul
 
 def _python(schedule: Schedule) -> list[str]:
     """The call that computes the same rates, as a comment of the YAML."""
+    call = f"# in Python: {_call(schedule)}"
+    return textwrap.wrap(call, width=92, subsequent_indent="#   ", break_long_words=False)
+
+
+def _call(schedule: Schedule) -> str:
     assert isinstance(schedule, partial)
     numbers = ", ".join(f"{key}={value!r}" for key, value in schedule.keywords.items())
-    call = f"# in Python: schedules.{schedule.func.__name__}(step, {numbers})"
-    return textwrap.wrap(call, width=92, subsequent_indent="#   ", break_long_words=False)
+    return f"schedules.{schedule.func.__name__}(step, {numbers})"
 
 
 def _described(steps: Sequence[int], rates: Sequence[float]) -> str:
@@ -169,7 +173,7 @@ def _parameters(kind: str) -> list[str]:
 
 def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Any]:
     """The controls of one curve, by the settings that they give."""
-    wide = {"style": {"description_width": "7em"}, "layout": ipywidgets.Layout(width="16.5em")}
+    wide = {"style": {"description_width": "7em"}, "layout": ipywidgets.Layout(width="auto")}
 
     def count(what: str, value: int) -> ipywidgets.BoundedIntText:
         return _stepped(ipywidgets.BoundedIntText(value=value, min=0, max=10**9, description=f"{name} {what}", **wide))
@@ -206,18 +210,41 @@ def _stepped(control: Any) -> Any:
 
 
 def _arranged(controls: Mapping[str, Any], own: Mapping[str, Schedule]) -> ipywidgets.VBox:
-    """A column with the controls that the chosen type reads."""
-    column = ipywidgets.VBox()
+    """The controls that the chosen type reads, and below them buttons that copy what gives the curve."""
+    column, copies = ipywidgets.VBox(layout=ipywidgets.Layout(margin="0 0 0.8em 0")), ipywidgets.HTML()
 
     def arrange(_: object = None) -> None:
         kind = controls["type"].value
         read = {"type", *_parameters(kind), *(["total_steps"] if kind in own else [])}
         read |= set(_DROPS) if "milestones" in read else set()
-        column.children = [control for key, control in controls.items() if key in read]
+        shown = [control for key, control in controls.items() if key in read]
+        column.children = [*shown, copies] if kind in SCHEDULES else shown
+
+    def renew(_: object = None) -> None:
+        copies.value = _copy_buttons(_settings(controls))
 
     controls["type"].observe(arrange, names="value")
+    for control in controls.values():
+        control.observe(renew, names="value")
     arrange()
+    renew()
     return column
+
+
+def _copy_buttons(settings: Settings) -> str:
+    """A button for the lines of the configuration, and one for the call in Python; none for settings that are refused.
+
+    In HTML, since the clipboard is the browser's: a kernel may run on another machine.
+    """
+    if settings["type"] not in SCHEDULES:
+        return ""
+    try:
+        schedule, _ = _scheduled(settings, {})
+    except ValueError:
+        return ""
+    parts = {"copy YAML": schedule_yaml(settings), "copy Python": _call(schedule)}
+    look = f"class='jupyter-button' onclick=\"{_COPY}\""
+    return " ".join(f"<button {look} data-text='{html.escape(text)}'>{name}</button>" for name, text in parts.items())
 
 
 def _settings(controls: Mapping[str, Any]) -> Settings:

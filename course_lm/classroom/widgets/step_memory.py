@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.distributed.plan import activation_bytes
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
@@ -129,9 +129,9 @@ def _words(
     return "\n".join(lines)
 
 
-def step_memory_explorer() -> ipywidgets.VBox:
+def step_memory_explorer() -> Explorer:
     """Change batch and model, and see the peak as predicted and as measured; every control works by keyboard."""
-    wide = {"style": {"description_width": "10em"}, "layout": ipywidgets.Layout(width="34em")}
+    wide = {"style": {"description_width": "10em"}}
 
     def choices(description: str, value: int, options: list[int]) -> ipywidgets.SelectionSlider:
         return ipywidgets.SelectionSlider(value=value, options=options, description=description, **wide)

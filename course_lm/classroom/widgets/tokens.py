@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tokenizers import Tokenizer, pre_tokenizers
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.tokenizer import encode_documents, eos_id, pad_id
 
 _COLUMNS = 80
@@ -60,7 +60,7 @@ def draw_tokens(text: str, tokenizer: Tokenizer) -> tuple[Figure, str]:
 
 def token_explorer(
     texts: Mapping[str, str], corpora: Sequence[str], tokenizer_for: Callable[[str, int], Tokenizer]
-) -> ipywidgets.VBox:
+) -> Explorer:
     """Choose a text, the corpus that a tokenizer learned from and its vocabulary, and see the tokens.
 
     Args:

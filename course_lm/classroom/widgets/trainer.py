@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.forward import AnyBatch, forward_logits
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT
@@ -164,9 +164,9 @@ def _words(shape: tuple[int, int, int, int], batch_size: int, precision: Precisi
     return "\n".join(lines)
 
 
-def memory_explorer() -> ipywidgets.VBox:
+def memory_explorer() -> Explorer:
     """Change the model and the batch, and see what fits; every control works by keyboard."""
-    wide = {"style": {"description_width": "10em"}, "layout": ipywidgets.Layout(width="34em")}
+    wide = {"style": {"description_width": "10em"}}
 
     def choices(description: str, value: int, options: list[int]) -> ipywidgets.SelectionSlider:
         return ipywidgets.SelectionSlider(value=value, options=options, description=description, **wide)

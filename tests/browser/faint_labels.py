@@ -1,0 +1,71 @@
+"""Runs in each kernel of the lab: writes down the words of a figure that are hard to read on what lies under them.
+
+It looks at every figure that a lesson shows, and at the first picture of every explorer.
+"""
+
+import os
+from collections import Counter
+from unittest.mock import patch
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from course_lm.classroom import plots
+from course_lm.classroom.widgets.explorer import Explorer
+
+REST = 0.2  # of the required contrast, for what rounding and the edges of letters do
+
+
+def faint_labels(figure):
+    """Words of a figure whose contrast with the commonest colour under them is below what `plots` asks, a line each."""
+    words = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    places = [text.get_window_extent() for text in words]
+    for text in words:
+        text.set_visible(False)
+    canvas.draw()
+    ground = np.asarray(canvas.buffer_rgba())[::-1, :, :3]
+    for text in words:
+        text.set_visible(True)
+    faint = []
+    for text, place in zip(words, places):
+        left, bottom, right, top = (max(0, round(edge)) for edge in place.extents)
+        under = ground[bottom:top, left:right].reshape(-1, 3)
+        colour = Counter(map(tuple, under.tolist())).most_common(1)[0][0] if len(under) else (255, 255, 255)
+        if (box := text.get_bbox_patch()) is not None:
+            *rgb, alpha = box.get_facecolor()
+            colour = tuple(255 * (alpha * part + 1 - alpha) for part in rgb)
+        ground_colour = tuple(part / 255 for part in colour)
+        contrast = plots.contrast(text.get_color(), ground_colour)
+        if contrast < plots.LEGIBLE - REST:
+            faint.append(f"{text.get_text()!r}: {contrast:.1f} on {mpl.colors.to_hex(ground_colour)}")
+    return faint
+
+
+def note(figure):
+    """Look at a figure that was drawn: `plots.png` gives words their last colour."""
+    with open(os.environ["FAINT_LABELS_LOG"], "a", encoding="utf-8") as log:
+        log.writelines(f"{line}\n" for line in faint_labels(figure))
+
+
+show, begin = plots.show, Explorer.__init__
+
+
+def watched_show(figure, alt):
+    show(figure, alt)
+    note(figure)
+
+
+def watched_begin(self, draw, controls, *others):
+    begin(self, draw, controls, *others)
+    figure, _ = draw(**{name: control.value for name, control in controls.items()})
+    plots.png(figure)
+    note(figure)
+
+
+if "FAINT_LABELS_LOG" in os.environ:
+    patch.object(plots, "show", watched_show).start()
+    patch.object(Explorer, "__init__", watched_begin).start()

@@ -61,9 +61,16 @@ def needed():
     return {name for name, _ in found} - {"course-lm"}
 
 
-def test_torch_is_pinned_exactly():
+def test_torch_is_a_range_that_begins_with_the_locked_version_and_has_an_end():
     (torch,) = [requirement for requirement in declared() if requirement.name == "torch"]
-    assert re.fullmatch(r"==\d+\.\d+\.\d+", str(torch.specifier))
+    ends = re.fullmatch(r"<(\d+\.\d+),>=(\d+\.\d+)", str(torch.specifier))
+    assert ends is not None
+    assert re.fullmatch(rf"{re.escape(ends[2])}\.\d+", locked()[canonicalize_name("torch")])
+
+
+def test_a_learner_installs_no_trackers():
+    lab, track = ({Requirement(text).name for text in EXTRAS[extra]} for extra in ("lab", "track"))
+    assert lab.isdisjoint({*track, "course-lm"})
 
 
 def test_the_lock_holds_plain_exact_versions():

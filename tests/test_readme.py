@@ -92,8 +92,7 @@ def typed_on(page):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where a reader types: the commands in .venv/bin, a text, and the configuration of an earlier run."""
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     documents = load_corpus("stories").documents[:600]
     (tmp_path / "my.txt").write_text("\n\n".join(documents), encoding="utf-8")
     (tmp_path / "runs" / "my").mkdir(parents=True)

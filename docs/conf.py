@@ -49,7 +49,7 @@ html_show_search_summary = False  # a browser refuses to look for it in pages th
 
 def gather(app: Sphinx, config: Config) -> None:
     """Fill the folder that Sphinx reads: a copy of each page, and what asks for the reference."""
-    pages = ["README.md", "CONTRIBUTING.md", "data/README.md", "docs/*.md", "notebooks/[0-9][0-9]_*.ipynb"]
+    pages = ["*.md", "data/README.md", "docs/*.md", "docs/*.png", "notebooks/[0-9][0-9]_*.ipynb"]
     for page in (path for pattern in pages for path in ROOT.glob(pattern)):
         copy = app.srcdir / page.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

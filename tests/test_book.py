@@ -152,7 +152,8 @@ def test_every_lesson_is_a_page_and_leads_to_the_next(site, pages):
 
 @pytest.mark.slow(seconds=1)
 def test_every_page_of_the_project_is_there(site, pages):
-    expected = {"index", "CONTRIBUTING", "data/README", *(f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md"))}
+    docs = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")}
+    expected = {"index", "CHANGELOG", "CONTRIBUTING", "data/README", *docs}
     assert expected - {"docs/index"} - {path.relative_to(site).with_suffix("").as_posix() for path in pages} == set()
 
 

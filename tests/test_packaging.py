@@ -1,6 +1,7 @@
 """What is installed: the lock, the wheel, the conda environment, the commands, and the order of imports."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -61,9 +62,16 @@ def needed():
     return {name for name, _ in found} - {"course-lm"}
 
 
-def test_torch_is_pinned_exactly():
+def test_torch_is_a_range_that_begins_with_the_locked_version_and_has_an_end():
     (torch,) = [requirement for requirement in declared() if requirement.name == "torch"]
-    assert re.fullmatch(r"==\d+\.\d+\.\d+", str(torch.specifier))
+    ends = re.fullmatch(r"<(\d+\.\d+),>=(\d+\.\d+)", str(torch.specifier))
+    assert ends is not None
+    assert re.fullmatch(rf"{re.escape(ends[2])}\.\d+", locked()[canonicalize_name("torch")])
+
+
+def test_a_learner_installs_no_trackers():
+    lab, track = ({Requirement(text).name for text in EXTRAS[extra]} for extra in ("lab", "track"))
+    assert lab.isdisjoint({*track, "course-lm"})
 
 
 def test_the_lock_holds_plain_exact_versions():
@@ -99,6 +107,23 @@ def test_the_conda_environment_installs_an_extra_that_exists_and_a_python_that_i
     (python,) = re.findall(r"python=([\d.]+)", text)
     assert extra in EXTRAS
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+
+
+def test_the_workflow_runs_what_ci_runs_and_checks_every_other_python_of_the_classifiers():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert {"run": "bash .ci/run"} in jobs["everything"]["steps"] and (ROOT / ".ci" / "run").is_file()
+    (main_python,) = re.findall(r"^python:([\d.]+)", jobs["everything"]["container"])
+    pythons = {main_python} | {row["python"] for row in jobs["versions"]["strategy"]["matrix"]["include"]}
+    classified = {text.split()[-1] for text in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", text)}
+    assert pythons == classified
+    assert all(Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python) for python in pythons)
+
+
+def test_the_dev_container_installs_what_make_lab_installs():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    (python,) = re.findall(r"^python:([\d.]+)", container["image"])
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+    assert container["postCreateCommand"] == "make .venv/.lab"
 
 
 def test_the_version_is_written_once():

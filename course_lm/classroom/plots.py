@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -32,7 +33,6 @@ PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
 BAND, BLUE_BAND, RED_BAND, CHOSEN = "#D0D0D0", "#A6CDE5", "#F0BFA3", "#FFF6DC"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 LEGIBLE = 4.5  # the least contrast of words with their ground
-Colour = str | tuple[float, ...]
 
 
 def style() -> None:
@@ -538,21 +538,21 @@ def round_up(value: float) -> float:
 
 
 @cache
-def ink(colour: Colour) -> str:
-    """`colour` as dark as words in it must be on white: a contrast of 4.5, as WCAG 2 asks."""
-    rgb = np.array(mpl.colors.to_rgb(colour))
-    while contrast(mpl.colors.to_hex(rgb), "white") < LEGIBLE:
-        rgb *= 0.97
+def ink(colour: Any) -> str:
+    """A colour of matplotlib's as dark as words in it must be on white: a contrast of 4.5, as WCAG 2 asks."""
+    rgb = mpl.colors.to_rgb(colour)
+    while contrast(rgb, "white") < LEGIBLE:
+        rgb = (0.97 * rgb[0], 0.97 * rgb[1], 0.97 * rgb[2])
     return mpl.colors.to_hex(rgb)
 
 
-def contrast(one: Colour, other: Colour) -> float:
-    """The contrast of two colours, 1 to 21: "Web Content Accessibility Guidelines 2", relative luminance."""
+def contrast(one: Any, other: Any) -> float:
+    """The contrast of two colours of matplotlib's, 1 to 21: "Web Content Accessibility Guidelines 2"."""
     dark, light = sorted(_luminance(colour) for colour in (one, other))
     return (light + 0.05) / (dark + 0.05)
 
 
-def _luminance(colour: Colour) -> float:
+def _luminance(colour: Any) -> float:
     rgb = np.array(mpl.colors.to_rgb(colour))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return float(linear @ (0.2126, 0.7152, 0.0722))

@@ -1,4 +1,6 @@
-"""What the run `python-docs` learns in equal time: `python tests/benchmarks/bits_per_byte.py` makes the README's table.
+"""What the run `python-docs` learns in equal time: `python tests/benchmarks/bits_per_byte.py`.
+
+It makes a table of `docs/measurements.md`.
 
 An arm changes some keys of the shipped configuration, and has as many steps as fit into `SECONDS` by the lower quartile
 of what its steps take: all arms take turns in one process, with two threads on a machine that does nothing else

@@ -1,4 +1,4 @@
-"""Claims about the stored experiment: it is whole, was tuned and matched as it says, and README shows its table."""
+"""Claims about the stored experiment: it is whole, was tuned and matched as it says, and its page shows its table."""
 
 import json
 from itertools import islice
@@ -30,7 +30,7 @@ from course_lm.batching import make_loader
 from course_lm.corpus.shipped import data_file
 from course_lm.curriculum import CurriculumLoader
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements.md"
 RESULTS = json.loads(data_file("curriculum_experiment.json").read_text(encoding="utf-8"))
 
 
@@ -125,5 +125,5 @@ def test_a_stored_run_repeats_to_an_eighth_of_its_tokens(corpus):
     assert again == pytest.approx(found["losses"]["short first"][0][0], abs=0.02)
 
 
-def test_readme_shows_the_table_of_these_results():
-    assert table(RESULTS) in README.read_text(encoding="utf-8")
+def test_the_page_of_measurements_shows_the_table_of_these_results():
+    assert table(RESULTS) in PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Claims about the recommended curriculum on longer runs: all runs are there, were tuned, and README shows them."""
+"""Claims about the recommended curriculum on longer runs: all runs are there, were tuned, and its page shows them."""
 
 import json
 import platform
@@ -15,7 +15,7 @@ from longer_curricula import ARMS, CORPORA, FILE, PACING, SEEDS, SWEEP_SEED, WAR
 from course_lm.corpus.shipped import data_file
 from course_lm.curriculum import CurriculumLoader
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "measurements.md"
 RESULTS = json.loads(data_file(FILE).read_text(encoding="utf-8"))
 SWEEP, RUNS = RESULTS["sweep"], RESULTS["runs"]
 
@@ -58,5 +58,5 @@ def test_a_stored_run_repeats():
     assert again["val_loss"] == pytest.approx(run["val_loss"], abs=0.05)
 
 
-def test_readme_shows_the_table_of_these_results():
-    assert longer_curricula.table(RESULTS) in README.read_text(encoding="utf-8")
+def test_the_page_of_measurements_shows_the_table_of_these_results():
+    assert longer_curricula.table(RESULTS) in PAGE.read_text(encoding="utf-8")

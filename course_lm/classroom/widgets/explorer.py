@@ -35,10 +35,11 @@ class Explorer(ipywidgets.Box):
         self,
         draw: Callable[..., tuple[Figure, str]],
         controls: Mapping[str, Any],
-        arranged: ipywidgets.Widget | None = None,
+        arranged: ipywidgets.Box | None = None,
     ) -> None:
         self.controls, self.picture, self.words = dict(controls), ipywidgets.HTML(), ipywidgets.HTML()
-        self._draw, self._shown = draw, None
+        self._draw = draw
+        self._shown: Bbox | None = None
         for control in self.controls.values():
             control.tooltip = control.tooltip or control.description  # else the browser shows "null"
             control.observe(self._redraw, names="value")
@@ -62,7 +63,7 @@ class Explorer(ipywidgets.Box):
     def _part_of(self, figure: Figure) -> Bbox:
         """The part of a figure that is shown: it grows where a label needs room, and else stays, and so do the axes."""
         drawn = figure.get_tightbbox().padded(_MARGIN)
-        self._shown = Bbox.union([drawn, *filter(None, [self._shown])])
+        self._shown = Bbox.union([drawn, self._shown or drawn])
         return self._shown
 
 

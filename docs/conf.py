@@ -5,7 +5,6 @@ at the same places, so that a link between two files holds in the book as it doe
 """
 
 import builtins
-import json
 import pkgutil
 import re
 import shutil
@@ -102,19 +101,6 @@ def leave_builtins_alone(app: Sphinx, page: nodes.document) -> None:
             link.replace_self(link.children)
 
 
-def describe_figures(app: Sphinx, page: nodes.document) -> None:
-    """Give each figure the description that its lesson keeps beside it, which myst-nb passes over."""
-    lesson = app.env.doc2path(app.env.docname)
-    if lesson.suffix != ".ipynb":
-        return
-    cells = json.loads(lesson.read_text(encoding="utf-8"))["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    stored = [output["metadata"]["image/png"]["alt"] for output in outputs if "image/png" in output.get("data", {})]
-    figures = [image for image in page.findall(nodes.image) if "alt" not in image]
-    for figure, description in zip(figures, stored, strict=True):
-        figure["alt"] = description
-
-
 def read_as_markdown(app: Sphinx, what: str, name: str, described: object, options: object, lines: list[str]) -> None:
     """Code in a docstring is code for Sphinx too if a letter follows it, as in `batch`es, and if it is a block."""
     text = re.sub(r"(`+[^`]+`+)(\w?)", lambda code: "\\ ".join(filter(None, code.groups())), "\n".join(lines))
@@ -135,4 +121,3 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", read_as_markdown)
     app.connect("doctree-read", lead_links_to_the_reference)
     app.connect("doctree-read", leave_builtins_alone)
-    app.connect("doctree-read", describe_figures)

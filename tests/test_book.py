@@ -81,8 +81,8 @@ def loads_from_elsewhere(site, pages):
 def stored_descriptions(lesson):
     cells = json.loads(lesson.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    alts = [output["metadata"]["image/png"]["alt"] for output in outputs if "image/png" in output.get("data", {})]
-    return [" ".join(alt.split()) for alt in alts]
+    pictures = [output["data"] for output in outputs if "<img " in "".join(output.get("data", {}).get("text/html", ""))]
+    return [" ".join("".join(data["text/plain"]).split()) for data in pictures]
 
 
 def test_the_checks_find_what_is_wrong_with_a_page(tmp_path):

@@ -77,7 +77,7 @@ def show(figure: Figure, alt: str) -> None:
 
 
 def png(figure: Figure, part: Bbox | None = None) -> bytes:
-    """`figure` as a PNG file, by default all that is drawn, or a `part` in inches; the figure is closed.
+    """`figure` as a PNG file, by default all that is drawn, or a `part` in inches, packed in haste; it is closed.
 
     Words in the colour of a curve are darkened as far as it takes to read them on white.
     """
@@ -85,7 +85,8 @@ def png(figure: Figure, part: Bbox | None = None) -> bytes:
         if mpl.colors.to_hex(words.get_color()) != "#ffffff":  # those stand on a dark ground
             words.set_color(ink(words.get_color()))
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", bbox_inches=part or "tight")
+    packing = {"compress_level": 1} if part else {}
+    figure.savefig(picture, format="png", bbox_inches=part or "tight", pil_kwargs=packing)
     plt.close(figure)
     return picture.getvalue()
 

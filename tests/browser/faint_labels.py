@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from unittest.mock import patch
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
@@ -38,10 +37,10 @@ def faint_labels(figure):
         if (box := text.get_bbox_patch()) is not None:
             *rgb, alpha = box.get_facecolor()
             colour = tuple(255 * (alpha * part + 1 - alpha) for part in rgb)
-        ground_colour = tuple(part / 255 for part in colour)
-        contrast = plots.contrast(text.get_color(), ground_colour)
+        on = "#{:02x}{:02x}{:02x}".format(*map(round, colour))
+        contrast = plots.contrast(text.get_color(), on)
         if contrast < plots.LEGIBLE - REST:
-            faint.append(f"{text.get_text()!r}: {contrast:.1f} on {mpl.colors.to_hex(ground_colour)}")
+            faint.append(f"{text.get_text()!r}: {contrast:.1f} on {on}")
     return faint
 
 

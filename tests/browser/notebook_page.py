@@ -60,6 +60,18 @@ CHANGE_THEME = """async theme => {
     document.querySelectorAll('details').forEach(fold => { fold.open = true })
 }"""
 HAS_THEME = "light => document.body.dataset.jpThemeLight === light"
+# An explorer is as tall as the screen at most, its controls stand beside the picture, and nothing of it is hidden.
+EXPLORERS = """wide => Array.from(document.querySelectorAll('.course-explorer')).flatMap((explorer, number) => {
+    const [controls, result] = Array.from(explorer.children, part => part.getBoundingClientRect())
+    const screen = explorer.closest('.jp-WindowedPanel-outer').clientHeight
+    const found = []
+    if (wide && explorer.clientHeight > screen) found.push(`is ${explorer.clientHeight} pixels tall on ${screen}`)
+    if (wide && controls.right > result.left + 1) found.push('has its picture below its controls')
+    for (const part of [explorer, ...explorer.querySelectorAll('.widget-readout, pre, .jupyter-widgets')])
+        if (part.scrollWidth > part.clientWidth + 1 && part.clientWidth)
+            found.push(`cuts off ${part.className || part.tagName}: ${part.scrollWidth} pixels in ${part.clientWidth}`)
+    return found.map(problem => `explorer ${number + 1} ${problem}`)
+})"""
 UNDESCRIBED = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
     Array.from(cell.querySelectorAll('img')).filter(image => !image.alt.trim()).map(() => `cell ${number}`))"""
 
@@ -139,6 +151,14 @@ class NotebookPage:
         """The cells with a picture that does not fit on the screen."""
         return self.page.evaluate(TALL)
 
+    def misplaced_explorers(self, width: int, height: int, wide: bool) -> list[str]:
+        """What of an explorer is not on one screen of this size, and, where it is `wide`, not side by side."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.wait_for_timeout(300)  # for JupyterLab to follow
+        problems = self.page.evaluate(EXPLORERS, wide)
+        self.page.set_viewport_size(SCREEN)
+        return problems
+
     def undescribed_pictures(self) -> list[str]:
         """The cells with a picture that has no alternative text."""
         return self.page.evaluate(UNDESCRIBED)
@@ -190,7 +210,7 @@ class NotebookPage:
 @contextmanager
 def opened(browser: Browser, lab: Lab, notebook: Path) -> Iterator[NotebookPage]:
     """A notebook of the lab's folder in a browser without memory, its kernel ready; the kernel ends with it."""
-    context = browser.new_context(viewport=SCREEN)
+    context = browser.new_context(viewport=SCREEN, permissions=["clipboard-read", "clipboard-write"])
     notebook_page = NotebookPage(context.new_page(), lab)
     page = notebook_page.page
     try:

@@ -64,6 +64,20 @@ def test_every_control_changes_the_picture_and_the_words(name, lesson, benchmark
     assert [problem for result in explored for problem in result.problems] == []
 
 
+@pytest.mark.parametrize(("width", "height", "wide"), [(1280, 900, True), (1600, 1000, True), (640, 900, False)])
+def test_an_explorer_is_whole_on_one_screen(lesson, width, height, wide):
+    assert lesson.misplaced_explorers(width, height, wide) == []
+
+
+def test_a_button_that_copies_leaves_its_text_on_the_clipboard(name, lesson):
+    buttons = lesson.page.locator("button[data-text]").all()
+    assert bool(buttons) == (name == "05_schedules")
+    for button in buttons:
+        button.click()
+        button.get_by_text("copied").wait_for()
+        assert lesson.page.evaluate("navigator.clipboard.readText()") == button.get_attribute("data-text")
+
+
 def test_every_prediction_is_answered_from_the_keyboard(lesson):
     found = predictions(lesson)
     assert len(found) == calls(lesson, "predict")

@@ -59,7 +59,7 @@ def test_an_explorer_draws_at_once_and_after_each_change():
     first = picture.value
     slider.value = 2.0
     assert drawn == [1.0, 2.0]
-    assert words.value == "<pre aria-live='polite' style='white-space: pre-wrap'>&lt;2.0&gt;</pre>"
+    assert words.value.startswith("<pre aria-live='polite' ") and words.value.endswith(">&lt;2.0&gt;</pre>")
     assert b64decode(first.strip('">')).startswith(b"\x89PNG") and plt.get_fignums() == []
 
 

@@ -58,7 +58,8 @@ class Explorer(ipywidgets.Box):
         picture = as_html(plots.png(figure, self._part_of(figure)), first)
         self.picture.value = picture.replace("<img ", f'<img onload="{_NAME_HANDLES}" ')
         # Screen readers say what changed.
-        self.words.value = f"<pre aria-live='polite' style='white-space: pre-wrap'>{html.escape(text)}</pre>"
+        look = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
+        self.words.value = f"<pre aria-live='polite' style='{look}'>{html.escape(text)}</pre>"
 
     def _part_of(self, figure: Figure) -> Bbox:
         """The part of a figure that is shown: it grows where a label needs room, and else stays, and so do the axes."""
@@ -80,7 +81,7 @@ def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any
 
 def _fitted(control: Any) -> Any:
     """The control as wide as its column, its buttons as wide as their words."""
-    control.layout.width = "100%"
+    control.layout.width = "auto"
     if isinstance(control, ipywidgets.ToggleButtons):
         control.style.button_width = "auto"
     return control

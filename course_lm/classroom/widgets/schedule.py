@@ -41,7 +41,7 @@ NANOGPT: Settings = {
 _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _NONE = "none"
 _DROPS = ("drop_1", "drop_2", "drop_3")  # the controls that stand for `milestones`
-_BLOCKS = 4_000  # of steps: the two ends of each are drawn
+_BLOCKS = 1_000  # of steps: the two ends of each are drawn
 _COPY = "navigator.clipboard.writeText(this.dataset.text).then(() => { this.textContent = 'copied' })"
 
 
@@ -97,7 +97,7 @@ def schedule_yaml(settings: Settings) -> str:
 
 
 def sampled(schedule: Schedule, total_steps: int) -> tuple[list[int], list[float]]:
-    """Steps of a run, at most 8,000 of them and all where it is no longer than 4,000, and their rates.
+    """Steps of a run, at most 2,000 of them and all where it is no longer than 1,000, and their rates.
 
     Raises TypeError and ValueError for a run without steps and for what is no rate.
     """
@@ -182,7 +182,14 @@ def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Any]:
         return _stepped(ipywidgets.BoundedFloatText(value=value, min=0, max=1e3, description=f"{name} {what}", **wide))
 
     return {
-        "type": ipywidgets.Dropdown(options=kinds, value=kind, description=f"{name} type", **wide),
+        # The longest name has room in a narrow window too.
+        "type": ipywidgets.Dropdown(
+            options=kinds,
+            value=kind,
+            description=f"{name} type",
+            layout=wide["layout"],
+            style={"description_width": "initial"},
+        ),
         "total_steps": count("steps", NANOGPT["total_steps"]),
         "warmup_steps": count("warm-up", NANOGPT["warmup_steps"]),
         "peak_lr": number("peak", NANOGPT["peak_lr"]),

@@ -135,7 +135,7 @@ def train(
         run.train_epoch(epoch, batches, is_last=epoch == len(epochs) - 1)
         if settings.validation:
             run.validate()
-    run.result.weights = copy.deepcopy(run.weights())
+    run.result.weights = run.copied_weights()
     return run.result
 
 
@@ -152,6 +152,7 @@ class _Loss:
 @dataclass
 class _Run:
     model: nn.Module
+    parameters: dict[str, nn.Parameter] = field(init=False)  # asked for once: a model takes its time to list them
     settings: Settings
     faults: frozenset[str]
     windows: int  # read by the fault decay_at_peak_rate alone
@@ -162,6 +163,9 @@ class _Run:
     micro_batches: int = 0  # read by the fault schedule_per_micro_batch alone
     norm: float = math.nan
     best_loss: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.parameters = dict(self.model.named_parameters())
 
     def train_epoch(self, epoch: int, batches: Batches, is_last: bool) -> None:
         """Make one step of each `accumulation_steps` batches, and one of those that are left over."""
@@ -334,7 +338,7 @@ class _Run:
         """Change the weights in place, as SGD, Adam or AdamW do."""
         self.result.learning_rates.append(lr)
         for name, gradient in self.gradients().items():
-            weight = self.model.get_parameter(name)
+            weight = self.parameters[name]
             is_decayed = weight.ndim >= 2 or "decays_everything" in self.faults
             decay = self.settings.weight_decay if is_decayed else 0.0
             if self.settings.optimizer == "adamw" and "coupled_decay" not in self.faults:
@@ -382,15 +386,19 @@ class _Run:
         if loss < self.best_loss:  # never true of NaN
             self.best_loss = loss
             is_copied = "best_is_a_reference" not in self.faults
-            self.result.best_weights = copy.deepcopy(self.weights()) if is_copied else self.weights()
+            self.result.best_weights = self.copied_weights() if is_copied else self.weights()
 
     def weights(self) -> dict[str, Tensor]:
         """Return the live weights by name."""
-        return {name: weight.data for name, weight in self.model.named_parameters()}
+        return {name: weight.data for name, weight in self.parameters.items()}
+
+    def copied_weights(self) -> dict[str, Tensor]:
+        """Return a copy of the weights as they are now, by name."""
+        return {name: weight.clone() for name, weight in self.weights().items()}
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the live gradients by name; a weight that no loss depends on has none and is left alone."""
-        return {name: w.grad for name, w in self.model.named_parameters() if w.grad is not None}
+        return {name: w.grad for name, w in self.parameters.items() if w.grad is not None}
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

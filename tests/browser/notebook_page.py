@@ -32,7 +32,7 @@ CELLS = f"""() => {CODE_CELLS}.map(cell => ({{
 }}))"""
 # Asked many times a second: nothing here may copy the outputs.
 WAITS = """(cell => cell.model.executionState === 'running'
-    || cell.node.querySelector('.jp-InputPrompt').innerText.includes('*'))"""
+    || cell.node.querySelector('.jp-InputPrompt').textContent.includes('*'))"""
 HAS_STARTED = f"{CODE_CELLS}.some(cell => cell.model.executionCount || {WAITS}(cell))"
 HAS_ENDED = f"{IS_READY} && !{CODE_CELLS}.some({WAITS})"
 # From the first cell to the end of the last one (the page can be scrolled further), and most of a screen.

@@ -455,11 +455,11 @@ def failed_tests(failed: Mapping[str, Mapping[str, bool]]) -> Figure:
     """Which tests each loop fails: `failed[loop][test]`; a row for each loop, a column for each test."""
     tests = list(next(iter(failed.values())))
     figure, axes = plt.subplots(figsize=(8.5, 0.9 + 0.42 * len(failed)))
-    colours = [[mpl.colors.to_rgb(RED if row[test] else SKY) for test in tests] for row in failed.values()]
+    colours = [[mpl.colors.to_rgb(RED_BAND if row[test] else BLUE_BAND) for test in tests] for row in failed.values()]
     axes.imshow(colours, aspect="auto")
     for place, row in enumerate(failed.values()):
         for column, test in enumerate(tests):
-            axes.text(column, place, "fails" if row[test] else "·", color="white", ha="center", va="center")
+            axes.text(column, place, "fails" if row[test] else "·", ha="center", va="center")
     axes.set_xticks(range(len(tests)), tests, rotation=20, ha="right")
     axes.set_yticks(range(len(failed)), list(failed))
     axes.grid(False)

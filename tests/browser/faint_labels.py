@@ -23,12 +23,13 @@ def faint_labels(figure):
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     places = [text.get_window_extent() for text in words]
+    opacities = [text.get_alpha() for text in words]
     for text in words:
-        text.set_visible(False)
+        text.set_alpha(0)  # not hidden, or the layout would change
     canvas.draw()
     ground = np.asarray(canvas.buffer_rgba())[::-1, :, :3]
-    for text in words:
-        text.set_visible(True)
+    for text, opacity in zip(words, opacities):
+        text.set_alpha(opacity)
     faint = []
     for text, place in zip(words, places):
         left, bottom, right, top = (max(0, round(edge)) for edge in place.extents)

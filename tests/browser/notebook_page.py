@@ -72,8 +72,9 @@ EXPLORERS = """wide => Array.from(document.querySelectorAll('.course-explorer'))
             found.push(`cuts off ${part.className || part.tagName}: ${part.scrollWidth} pixels in ${part.clientWidth}`)
     return found.map(problem => `explorer ${number + 1} ${problem}`)
 })"""
+# JupyterLab calls an image of HTML that has no description "Image".
 UNDESCRIBED = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
-    Array.from(cell.querySelectorAll('img')).filter(image => !image.alt.trim()).map(() => `cell ${number}`))"""
+    Array.from(cell.querySelectorAll('img')).filter(image => ['', 'Image'].includes(image.alt.trim())).map(() => `cell ${number}`))"""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from .lab import find_chromium
-from .notebook_page import opened, texts_of
+from .notebook_page import THEMES, opened, texts_of
 from .widgets import answer, explorers, predictions
 
 pytestmark = pytest.mark.slow
@@ -13,20 +13,24 @@ pytestmark = pytest.mark.slow
 PATIENCE, PRESSES = 2, 4
 EXPLORER = """
 import ipywidgets
+from base64 import b64encode
 from IPython.display import HTML, Javascript, display
 
 def explorer(draw, describe, *controls):
-    image, words = ipywidgets.Image(format="svg+xml"), ipywidgets.HTML()
+    image, words = ipywidgets.HTML(), ipywidgets.HTML()
     def redraw(_=None):
         values = [control.value for control in controls]
         text = f'<text y="20">{draw(values)}</text>'
         svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="400" height="40">{text}</svg>'
-        image.value = svg.encode()
+        source = "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
+        image.value = f'<img alt="values" src="{source}">'
         words.value = f"<pre aria-live='polite'>{describe(values)}</pre>"
     for control in controls:
         control.observe(redraw, names="value")
     redraw()
-    return ipywidgets.VBox([*controls, image, words])
+    box = ipywidgets.VBox([ipywidgets.VBox(controls), ipywidgets.VBox([image, words])])
+    box.add_class("course-explorer")
+    return box
 """
 EVERY_KIND = """
 explorer(
@@ -50,6 +54,14 @@ button.add_class("course-predict-option")
 answer.add_class("course-predict-answer")
 box
 """
+FAINT = """
+import matplotlib.pyplot as plt
+from course_lm.classroom import plots
+figure = plt.figure()
+figure.text(0.5, 0.5, "faint", color="white")
+figure.text(0.5, 0.7, "dark", color="#BBBB00")
+plots.show(figure, "Two words.")
+"""
 CONNECT = """
 import socket
 try:
@@ -69,6 +81,7 @@ FAULTY = (
     "Javascript('console.error(\"a fault\")')",
     CONNECT,
     "long = '" + 300 * "-" + "'",
+    FAINT,
     "ipywidgets.Image(format='svg+xml', value=b'<svg xmlns=\"http://www.w3.org/2000/svg\" height=\"1000\"/>')",
 )
 
@@ -159,7 +172,24 @@ def test_a_line_that_is_cut_off_is_reported(faulty):
 
 
 def test_a_picture_taller_than_the_screen_is_reported(faulty):
-    assert faulty.tall_pictures() == ["cell 11: 1000 pixels"]
+    assert faulty.tall_pictures() == ["cell 12: 1000 pixels"]
+
+
+def test_a_picture_without_an_alternative_text_is_reported(faulty):
+    assert faulty.undescribed_pictures() == ["cell 7", "cell 12"]
+
+
+def test_words_that_are_hard_to_read_are_reported(faulty):
+    assert faulty.faint_labels() == ["'faint': 1.0 on #ffffff"]  # plots darkens the others
+
+
+def test_an_explorer_whose_picture_stands_below_its_controls_is_reported(faulty):
+    assert "explorer 1 has its picture below its controls" in faulty.misplaced_explorers(1280, 900, wide=True)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_what_axe_finds_is_reported(faulty, theme):
+    assert any(problem.startswith("image-alt: ") for problem in faulty.violations(theme))
 
 
 def test_a_missing_browser_fails_in_ci_and_skips_elsewhere(monkeypatch):

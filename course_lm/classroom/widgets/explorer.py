@@ -16,6 +16,8 @@ from course_lm.classroom import plots
 from course_lm.monitoring.live import as_html
 
 _MARGIN = 0.1  # inches around what is drawn
+# ipywidgets cut the value of a slider off at 72 pixels.
+_READOUTS = "<style>.course-explorer .widget-readout { min-width: max-content }</style>"
 # ipywidgets leave the handle of a slider without a name. HTML that a widget sets runs no script, but this.
 _NAME_HANDLES = (
     "this.closest('.course-explorer').querySelectorAll('.noUi-handle').forEach(handle => handle.setAttribute("
@@ -56,7 +58,7 @@ class Explorer(ipywidgets.Box):
         figure, text = self._draw(**{name: control.value for name, control in self.controls.items()})
         first, *_ = text.splitlines()
         picture = as_html(plots.png(figure, self._part_of(figure)), first)
-        self.picture.value = picture.replace("<img ", f'<img onload="{_NAME_HANDLES}" ')
+        self.picture.value = _READOUTS + picture.replace("<img ", f'<img onload="{_NAME_HANDLES}" ')
         # Screen readers say what changed.
         look = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
         self.words.value = f"<pre aria-live='polite' style='{look}'>{html.escape(text)}</pre>"

@@ -74,7 +74,9 @@ EXPLORERS = """wide => Array.from(document.querySelectorAll('.course-explorer'))
 })"""
 # JupyterLab calls an image of HTML that has no description "Image".
 UNDESCRIBED = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
-    Array.from(cell.querySelectorAll('img')).filter(image => ['', 'Image'].includes(image.alt.trim())).map(() => `cell ${number}`))"""
+    Array.from(cell.querySelectorAll('img'))
+        .filter(image => ['', 'Image'].includes(image.alt.trim()))
+        .map(() => `cell ${number}`))"""
 
 
 @dataclass(frozen=True)

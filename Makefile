@@ -21,7 +21,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow slow-ranks slow-audits test-ranks test-audit durations notebooks mutants book lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow slow-ranks slow-arithmetic test-ranks test-audit durations notebooks mutants book lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -53,17 +53,18 @@ types: $(VENV)/.test
 	$(PY) -m pyrefly check --summary=none
 
 # One process more: many of these tests wait for a browser, or for a process that was killed. Then those that start many
-# processes themselves, without the browser, whose pages would come too late; they wait a lot, so the audit's tests,
-# which only compute, run beside them.
+# processes themselves, without the browser, whose pages would come too late; they wait a lot, so the tests of audit and
+# oracle, which only compute, run beside them.
 test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser, many ranks
-	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests --ignore tests/distributed --ignore tests/audit
-	@$(MAKE) --no-print-directory --jobs 2 slow-ranks slow-audits
+	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests \
+		--ignore tests/distributed --ignore tests/audit --ignore tests/oracle
+	@$(MAKE) --no-print-directory --jobs 2 slow-ranks slow-arithmetic
 
 slow-ranks: $(VENV)/.test
 	$(ONE_THREAD) $(PY) -m pytest -m "slow and not ranks" tests/distributed
 
-slow-audits: $(VENV)/.test
-	$(ONE_THREAD) $(PY) -m pytest -m "slow and not audit" tests/audit
+slow-arithmetic: $(VENV)/.test
+	$(ONE_THREAD) $(PY) -m pytest -m "slow and not audit" tests/audit tests/oracle
 
 test-ranks: $(VENV)/.test ## every command on many processes: stopped, killed, hung, given bad input
 	$(ONE_THREAD) $(PY) -m pytest -m ranks tests/distributed

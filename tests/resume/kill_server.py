@@ -105,6 +105,8 @@ def serve(events: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    import torch._dynamo  # what the first optimizer of each child would import, for more than a second
+
     from tests import training_run
 
     tell(events, "ready")

@@ -82,8 +82,9 @@ def png(figure: Figure, part: Bbox | None = None) -> bytes:
     Words in the colour of a curve are darkened as far as it takes to read them on white.
     """
     for words in figure.findobj(Text):
-        if mpl.colors.to_hex(words.get_color()) != "#ffffff":  # those stand on a dark ground
-            words.set_color(ink(words.get_color()))
+        colour = mpl.colors.to_hex(words.get_color())  # given as a list, it could not be looked up
+        if colour != "#ffffff":  # those stand on a dark ground
+            words.set_color(ink(colour))
     picture = io.BytesIO()
     packing = {"compress_level": 1} if part else {}
     figure.savefig(picture, format="png", bbox_inches=part or "tight", pil_kwargs=packing)
@@ -539,8 +540,8 @@ def round_up(value: float) -> float:
 
 
 @cache
-def ink(colour: Any) -> str:
-    """A colour of matplotlib's as dark as words in it must be on white: a contrast of 4.5, as WCAG 2 asks."""
+def ink(colour: str) -> str:
+    """A colour as dark as words in it must be on white: a contrast of 4.5, as WCAG 2 asks."""
     rgb = mpl.colors.to_rgb(colour)
     while contrast(rgb, "white") < LEGIBLE:
         rgb = (0.97 * rgb[0], 0.97 * rgb[1], 0.97 * rgb[2])

@@ -50,6 +50,13 @@ def test_an_alternative_text_with_quotes_and_signs_stays_one(displayed):
     assert 'alt="The &quot;loss&quot; &lt; 3 &amp; falls."' in data["text/html"]
 
 
+def test_words_in_any_form_of_a_colour_are_dark_enough_to_be_read():
+    figure = plt.figure()
+    words = [figure.text(0, 0, "x", color=colour) for colour in (plots.ORANGE, [0.9, 0.6, 0.0], "0.7", "white")]
+    plots.png(figure)
+    assert [plots.contrast(word.get_color(), "white") >= plots.LEGIBLE for word in words] == [True, True, True, False]
+
+
 def test_a_font_that_the_machine_lacks_is_replaced_without_a_word(caplog):
     assert "DejaVu" in font_manager.findfont("No Such Font")
     assert caplog.messages == []

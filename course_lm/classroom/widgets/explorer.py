@@ -56,8 +56,7 @@ class Explorer(ipywidgets.Box):
 
     def _redraw(self, _: object = None) -> None:
         figure, text = self._draw(**{name: control.value for name, control in self.controls.items()})
-        first, *_ = text.splitlines()
-        picture = as_html(plots.png(figure, self._part_of(figure)), first)
+        picture = as_html(plots.png(figure, self._part_of(figure)), text.partition("\n")[0])
         self.picture.value = _READOUTS + picture.replace("<img ", f'<img onload="{_NAME_HANDLES}" ')
         # Screen readers say what changed.
         look = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"

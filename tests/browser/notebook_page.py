@@ -177,6 +177,7 @@ class NotebookPage:
             "light => document.body.dataset.jpThemeLight === String(light)", arg="Light" in theme
         )
         found = Axe().run(self.page, context=OURS, options=WCAG).response["violations"]
+        self.page.evaluate(CHANGE_THEME, THEMES[0])  # the one in which the lesson was opened
         return [
             f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}" for rule in found for node in rule["nodes"]
         ]

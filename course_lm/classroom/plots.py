@@ -21,7 +21,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
-from matplotlib.transforms import Bbox
 
 from course_lm.classroom.atlas import Atlas, load_atlas
 from course_lm.monitoring import History, Record, smooth
@@ -76,20 +75,21 @@ def show(figure: Figure, alt: str) -> None:
     display({"text/html": as_html(png(figure), alt), "text/plain": alt}, raw=True)
 
 
-def png(figure: Figure, part: Bbox | None = None) -> bytes:
-    """`figure` as a PNG file, by default all that is drawn, or a `part` in inches, packed in haste; it is closed.
+def png(figure: Figure) -> bytes:
+    """`figure`, with all that is drawn, as a PNG file; it is closed."""
+    darken_words(figure)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", bbox_inches="tight")
+    plt.close(figure)
+    return picture.getvalue()
 
-    Words in the colour of a curve are darkened as far as it takes to read them on white.
-    """
+
+def darken_words(figure: Figure) -> None:
+    """Darken words in the colour of a curve as far as it takes to read them on white."""
     for words in figure.findobj(Text):
         colour = mpl.colors.to_hex(words.get_color())  # given as a list, it could not be looked up
         if colour != "#ffffff":  # those stand on a dark ground
             words.set_color(ink(colour))
-    picture = io.BytesIO()
-    packing = {"compress_level": 1} if part else {}
-    figure.savefig(picture, format="png", bbox_inches=part or "tight", pil_kwargs=packing)
-    plt.close(figure)
-    return picture.getvalue()
 
 
 def loss_curve(

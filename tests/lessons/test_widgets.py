@@ -1,6 +1,7 @@
 """Explorers: the picture and the words follow the controls, and show what the package computes."""
 
 import html
+import io
 import math
 import re
 from base64 import b64decode
@@ -83,6 +84,23 @@ def test_the_axes_stay_in_their_place_when_a_label_grows_and_shrinks():
         box.controls["letters"].value = letters
         sizes += re.findall(r'width="(\d+)" height="(\d+)"', box.picture.value)
     assert int(sizes[1][0]) > int(sizes[0][0]) and sizes[2] == sizes[1]
+
+
+@pytest.mark.parametrize("x", [-0.6, 1.01])
+def test_a_label_far_outside_the_axes_is_shown_whole(x):
+    def draw(letters):
+        figure, axes = plt.subplots()
+        axes.axis("off")
+        axes.text(x, 0.5, "m" * letters, transform=axes.transAxes, ha="left" if x > 0 else "right")
+        return figure, str(letters)
+
+    box = widgets.explorer(draw, {"letters": ipywidgets.IntSlider(value=1, max=200)})
+    for letters in (120, 3):
+        box.controls["letters"].value = letters
+        (width,) = re.findall(r'width="(\d+)"', box.picture.value)
+        picture = plt.imread(io.BytesIO(b64decode(box.picture.value.partition("base64,")[2].partition('"')[0])))
+        frame = [picture[0], picture[-1], picture[:, 0], picture[:, -1]]
+        assert int(width) > 120 * 10 and all((edge == 1).all() for edge in frame)
 
 
 def test_the_axes_of_the_schedule_explorer_stay_while_a_peak_moves_a_little():

@@ -29,10 +29,19 @@ def test_bytes_that_are_no_character_and_other_scripts_stand_in_hexadecimal():
 
 
 def test_a_picture_has_a_box_for_each_token_and_the_words_count_them():
-    [ids] = encode_documents(TOKENIZER, [TEXTS[0]])
-    figure, words = widgets.draw_tokens(TEXTS[0], TOKENIZER)
-    assert [box.get_text() for box in figure.axes[0].texts] == [label_of(TOKENIZER, token) for token in ids]
-    assert f"vocabulary of 268: 45 bytes in {len(ids) - 2} tokens" in words
+    [ids] = encode_documents(TOKENIZER, [4 * TEXTS[0]])
+    figure, words = widgets.draw_tokens(4 * TEXTS[0], TOKENIZER)
+    (axes,) = figure.axes
+    shown = []
+    for row, boxes in zip(axes.texts, axes.collections, strict=True):
+        for path in boxes.get_paths():
+            ends = path.get_extents()
+            shown.append(row.get_text()[round(ends.x0 + 0.3) : round(ends.x1 - 0.3)])
+    assert len(axes.texts) > 1 and shown == [label_of(TOKENIZER, token) for token in ids]
+    # A letter of the picture is as wide as a place of the boxes.
+    letter = axes.texts[0].get_window_extent().width / len(axes.texts[0].get_text())
+    assert letter == pytest.approx(axes.bbox.width / axes.get_xlim()[1], rel=0.01)
+    assert f"vocabulary of 268: 180 bytes in {len(ids) - 2} tokens" in words
 
 
 def test_an_empty_text_is_two_ends():

@@ -128,5 +128,4 @@ def _draw_errors(axes: Axes, errors: dict[str, float]) -> None:
     axes.set(xscale="log", xlim=(_LOWEST_ERROR, 10), ylim=(1.4, -0.6), yticks=[])
     ticks = ["1e-8", "1e-6", "1e-4", "1e-2", "1"]  # set as text, they draw faster than as powers
     axes.set_xticks([float(tick) for tick in ticks], ticks)
-    axes.minorticks_off()
     axes.set_xlabel("relative error of the gradient")

@@ -5,17 +5,22 @@ needs no output area of the notebook.
 """
 
 import html
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets
+import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import AutoLocator
 from matplotlib.transforms import Bbox
 
 from course_lm.classroom import plots
 from course_lm.monitoring.live import as_html
 
-_MARGIN = 0.1  # inches around what is drawn
+_MARGIN, _ROOM = 11, 110  # pixels around what is drawn, and in which more is looked for
+_MOST_INTERVALS = 5  # between the ticks of an axis
 # ipywidgets cut the value of a slider off at 72 pixels.
 _READOUTS = "<style>.course-explorer .widget-readout { min-width: max-content }</style>"
 # ipywidgets leave the handle of a slider without a name. HTML that a widget sets runs no script, but this.
@@ -56,17 +61,33 @@ class Explorer(ipywidgets.Box):
 
     def _redraw(self, _: object = None) -> None:
         figure, text = self._draw(**{name: control.value for name, control in self.controls.items()})
-        picture = as_html(plots.png(figure, self._part_of(figure)), text.partition("\n")[0])
+        picture = as_html(self._png(figure), text.partition("\n")[0])
         self.picture.value = _READOUTS + picture.replace("<img ", f'<img onload="{_NAME_HANDLES}" ')
         # Screen readers say what changed.
         look = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
         self.words.value = f"<pre aria-live='polite' style='{look}'>{html.escape(text)}</pre>"
 
-    def _part_of(self, figure: Figure) -> Bbox:
-        """The part of a figure that is shown: it grows where a label needs room, and else stays, and so do the axes."""
-        drawn = figure.get_tightbbox().padded(_MARGIN)
-        self._shown = Bbox.union([drawn, self._shown or drawn])
-        return self._shown
+    def _png(self, figure: Figure) -> bytes:
+        """The part of a figure that is drawn on, as a PNG file packed in haste; the figure is closed.
+
+        The part grows where a label needs room, and else stays, and so do the axes.
+        """
+        _thin_out_ticks(figure)
+        plots.darken_words(figure)
+        canvas = Bbox([[0, 0], np.rint(figure.bbox.size)])
+        self._shown = self._shown or _measured(figure)
+        around = Bbox.union([canvas, self._shown]).padded(_ROOM)
+        image, drawn = _painted(figure, around)
+        if np.less_equal(drawn.min, around.min).any() or np.greater_equal(drawn.max, around.max).any():  # cut off?
+            around = Bbox.union([around, _measured(figure)]).padded(_ROOM)
+            image, drawn = _painted(figure, around)
+        self._shown = Bbox.union([self._shown, drawn.padded(_MARGIN)])
+        left, upper = int(self._shown.x0 - around.x0), int(around.y1 - self._shown.y1)
+        part = image[upper : upper + int(self._shown.height), left : left + int(self._shown.width)]
+        picture = io.BytesIO()
+        plt.imsave(picture, part, format="png", pil_kwargs={"compress_level": 1})
+        plt.close(figure)
+        return picture.getvalue()
 
 
 def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any]) -> Explorer:
@@ -74,10 +95,40 @@ def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any
 
     Args:
         draw: called with the controls' values by name; returns a figure, which needs no layout engine, and what it
-            shows, in words and numbers. The first line is the picture's alternative text.
+            shows, in words and numbers. The first line is the picture's alternative text. Nothing is to begin further
+            than an inch outside the figure.
         controls: ipywidgets that have a `value` and a `description`.
     """
     return Explorer(draw, controls)
+
+
+def _measured(figure: Figure) -> Bbox:
+    """What matplotlib finds to be drawn on, in pixels from the figure's lower left corner: it lays out all words."""
+    return Bbox((figure.get_tightbbox().get_points() * figure.dpi).round()).padded(_MARGIN)
+
+
+def _painted(figure: Figure, around: Bbox) -> tuple[np.ndarray, Bbox]:
+    """A rectangle, in pixels from the figure's lower left corner, as an image (H, W, 4); and what is not white in it."""
+    file = io.BytesIO()
+    width, height = int(around.width), int(around.height)
+    exactly = Bbox.from_bounds(*around.p0, width + 0.01, height + 0.01)  # rounded down, no row or column is lost
+    figure.savefig(file, format="rgba", bbox_inches=Bbox(exactly.get_points() / figure.dpi))
+    image = np.frombuffer(file.getbuffer(), np.uint8).reshape(height, width, 4)
+    inked = image.view(np.uint32)[..., 0] != 0xFFFFFFFF
+    rows, columns = np.flatnonzero(inked.any(1)), np.flatnonzero(inked.any(0))
+    if not len(rows):
+        return image, Bbox([[0, 0], np.rint(figure.bbox.size)])
+    drawn = Bbox([[columns[0], height - 1 - rows[-1]], [columns[-1] + 1, height - rows[0]]])
+    return image, drawn.translated(*around.p0)
+
+
+def _thin_out_ticks(figure: Figure) -> None:
+    """No minor ticks, and few where the limits of an axis choose them: ticks take more time than curves."""
+    for axes in figure.axes:
+        axes.minorticks_off()
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(locator := axis.get_major_locator(), AutoLocator):
+                locator.set_params(nbins=_MOST_INTERVALS)
 
 
 def _fitted(control: Any) -> Any:

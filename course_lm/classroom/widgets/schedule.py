@@ -4,15 +4,15 @@ A curve is drawn from its YAML: the text that stands below the picture is read b
 that configuration builds is what the picture shows.
 """
 
+import functools
 import html
 import inspect
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import cycle, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipywidgets
 import matplotlib.pyplot as plt
@@ -41,8 +41,16 @@ NANOGPT: Settings = {
 _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _NONE = "none"
 _DROPS = ("drop_1", "drop_2", "drop_3")  # the controls that stand for `milestones`
-_BLOCKS = 1_000  # of steps: the two ends of each are drawn
+_BLOCKS = 500  # of steps: the two ends of each are drawn
 _COPY = "navigator.clipboard.writeText(this.dataset.text).then(() => { this.textContent = 'copied' })"
+
+
+class _Curve(NamedTuple):
+    """A schedule, the steps at which it is drawn, and its rates there."""
+
+    schedule: Schedule
+    steps: list[int]
+    rates: list[float]
 
 
 def draw_schedules(
@@ -68,8 +76,7 @@ def draw_schedules(
     for (name, settings), colour in zip(curves.items(), cycle(plots.PALETTE)):
         title, total_steps = f"{name} {settings['type']}", int(settings["total_steps"])
         try:
-            schedule, lines = _scheduled(settings, own)
-            steps, rates = sampled(schedule, total_steps)
+            (_, steps, rates), lines = _scheduled(settings, own)
         except Exception as error:  # a learner's function may raise anything, and a callback would swallow it
             words.append(f"# {title} is refused: {error}")
             continue
@@ -97,7 +104,7 @@ def schedule_yaml(settings: Settings) -> str:
 
 
 def sampled(schedule: Schedule, total_steps: int) -> tuple[list[int], list[float]]:
-    """Steps of a run, at most 2,000 of them and all where it is no longer than 1,000, and their rates.
+    """Steps of a run, at most 1,000 of them and all where it is no longer than 500, and their rates.
 
     Raises TypeError and ValueError for a run without steps and for what is no rate.
     """
@@ -131,18 +138,28 @@ def _first_types(own: Mapping[str, Schedule]) -> dict[str, str]:
     return {"A": "cosine", "B": "warmup_stable_decay", "C": next(iter(own), _NONE)}
 
 
-def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[Schedule, list[str]]:
-    """The rates as a function, and the lines that say how to get it."""
+def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[_Curve, list[str]]:
+    """The rates, and the lines that say how to get them."""
     kind = settings["type"]
     if kind in own:
         check_schedule(own[kind])
-        return own[kind], ["# your own function: Trainer(model, config, schedule=...) takes it"]
+        lines = ["# your own function: Trainer(model, config, schedule=...) takes it"]
+        return _curve(own[kind], int(settings["total_steps"])), lines
     text = schedule_yaml(settings)
+    curve = _configured(text)
+    return curve, [*text.splitlines(), *_python(curve.schedule)]
+
+
+@functools.lru_cache(maxsize=16)  # a control changes one curve of three
+def _configured(text: str) -> _Curve:
     config = TrainingConfig().updated(load_yaml(text), "the configuration")
     rate, steps = config.optimizer.learning_rate, config.training.max_steps
     assert steps is not None
-    schedule = build_schedule(config.lr_scheduler, peak_lr=rate, total_steps=steps)
-    return schedule, [*text.splitlines(), *_python(schedule)]
+    return _curve(build_schedule(config.lr_scheduler, peak_lr=rate, total_steps=steps), steps)
+
+
+def _curve(schedule: Schedule, total_steps: int) -> _Curve:
+    return _Curve(schedule, *sampled(schedule, total_steps))
 
 
 def _python(schedule: Schedule) -> list[str]:
@@ -152,7 +169,7 @@ def _python(schedule: Schedule) -> list[str]:
 
 
 def _call(schedule: Schedule) -> str:
-    assert isinstance(schedule, partial)
+    assert isinstance(schedule, functools.partial)
     numbers = ", ".join(f"{key}={value!r}" for key, value in schedule.keywords.items())
     return f"schedules.{schedule.func.__name__}(step, {numbers})"
 
@@ -246,10 +263,10 @@ def _copy_buttons(settings: Settings) -> str:
     if settings["type"] not in SCHEDULES:
         return ""
     try:
-        schedule, _ = _scheduled(settings, {})
+        curve, _ = _scheduled(settings, {})
     except ValueError:
         return ""
-    parts = {"copy YAML": schedule_yaml(settings), "copy Python": _call(schedule)}
+    parts = {"copy YAML": schedule_yaml(settings), "copy Python": _call(curve.schedule)}
     look = f"class='jupyter-button' onclick=\"{_COPY}\""
     return " ".join(f"<button {look} data-text='{html.escape(text)}'>{name}</button>" for name, text in parts.items())
 

@@ -38,19 +38,27 @@ def _byte_of() -> dict[str, int]:
 def draw_tokens(text: str, tokenizer: Tokenizer) -> tuple[Figure, str]:
     """The tokens of `text` as coloured boxes, and their number in words."""
     [ids] = encode_documents(tokenizer, [text])
-    figure, axes = plt.subplots()
-    column, row = 0, 0
-    for token in ids:
-        label = label_of(tokenizer, token)
-        if column + len(label) > _COLUMNS:
-            column, row = 0, row + 1
-        colour = plots.PALETTE[token % len(plots.PALETTE)]
-        box = {"boxstyle": "round,pad=0.15", "alpha": 0.35, "edgecolor": "none", "facecolor": colour}
-        axes.text(column, row, label, family="monospace", fontsize=11, bbox=box)
-        column += len(label) + 1
-    axes.set(xlim=(0, _COLUMNS + 2), ylim=(row + 0.5, -0.8))
+    labels = [label_of(tokenizer, token) for token in ids]
+    colours = [plots.PALETTE[token % len(plots.PALETTE)] for token in ids]
+    rows = [""]
+    boxes: list[list[tuple[float, float]]] = [[]]  # of each row: where a label begins, and its width, in letters
+    for label in labels:
+        if rows[-1] and len(rows[-1]) + len(label) > _COLUMNS:
+            rows.append("")
+            boxes.append([])
+        boxes[-1].append((len(rows[-1]) - 0.3, len(label) + 0.6))
+        rows[-1] += label + " "
+    figure, axes = plt.subplots(figsize=(10, 0.6 + 0.4 * len(rows)))
+    letters = {"family": "monospace", "fontsize": 11, "va": "center"}
+    painted = iter(colours)
+    for place, (row, part) in enumerate(zip(rows, boxes)):
+        axes.broken_barh(part, (place - 0.38, 0.76), facecolors=[next(painted) for _ in part], alpha=0.35)
+        axes.text(0, place, row, **letters)  # one text: a text for each token takes ten times as long
+    ruler = axes.text(0, 0, _COLUMNS * "M", **letters)
+    letter = ruler.get_window_extent().width / _COLUMNS
+    ruler.remove()
+    axes.set(xlim=(0, axes.bbox.width / letter), ylim=(len(rows) - 0.5, -0.8))
     axes.axis("off")
-    figure.set_size_inches(10, 1 + 0.4 * row)
     size = len(text.encode())
     return figure, (
         f"vocabulary of {tokenizer.get_vocab_size():,}: {size} bytes in {len(ids) - 2} tokens between two <eos>, "

@@ -28,6 +28,7 @@ from course_lm.validation import did_you_mean, require, require_kinds, updated
 from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+LONGEST_ROW = 2**20  # tokens; attention over one that long would need a terabyte
 MOST_WORKERS = 256  # each is a process, twice over where training and validation are read at a time
 LENGTHS = ("max_steps", "time_budget", "num_epochs")  # keys of `training`: the first that is given decides the length
 
@@ -66,6 +67,7 @@ class DataConfig:
         accepted = f"from {MIN_VOCAB_SIZE} (256 bytes and two specials) to {MAX_VOCAB_SIZE:,}"
         require(MIN_VOCAB_SIZE <= self.vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, self.vocab_size)
         require(self.max_length >= 2, "max_length", "at least 2", self.max_length)  # a single token has no next
+        require(self.max_length <= LONGEST_ROW, "max_length", f"at most {LONGEST_ROW:,}", self.max_length)
         require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
         left = 0 <= self.test_fraction < 1 - self.val_fraction
         require(left, "test_fraction", f"in [0, {1 - self.val_fraction:g}), beside the validation", self.test_fraction)
@@ -151,6 +153,7 @@ class LoopConfig:
         threshold = self.early_stopping_threshold
         require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed
+        require(self.output_dir != "", "output_dir", "a folder, or null", self.output_dir)
 
     @property
     def norm_bound(self) -> float | None:

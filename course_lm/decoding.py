@@ -50,7 +50,7 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
+        require(0 <= self.temperature < math.inf, "temperature", "a finite number of at least 0", self.temperature)
         whole = self.top_k is None or (type(self.top_k) is int and self.top_k >= 1)
         require(whole, "top_k", "an int of at least 1, or None", self.top_k)
         require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "in (0, 1], or None", self.top_p)

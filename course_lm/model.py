@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from course_lm.decoding import KeysAndValues, Sampling
 from course_lm.validation import require, require_kinds
 
+WIDEST = 2**20  # a matrix of a much wider model has more bytes than torch can count
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -47,6 +49,7 @@ class ModelConfig:
         require_kinds(type(self), vars(self))
         for name in ("n_layer", "n_head", "d_model"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        require(self.d_model <= WIDEST, "d_model", f"at most {WIDEST:,}", self.d_model)
         divides = self.d_model % self.n_head == 0
         require(divides, "d_model", f"a multiple of n_head ({self.n_head})", self.d_model)
         turns = self.positions != "rotary" or self.d_model // self.n_head % 2 == 0

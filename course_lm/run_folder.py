@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from course_lm.run_records import Record, RunRecords
-from course_lm.validation import did_you_mean, ensure, one_line
+from course_lm.validation import did_you_mean, ensure, one_line, require_kind
 from course_lm.yaml_tree import read_yaml_file
 
 CONFIG, METRICS, SESSIONS, TOKENIZER = "config.yaml", "metrics.jsonl", "made_by.json", "tokenizer.json"
@@ -144,8 +144,21 @@ def read_run(folder: Path) -> RunFolder:
         tree = read_yaml_file(config)
     except ValueError as error:
         raise ValueError(f"{config} is broken: {error}") from None
-    ensure(isinstance(tree, Mapping) and "training" in tree, f"{config} has no section training: it is of no run")
-    return RunFolder(folder, _flat(tree), _read_records(folder / METRICS), _total_steps(folder), is_locked(folder))
+    whole = isinstance(tree, Mapping) and isinstance(tree.get("training"), Mapping)
+    ensure(whole, f"{config} has no section training: it is of no run")
+    settings = _flat(tree)
+    for key, kind in _ENDS.items():
+        require_kind(settings.get(key), kind, f"{config}: {key}")
+    return RunFolder(folder, settings, _read_records(folder / METRICS), _total_steps(folder), is_locked(folder))
+
+
+# The settings that tell whether a run has ended; an older run may lack some.
+_ENDS = {
+    "training.max_steps": int | None,
+    "training.num_epochs": int | None,
+    "training.early_stopping_patience": int | None,
+    "training.early_stopping_threshold": float | None,
+}
 
 
 def lock_of(folder: Path) -> Path:
@@ -203,11 +216,15 @@ def _read_record(line: bytes) -> Record | None:
     try:
         record = {key: math.nan if value is None else value for key, value in json.loads(line).items()}
         event = str(record["event"])
-        loss = record[_LOSSES[event]] if event in _LOSSES else math.nan
-        whole = type(record["step"]) is int and isinstance(loss, int | float)
+        whole = type(record["step"]) is int and (event not in _LOSSES or _has_numbers(record, _LOSSES[event]))
     except (ValueError, KeyError, AttributeError, RecursionError):
         return None
     return record if whole else None
+
+
+def _has_numbers(record: Record, loss: str) -> bool:
+    """Whether a record of training or validation has its loss, and nothing but numbers beside its event."""
+    return loss in record and all(isinstance(value, int | float) for key, value in record.items() if key != "event")
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:

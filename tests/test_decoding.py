@@ -164,8 +164,9 @@ def test_a_temperature_near_zero_draws_the_most_probable_token(temperature):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
-        ({"temperature": math.nan}, "temperature must be at least 0, got nan"),
+        ({"temperature": -1.0}, "temperature must be a finite number of at least 0, got -1.0"),
+        ({"temperature": math.nan}, "temperature must be a finite number of at least 0, got nan"),
+        ({"temperature": math.inf}, "temperature must be a finite number of at least 0, got inf"),
         ({"top_k": 0}, "top_k must be an int of at least 1, or None, got 0"),
         ({"top_k": 2.0}, "top_k must be an int of at least 1, or None, got 2.0"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], or None, got 0.0"),

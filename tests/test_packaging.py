@@ -17,7 +17,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import course_lm
+from course_lm import cli
 from course_lm.config import TrainingConfig
+from tests.cli.small_runs import SMALL, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -280,6 +282,63 @@ def test_the_installed_command_opens_copies_of_its_own_lessons(site, tmp_path):
     assert (copies / "docs" / "contract.md").is_file() and (copies / "course_lm" / "loss.py").is_file()
     told = run(site / "bin" / "course-lm", "progress", cwd=tmp_path, PYTHONPATH=path)
     assert told.returncode == 0 and len(told.stdout.splitlines()) == len(lessons) + 2
+
+
+LOOP = """
+from course_lm import spec
+
+def sound(model, epochs, settings):
+    made = spec.train(model, epochs, settings, ())
+    model.load_state_dict(made.weights)
+"""
+TRAIN = ["text.txt", *SMALL, "--training.max_steps=2"]
+# What each command is given, by its name, and what stands in its output then.
+USES = {
+    "lessons": (["02"], "02_batching "),
+    "train": ([*TRAIN, "--experiment_name=third"], "the run is kept in runs/third"),
+    "find-lr": (["text.txt", *SMALL, "--num_iter=5"], "the curve is drawn in lr_finder.png"),
+    "plan": (["--ranks=4", "--config=gpt2"], "124,439,808 parameters"),
+    "profile": (["text.txt", *SMALL, "--repeats=1"], "profile holds profile.png, profile.json, and trace.json"),
+    "inspect": (["text.txt", *SMALL], "exact duplicates"),
+    "audit": (["loops.py:sound", "--parts", "loss"], "sound: equal to the specification"),
+    "runs": ([], "second"),
+    "compare": (["first", "second"], "the curves are drawn in compare.png"),
+    "plot": (["first"], "the curves are drawn in plot.png"),
+    "generate": (["first", "--prompt=the cat", "--max_new_tokens=3"], "the cat"),
+    "evaluate": (["first"], "bits per byte"),
+    "export": (["first", "--to=exported"], "exported: GPTNeoXForCausalLM"),
+    "completion": (["bash"], "--optimizer.learning_rate"),
+}
+
+
+@pytest.fixture(scope="module")
+def far_away(site, tmp_path_factory):
+    """A folder with a text, a loop, and two runs that the installed command has trained."""
+    folder = tmp_path_factory.mktemp("far away")
+    write_text(folder / "text.txt")
+    (folder / "loops.py").write_text(LOOP)
+    for name, seed in (("first", 1), ("second", 2)):
+        installed(site, folder, "train", *TRAIN, f"--experiment_name={name}", f"--training.seed={seed}")
+    return folder
+
+
+def installed(site, folder, *arguments):
+    """What the installed command prints in a folder, where it ends well."""
+    result = run(site / "bin" / "course-lm", *arguments, cwd=folder, PYTHONPATH=str(site), OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow(seconds=5)
+@pytest.mark.parametrize("command", USES)
+def test_each_installed_command_does_its_work_far_from_the_checkout(site, far_away, command):
+    arguments, expected = USES[command]
+    assert expected in installed(site, far_away, command, *arguments)
+
+
+def test_no_command_is_left_out_of_those_that_run_from_the_wheel():
+    opened_above = {"lab", "progress"}
+    assert USES.keys() | opened_above == cli.parsers_of_commands(cli._parser()).keys()
 
 
 FAKE_PYTHON = """#!/bin/sh

@@ -5,7 +5,7 @@ atomic_write.py replaces a file at once; archive.py reads what a file would buil
 optimizer_state.py take parts of a state and put them back; state_form.py checks a whole one.
 """
 
-from course_lm.checkpoints.atomic_write import atomic_file
+from course_lm.checkpoints.atomic_write import atomic_file, check_folder
 from course_lm.checkpoints.files import (
     FORMAT_VERSION,
     RESUMABLE,
@@ -28,6 +28,7 @@ __all__ = [
     "CheckpointError",
     "as_plain",
     "atomic_file",
+    "check_folder",
     "describe_difference",
     "export_weights",
     "latest_checkpoint",

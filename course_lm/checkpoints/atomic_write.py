@@ -46,6 +46,15 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise OSError(error.errno, f"cannot write {path}: {reason}") from error
 
 
+def check_folder(folder: Path) -> None:
+    """Raise OSError, which says what is in the way, for a folder that cannot be made or written to."""
+    existing = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    if not existing.is_dir():
+        raise NotADirectoryError(f"cannot write into {folder}: {existing} is no folder")
+    if not os.access(existing, os.W_OK):
+        raise PermissionError(f"cannot write into {folder}: no permission in {existing}")
+
+
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
     """Remove the temporary files of killed processes; a younger one may belong to a process that is still writing."""
     for leftover in Path(folder).glob(".*.tmp"):

@@ -12,11 +12,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 from course_lm import __version__
-from course_lm.cli.parser import CommandParser
+from course_lm.cli.parser import CommandParser, home_path, not_empty, path
 
 DEFAULT_CONFIG = "python-docs"
 
@@ -88,13 +87,14 @@ def _parser() -> CommandParser:
     _add_lab(commands)
     purpose = "run lessons from top to bottom, without a browser"
     lessons = commands.add_parser("lessons", help=purpose, allow_abbrev=False)
-    lessons.add_argument("numbers", nargs="*", metavar="NN", help="lesson numbers; all of them by default")
+    purpose = "lesson numbers; all of them by default"
+    lessons.add_argument("numbers", nargs="*", type=not_empty, metavar="NN", help=purpose)
     lessons.add_argument("--write", action="store_true", help="store the outputs in the notebooks")
     lessons.set_defaults(command=_lessons, parser=lessons)
     for name, (command, purpose) in CONFIGURED.items():
         # Without help of its own: the parser of all keys, made once the file is read, shows the file's values.
         run = commands.add_parser(name, help=purpose, add_help=False, allow_abbrev=False)
-        run.add_argument("--config", default=DEFAULT_CONFIG)
+        run.add_argument("--config", type=not_empty, default=DEFAULT_CONFIG)
         run.set_defaults(command=command)
     _add_audit(commands)
     _add_runs(commands)
@@ -110,22 +110,22 @@ def _parser() -> CommandParser:
 
 def _add_lab(commands: Any) -> None:
     lab = commands.add_parser("lab", help="open your copies of the lessons in JupyterLab", allow_abbrev=False)
-    lab.add_argument(
-        "--fresh", nargs="+", default=[], metavar="NN", help="lessons to copy anew; yours are kept under another name"
-    )
+    purpose = "lessons to copy anew; yours are kept under another name"
+    lab.add_argument("--fresh", nargs="+", type=not_empty, default=[], metavar="NN", help=purpose)
     lab.set_defaults(command=_lab, parser=lab)
     purpose = "which exercises of your copies are solved"
     progress = commands.add_parser("progress", help=purpose, description=purpose, allow_abbrev=False)
     progress.set_defaults(command=_progress, parser=progress)
     for parser in (lab, progress):
         purpose = "folder of the copies [default: workspace in a checkout, else course_lm_lessons in this folder]"
-        parser.add_argument("--workspace", type=Path, metavar="FOLDER", help=purpose)
+        parser.add_argument("--workspace", type=home_path, metavar="FOLDER", help=purpose)
 
 
 def _add_audit(commands: Any) -> None:
     purpose = "compare a training loop with the specification: 0 sound, 1 unsound"
     audit = commands.add_parser("audit", help=purpose, allow_abbrev=False)
-    audit.add_argument("target", metavar="FILE.py:FUNCTION", help="the loop, called as loop(model, epochs, settings)")
+    purpose = "the loop, called as loop(model, epochs, settings)"
+    audit.add_argument("target", type=not_empty, metavar="FILE.py:FUNCTION", help=purpose)
     adapters = ("step_function", "huggingface", "lightning")
     audit.add_argument("--adapter", choices=adapters, help="what makes a loop of FUNCTION, which then is none itself")
     precisions = ("float64", "float32", "bf16")
@@ -139,18 +139,18 @@ def _add_audit(commands: Any) -> None:
 
 def _add_runs(commands: Any) -> None:
     runs = commands.add_parser("runs", help="a table of all runs in a folder", allow_abbrev=False)
-    runs.add_argument("folder", nargs="?", default="runs", type=Path, help="where they lie [default: %(default)s]")
+    runs.add_argument("folder", nargs="?", default="runs", type=path, help="where they lie [default: %(default)s]")
     runs.add_argument("--json", action="store_true", help="print the table as JSON")
     runs.set_defaults(command=_runs, parser=runs)
     purpose = "runs in one picture and one table, with differences to the first"
     compare = commands.add_parser("compare", help=purpose, allow_abbrev=False)
     compare.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, or their names in runs/")
-    compare.add_argument("--png", type=Path, default="compare.png", help="file of the picture [default: %(default)s]")
+    compare.add_argument("--png", type=path, default="compare.png", help="file of the picture [default: %(default)s]")
     compare.add_argument("--json", action="store_true", help="print the table as JSON")
     compare.set_defaults(command=_compare, parser=compare)
     plot = commands.add_parser("plot", help="the curves of one run, from its log", allow_abbrev=False)
     plot.add_argument("run", metavar="RUN", help="the folder of a run, or its name in runs/")
-    plot.add_argument("--png", type=Path, default="plot.png", help="file of the picture [default: %(default)s]")
+    plot.add_argument("--png", type=path, default="plot.png", help="file of the picture [default: %(default)s]")
     plot.set_defaults(command=_plot, parser=plot)
 
 
@@ -299,9 +299,12 @@ def _export(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _lessons(options: argparse.Namespace, rest: Sequence[str]) -> int:
     options.parser.refuse(rest)
     from course_lm.classroom import lessons
+    from course_lm.classroom.progress import exercises_in
     from course_lm.classroom.workspace import lesson_paths
 
     paths = lesson_paths(options.numbers or None)
+    for lesson in paths:
+        exercises_in(lesson)  # refuses what is no notebook, before any is run
     results = lessons.write(paths) if options.write else lessons.run(paths)
     return 1 if any(result.error for result in results) else 0
 
@@ -394,7 +397,7 @@ def _configured_parser(name: str, config: Any) -> CommandParser:
                 "--held_out", action="store_true", default=False, help="measure each point on held-out text"
             )
             own.add_argument(
-                "--png", type=Path, default="lr_finder.png", help="file for the picture [default: %(default)s]"
+                "--png", type=path, default="lr_finder.png", help="file for the picture [default: %(default)s]"
             )
         case "inspect":
             own = parser.add_argument_group("the report")
@@ -405,7 +408,7 @@ def _configured_parser(name: str, config: Any) -> CommandParser:
         case "profile":
             own = parser.add_argument_group("the profile")
             own.add_argument(
-                "--output", type=Path, default="profile", help="folder for its files [default: %(default)s]"
+                "--output", type=path, default="profile", help="folder for its files [default: %(default)s]"
             )
             own.add_argument("--repeats", type=int, default=5, help="steps that are measured [default: %(default)s]")
     return parser
@@ -422,15 +425,21 @@ def _completion(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from course_lm.config import TrainingConfig
 
     parser = _parser()
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    commands = parsers_of_commands(parser)
     config = TrainingConfig.from_yaml(DEFAULT_CONFIG)
     for name in CONFIGURED:
-        commands.choices[name] = _configured_parser(name, config)
-        for action in commands.choices[name]._actions:
+        commands[name] = _configured_parser(name, config)
+        for action in commands[name]._actions:
             if action.dest == "text":
                 vars(action)["complete"] = shtab.FILE
     print(shtab.complete(parser, options.shell))
     return 0
+
+
+def parsers_of_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, by the command's name."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return commands.choices
 
 
 CONFIGURED = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from course_lm.checkpoints import atomic_file
+from course_lm.checkpoints import atomic_file, check_folder
 from course_lm.cli.finished_run import FinishedRun, open_run
 from course_lm.cli.output import written_out
 from course_lm.transformers_export import (
@@ -33,6 +33,7 @@ def export_run(run: str, to: str) -> int:
     """
     ensure(to != "", "--to must be a folder, got an empty name")
     target = Path(to)
+    ensure(target.resolve() != Path.cwd(), f"--to must be another folder than the current one, got {to}")
     _refuse_other_content(target)
     opened = open_run(run)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,7 @@ def _files(run: FinishedRun) -> dict[str, bytes]:
 
 def _refuse_other_content(target: Path) -> None:
     ensure(not target.exists() or target.is_dir(), f"--to must be a folder, {target} is a file")
+    check_folder(target)
     held = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
     config = target / "config.json"
     ours = set(held) <= set(FILES) and config.is_file() and f'"{MARK}"' in config.read_text(errors="replace")

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+from course_lm.cli.output import check_picture
 from course_lm.cli.preparation import describe, describe_curriculum, prepare, table
 from course_lm.config import TrainingConfig
 from course_lm.distributed import connect
 from course_lm.lr_finder import LRFinderResult, find_lr
+from course_lm.lr_finder.range_test import check_sweep
 from course_lm.trainer import Trainer
 
 
@@ -17,9 +19,8 @@ def find_lr_on_text(
 
     With `held_out` each point is measured on the validation text.
     """
-    # Before the sweep, whose result would be lost.
-    if not png.parent.is_dir() or png.is_dir():
-        raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
+    check_picture(png)
+    check_sweep(start_lr, end_lr, num_iter)
     if connect().world > 1:
         raise ValueError("find-lr runs in one process, got several ranks: start it without torchrun")
     # a sweep has a length of its own, and no step of a run is timed for it

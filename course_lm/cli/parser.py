@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from course_lm.validation import did_you_mean, one_line
@@ -30,3 +31,23 @@ class CommandParser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             question = did_you_mean(value, map(str, action.choices or ())).strip()
             raise argparse.ArgumentError(action, error.message + (question and f"; {question}")) from None
+
+
+def not_empty(text: str) -> str:
+    """An argument that holds something, which a shell's unset variable does not."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def path(text: str) -> Path:
+    """An argument that names a file or a folder; an empty one would be the current folder."""
+    return Path(not_empty(text))
+
+
+def home_path(text: str) -> Path:
+    """The same, where `~` stands for a home folder."""
+    try:
+        return path(text).expanduser()
+    except RuntimeError:
+        raise argparse.ArgumentTypeError(f"there is no home folder for {one_line(text)}") from None

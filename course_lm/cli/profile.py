@@ -1,10 +1,9 @@
 """The command `profile`: where the time and the memory of a configured run's step go."""
 
 import json
-import os
 from pathlib import Path
 
-from course_lm.checkpoints import atomic_file
+from course_lm.checkpoints import atomic_file, check_folder
 from course_lm.cli.preparation import describe, prepare
 from course_lm.config import TrainingConfig
 from course_lm.distributed import connect
@@ -64,12 +63,7 @@ def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written to, or that holds an earlier profile."""
-    blocked = next((one for one in (folder, *folder.parents) if one.exists() and not one.is_dir()), None)
-    if blocked is not None:
-        raise OSError(f"cannot write into {folder}: {blocked} is a file")
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not os.access(there, os.W_OK):
-        raise OSError(f"cannot write into {folder}: no permission in {there}")
+    check_folder(folder)
     held = next((name for name in (PICTURE, TRACE, NUMBERS) if (folder / name).exists()), None)
     if held is not None:
         raise OSError(f"{folder} holds the {held} of an earlier profile: name another folder with --output")

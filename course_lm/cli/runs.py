@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from course_lm.cli.output import check_picture
 from course_lm.run_folder import TOKENIZER, RunFolder, differing, find_run, read_run
 from course_lm.validation import ensure, one_line
 
@@ -45,7 +46,7 @@ def compare_runs(names: Sequence[str], png: Path, as_json: bool) -> int:
         OSError: a picture that cannot be written.
         ValueError: fewer than two runs, one named twice, or one that holds no record.
     """
-    _check_picture(png)
+    check_picture(png)
     runs = [read_run(find_run(name)) for name in names]
     ensure(len(runs) >= 2, f"compare needs two runs or more, got {len(runs)}; one is shown by course-lm plot")
     folders = [run.folder.resolve() for run in runs]
@@ -79,7 +80,7 @@ def plot_run(name: str, png: Path) -> int:
         OSError: a picture that cannot be written.
         ValueError: it is no run, or holds no record.
     """
-    _check_picture(png)
+    check_picture(png)
     run = read_run(find_run(name))
     ensure(bool(run.records), f"{run.folder} holds no record yet: there is nothing to draw")
     from course_lm.monitoring import History
@@ -202,8 +203,3 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
 def _whole(record: Row) -> Row:
     """The record with nan for what a picture shows and an older or foreign log lacks."""
     return {"grad_norm": math.nan, "lr": math.nan, **record}
-
-
-def _check_picture(png: Path) -> None:
-    if not png.parent.is_dir() or png.is_dir():
-        raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))

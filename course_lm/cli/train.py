@@ -23,10 +23,12 @@ from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
 from course_lm.distributed import Group, connect
 from course_lm.model import GPT, generate
+from course_lm.schedules import build_schedule
 from course_lm.shards import gathered, is_sharded
 from course_lm.tokenizer import decode, eos_id
 from course_lm.trainer import Trainer, timing
 from course_lm.trainer.run import run_folder, sole_writer
+from course_lm.validation import LARGEST_INT
 
 SAMPLES = 3
 SAMPLE_TOKENS = 80
@@ -42,6 +44,9 @@ def train_on_text(config: TrainingConfig) -> int:
     """
     started = timing.clock()
     config = settle_curriculum(config)
+    # Refuses here what the run would refuse once it has read the text; its steps may not be known yet.
+    steps = config.training.max_steps or LARGEST_INT
+    build_schedule(config.lr_scheduler, peak_lr=config.optimizer.learning_rate, total_steps=steps)
     folder = run_folder(config)
     group = connect(config.distributed.timeout_seconds)
     # From here on another process that wants to train in this folder is refused.

@@ -77,7 +77,10 @@ def find_lr(
         ValueError: a setting out of its range, or a loader without a target token.
         TypeError, ValueError: an argument that `train_step` would refuse.
     """
-    _check_sweep(start_lr, end_lr, num_iter, accumulation_steps, diverge_threshold)
+    check_sweep(start_lr, end_lr, num_iter)
+    _require_whole("accumulation_steps", accumulation_steps, least=1)
+    above_one = _is_number(diverge_threshold) and diverge_threshold > 1
+    require(above_one, "diverge_threshold", "a number above 1", diverge_threshold)
     check_reading(smoothing, skip_start, skip_end)
     _check_loader(loader)
     held_out = _first_batches(val_loader, val_batches)
@@ -140,7 +143,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
 
 def _first_batches(val_loader: Iterable[AnyBatch] | None, count: int) -> list[AnyBatch] | None:
     """What each point is measured on: read once, so that all points are measured on the same batches."""
-    require(_is_whole(count) and count >= 1, "val_batches", "a whole number of at least 1", count)
+    _require_whole("val_batches", count, least=1)
     if val_loader is None:
         return None
     check_validation_loader(val_loader)
@@ -148,17 +151,17 @@ def _first_batches(val_loader: Iterable[AnyBatch] | None, count: int) -> list[An
         return list(islice(batches, count))
 
 
-def _check_sweep(start_lr: float, end_lr: float, num_iter: int, accumulation_steps: int, threshold: float) -> None:
+def check_sweep(start_lr: float, end_lr: float, num_iter: int) -> None:
+    """Raise ValueError for a sweep that cannot be: before a text is read for it."""
     require(_is_number(start_lr) and 0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
     above = _is_number(end_lr) and start_lr < end_lr < math.inf
     require(above, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
-    for name, value, least in (("num_iter", num_iter, 2), ("accumulation_steps", accumulation_steps, 1)):
-        require(_is_whole(value) and value >= least, name, f"a whole number of at least {least}", value)
-    require(_is_number(threshold) and threshold > 1, "diverge_threshold", "a number above 1", threshold)
+    _require_whole("num_iter", num_iter, least=2)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)  # in Python True is an int
+def _require_whole(name: str, value: int, *, least: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)  # in Python True is an int
+    require(whole and value >= least, name, f"a whole number of at least {least}", value)
 
 
 def _is_number(value: object) -> bool:

@@ -14,6 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from course_lm.batching.capabilities import length_of, length_of_epoch
+from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import Group
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
@@ -52,6 +53,7 @@ def sole_writer(folder: Path | None, group: Group | None = None) -> Iterator[Non
 
 
 def _acquire(lock: FileLock, folder: Path) -> None:
+    check_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire(timeout=0)

@@ -55,9 +55,3 @@ def test_bash_completes_the_path_of_a_text(capsys, tmp_path, monkeypatch, comman
 def test_there_is_a_script_for_each_shell(capsys, shell):
     assert main(["completion", shell]) == 0
     assert "optimizer.learning_rate" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("wrong", [[], ["fish"], ["bash", "zsh"], ["bash", "--quiet"]], ids=" ".join)
-def test_another_use_is_refused_in_one_line(capsys, wrong):
-    assert main(["completion", *wrong]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1

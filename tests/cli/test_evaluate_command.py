@@ -125,36 +125,3 @@ def test_a_text_that_has_changed_since_is_warned_of(copy, capsys, tmp_path):
     (copy / "config.yaml").write_text(re.sub(r"corpus: .*text.txt", f"corpus: {tmp_path / 'text.txt'}", text))
     with pytest.warns(UserWarning, match="own lowest validation loss was .* has changed since"):
         measured(capsys, copy, "--split=validation")
-
-
-# Wrong uses
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["--split=tests"], ["--split", "tests", "validation"]),
-        (["--split=test", "--data.corpus=stories"], ["--split names a part of the run's own text", "give one"]),
-        (["--data.corpus=storys"], ["'storys'", "did you mean stories?"]),
-        (["--data.corpus=gone.txt"], ["gone.txt"]),
-        (["--data.corpus="], ["--data.corpus must be", "got an empty one"]),
-        (["--training.batch_size=0"], ["training.batch_size must be at least 1, got 0"]),
-        (["--training.batch_size=big"], ["--training.batch_size", "big"]),
-        (["--training.precision=fp8"], ["--training.precision", "fp8"]),
-        (["--training.device=tpu"], ["--training.device", "tpu"]),
-        (["--jsn"], ["unrecognized argument --jsn", "did you mean --json?"]),
-        (["another"], ["unrecognized argument another"]),
-    ],
-)
-def test_a_wrong_use_is_one_line(finished, capsys, arguments, parts):
-    assert_refused(capsys, ["evaluate", str(finished), *arguments], *parts)
-
-
-def test_the_test_part_of_a_run_that_has_none_is_one_line(copy, capsys):
-    without_a_test_part(copy)
-    assert_refused(capsys, ["evaluate", str(copy), "--split=test"], "data.test_fraction is 0", "--split validation")
-
-
-def test_a_device_that_was_asked_for_and_is_not_here_is_refused(finished, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert_refused(capsys, ["evaluate", str(finished), "--training.device=cuda"], "'cuda' is not on this machine")

@@ -88,27 +88,3 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(finished, tmp_path,
 def test_a_folder_that_cannot_be_written_is_refused(finished, tmp_path, capsys):
     tmp_path.chmod(0o500)
     assert_refused(capsys, export(finished, tmp_path / "exported"), "exported")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ["required", "RUN", "--to"]),
-        (["RUN"], ["required", "--to"]),
-        (["--to=new"], ["required", "RUN"]),
-        (["RUN", "--to"], ["--to", "expected one argument"]),
-        (["RUN", "--to="], ["--to must be a folder, got an empty name"]),
-        (["RUN", "--to=file"], ["--to must be a folder, file is a file"]),
-        (["RUN", "--to=file/new"], ["file"]),
-        (["RUN", "--too=new"], ["required", "--to"]),
-        (["RUN", "--to=new", "--dtype=bf16"], ["unrecognized argument --dtype"]),
-        (["RUN", "--to=new", "another"], ["unrecognized argument another"]),
-        (["gone", "--to=new"], ["gone is not there"]),
-    ],
-)
-def test_a_wrong_use_is_one_line(finished, tmp_path, capsys, monkeypatch, arguments, parts):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    given = [str(finished) if one == "RUN" else one for one in arguments]
-    assert_refused(capsys, ["export", *given], *parts)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

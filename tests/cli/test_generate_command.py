@@ -170,34 +170,6 @@ print("torch" in sys.modules)
     assert done.stdout.endswith("\nFalse\n") and done.stdout.count("usage: course-lm ") == 3
 
 
-# Wrong uses
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["--max_new_tokens=0"], ["max_new_tokens must be at least 1, got 0"]),
-        (["--max_new_tokens=many"], ["--max_new_tokens", "many"]),
-        (["--temperature=-1"], ["temperature must be at least 0, got -1.0"]),
-        (["--temperature=nan"], ["temperature must be at least 0, got nan"]),
-        (["--top_k=0"], ["top_k must be", "at least 1", "got 0"]),
-        (["--top_p=1.2"], ["top_p must be", "(0, 1]", "got 1.2"]),
-        (["--seed=-1"], ["seed must be in [0, 2**63), got -1"]),
-        (["--number=0"], ["number must be at least 1, got 0"]),
-        (["--top-k=3"], ["unrecognized argument --top-k", "did you mean --top_k?"]),
-        (["--prompt"], ["--prompt", "expected one argument"]),
-        (["--prompt", "caf\udce9"], ["the prompt must be valid UTF-8"]),
-        (["another"], ["unrecognized argument another"]),
-    ],
-)
-def test_a_wrong_use_is_one_line(finished, capsys, arguments, parts):
-    assert_refused(capsys, ["generate", str(finished), *arguments], *parts)
-
-
 def test_bytes_from_standard_input_that_are_no_text_are_refused(finished, capsys, monkeypatch):
     standard_input(monkeypatch, b"caf\xe9", piped=True)
     assert_refused(capsys, ["generate", str(finished)], "standard input must be UTF-8", "0xe9 at offset 3")
-
-
-def test_a_run_must_be_named(capsys):
-    assert_refused(capsys, ["generate"], "required: RUN")

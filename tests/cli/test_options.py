@@ -90,11 +90,10 @@ def test_every_setting_of_a_strategy_has_an_option():
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command."""
-    (found,) = (action for action in cli._parser()._actions if isinstance(action, argparse._SubParsersAction))
     config = TrainingConfig()
     return {
         name: cli._configured_parser(name, config) if name in cli.CONFIGURED else parser
-        for name, parser in found.choices.items()
+        for name, parser in cli.parsers_of_commands(cli._parser()).items()
     }
 
 

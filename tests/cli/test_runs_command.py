@@ -210,56 +210,6 @@ def test_seconds_without_a_speed_are_not_made_up(tmp_path):
     assert read_run(folder).seconds() == [0.0] or math.isnan(read_run(folder).seconds()[0])
 
 
-WRONG = [
-    (["runs", "nowhere"], ["nowhere is not there"]),
-    (["runs", "notes.txt"], ["notes.txt is no folder"]),
-    (["runs", "bare"], ["bare holds no run"]),
-    (["runs", "runs/fast"], ["it is a run itself"]),
-    (["runs", "runs", "more"], ["more"]),
-    (["runs", "--jso"], ["--jso", "did you mean --json?"]),
-    (["runs", "--json=yes"], ["--json"]),
-    (["runs", ""], ["holds no run"]),
-    (["runs", "runs/fast/config.yaml"], ["is no folder"]),
-    (["runs", "--png", "a.png"], ["--png"]),
-    (["compare"], ["RUN"]),
-    (["compare", "fast"], ["two runs or more, got 1"]),
-    (["compare", "fast", "fast"], ["fast twice"]),
-    (["compare", "fast", "runs/fast"], ["fast twice"]),
-    (["compare", "fast", "slwo"], ["the run slwo is not there", "did you mean slow?"]),
-    (["compare", "fast", "bare"], ["bare is no run's folder: it has no config.yaml"]),
-    (["compare", "fast", "empty"], ["empty holds no record"]),
-    (["compare", "fast", "notes.txt"], ["notes.txt is no folder"]),
-    (["compare", "fast", "slow", "--png", "nowhere/a.png"], ["no folder nowhere"]),
-    (["compare", "fast", "slow", "--png", "bare"], ["it is a folder"]),
-    (["compare", "fast", "slow", "--pgn", "a.png"], ["--pgn", "did you mean --png?"]),
-    (["plot"], ["RUN"]),
-    (["plot", "fast", "slow"], ["slow"]),
-    (["plot", "nowhere"], ["the run nowhere is not there"]),
-    (["plot", "bare"], ["has no config.yaml"]),
-    (["plot", "empty"], ["holds no record"]),
-    (["plot", "notes.txt"], ["is no folder"]),
-    (["plot", "fast", "--png"], ["--png"]),
-    (["plot", "fast", "--png", "bare"], ["it is a folder"]),
-    (["plot", "fast", "--png", "nowhere/a.png"], ["no folder nowhere"]),
-    (["plot", "fast", "--json"], ["--json"]),
-    (["plot", ""], ["got an empty name"]),
-]
-
-
-@pytest.mark.parametrize(("arguments", "parts"), WRONG, ids=lambda value: " ".join(value))
-def test_a_wrong_use_is_refused_in_one_line(runs, capsys, arguments, parts):
-    (runs.parent / "notes.txt").write_text("notes")
-    (runs.parent / "bare").mkdir()
-    make_run(runs / "empty", steps=0)
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    (line,) = printed.err.splitlines()
-    assert printed.out == "" and line.startswith("course-lm: error: ")
-    for part in parts:
-        assert part in line
-    assert not list(runs.parent.glob("*.png"))
-
-
 def test_the_table_is_made_without_torch(runs):
     code = "import sys\nfrom course_lm.cli import main\nmain(['runs'])\nprint('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -387,7 +387,7 @@ def test_a_budget_in_the_folder_of_a_run_without_one_is_refused(tmp_path, machin
 
 def test_an_iterator_and_a_loader_without_a_length_are_refused_before_a_batch_is_read(machine):
     batches = small_batches(4)
-    config = replace(configure(""), training=replace(configure("").training, time_budget=1.0, output_dir=None))
+    config = replace(configure("runs"), training=replace(configure("runs").training, time_budget=1.0, output_dir=None))
     for loader in (iter(batches), (batch for batch in batches)):
         with pytest.raises(ValueError, match=r"has no len\(\): set training\.max_steps"):
             Trainer(machine.model(), config).train(loader)

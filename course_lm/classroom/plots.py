@@ -144,7 +144,7 @@ def atlas_runs(name: str, paid: float) -> Figure:
         steps, lowest, highest = atlas.band(name, curve)
         axes.fill_between(steps, lowest, highest, color=colour, linewidth=1.6)
         axes.axhline(least, color=colour, linestyle=line, linewidth=1.6)
-        ends.append((least, f"perfect model {least:.2f}", colour))
+        ends.append((least, f"perfect model, {text} {least:.2f}", colour))
         ends.append((lowest[-1], f"{text} {lowest[-1]:.2f} to {highest[-1]:.2f}", colour))
     axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
     axes.margins(x=0.01)
@@ -438,17 +438,49 @@ def loss_over_flops(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> Fi
     return figure
 
 
-def reported_losses(curves: Mapping[str, Sequence[float]], untrained: float) -> Figure:
-    """The loss that each loop reports, step by step, and what an untrained model pays as a dashed line."""
+def curves(named: Mapping[str, Any], *, colours: Sequence[str] = PALETTE, **settings: Any) -> Figure:
+    """A curve for each name, which stands at the curve's end.
+
+    A curve is its heights over 0, 1, 2, …, or a tuple of places and heights. `settings` are those of the axes.
+    """
     figure, axes = plt.subplots(figsize=(8.5, 3.6))
     ends = []
-    for (name, losses), colour in zip(curves.items(), (BLUE, RED, ORANGE, GREEN)):
-        axes.plot(range(len(losses)), losses, color=colour)
-        ends.append((float(losses[-1]), name, colour))
-    axes.axhline(untrained, color=INK, linestyle="--", linewidth=1.4)
-    axes.set(xlabel="optimizer steps", ylabel="reported loss (nats per token)")
+    for (name, curve), colour in zip(named.items(), colours):
+        places, heights = curve if isinstance(curve, tuple) else (range(len(curve)), curve)
+        axes.plot(places, heights, color=colour)
+        ends.append((float(heights[-1]), name, colour))
     axes.margins(x=0.01)
-    label_ends(axes, [*ends, (untrained, f"untrained {untrained:.2f}", INK)])
+    axes.set(**settings)
+    label_ends(axes, ends)
+    return figure
+
+
+def reported_losses(named: Mapping[str, Sequence[float]], untrained: float) -> Figure:
+    """The loss that each loop reports, step by step, and what an untrained model pays as a dashed line."""
+    last = max(map(len, named.values())) - 1
+    level = {f"untrained {untrained:.2f}": ((0, last), (untrained, untrained))}
+    figure = curves(
+        {**named, **level},
+        colours=(*(BLUE, RED, ORANGE, GREEN)[: len(named)], INK),
+        xlabel="optimizer steps",
+        ylabel="reported loss (nats per token)",
+    )
+    figure.axes[0].lines[-1].set(linestyle="--", linewidth=1.4)
+    return figure
+
+
+def training_and_validation(named: Mapping[str, Mapping[str, Any]], atlas: Atlas) -> Figure:
+    """Training losses of runs of the atlas on the left, validation losses with their names on the right."""
+    figure, panels = plt.subplots(1, 2, figsize=(9.5, 3.6), sharey=True)
+    for axes, curve, title in zip(panels, ("loss", "val_loss"), ("training", "validation")):
+        ends = []
+        for (name, run), colour in zip(named.items(), (RED, BLUE)):
+            axes.plot(atlas.steps(curve, run), run[curve], color=colour)
+            ends.append((run[curve][-1], name, colour))
+        axes.axhline(atlas.floor, color=INK, linestyle="--", linewidth=1.4)
+        axes.set(title=title, xlabel="optimizer steps", ylim=(0, 7.2))
+    panels[0].set_ylabel("loss (nats per token)")
+    label_ends(panels[1], [*ends, (atlas.floor, "floor", INK)])
     return figure
 
 

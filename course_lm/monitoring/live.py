@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SMOOTHING = 0.6
-_MARGINS = {"left": 0.08, "right": 0.97, "top": 0.95, "bottom": 0.13, "wspace": 0.48, "hspace": 0.5}
+_MARGINS = {"left": 0.08, "right": 0.97, "top": 0.95, "bottom": 0.13, "wspace": 0.6, "hspace": 0.5}
 _BLUE, _RED, _GREY, _INK = "#0072B2", "#D55E00", "#6E6E6E", "#222222"
 
 
@@ -155,8 +155,12 @@ def _add_perplexity(axes: "Axes") -> None:
     from matplotlib.ticker import FuncFormatter
 
     right = axes.secondary_yaxis("right")
-    right.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{perplexity(loss):.3g}"))
+    right.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: _short(perplexity(loss))))
     right.set_ylabel("perplexity")
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if 100 <= number < 100_000 else f"{number:.3g}"
 
 
 def _draw_norm(axes: "Axes", records: Sequence[Record]) -> None:

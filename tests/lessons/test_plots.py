@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
 
 from course_lm.classroom import plots
+from course_lm.classroom.atlas import load_atlas
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -177,7 +178,7 @@ def test_the_picture_and_the_table_of_lesson_00_name_the_same_lessons():
 def test_the_runs_of_the_atlas_stand_beside_what_a_perfect_model_pays():
     figure = plots.atlas_runs("over-fitting", paid=0.4321)
     words = texts(figure)
-    assert "perfect model 0.43" in words and "perfect model 0.44" in words
+    assert "perfect model, training 0.43" in words and "perfect model, held out 0.44" in words
     assert any(word.startswith("training 0.2") for word in words)
     assert any(word.startswith("held out 3.0") for word in words)
 
@@ -189,3 +190,23 @@ def test_the_picture_of_the_shift_scores_each_token_against_the_next_label():
     boxes = [(text.get_position(), text.get_bbox_patch()) for text in axes.texts]
     white = [place for place, box in boxes if box and to_hex(box.get_facecolor()) == "#ffffff"]
     assert white == [(3, 1), (0, 0)]
+
+
+def test_a_curve_stands_at_its_places_and_its_name_at_its_end():
+    figure = plots.curves({"plain": [3.0, 2.0], "placed": ((5, 9), (1.0, 0.5))}, ylabel="loss", ylim=(0, 4))
+    (axes,) = figure.axes
+    assert [np.array(line.get_xydata()).tolist() for line in axes.lines] == [[[0, 3], [1, 2]], [[5, 1], [9, 0.5]]]
+    assert axes.get_ylabel() == "loss" and axes.get_ylim() == (0, 4)
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    assert heights["plain"] == pytest.approx(2 / 4, abs=0.01) and heights["placed"] == pytest.approx(0.5 / 4, abs=0.01)
+
+
+def test_runs_of_the_atlas_stand_side_by_side_with_the_floor():
+    known = load_atlas()
+    run = known.runs["over-fitting"][0]
+    left, right = plots.training_and_validation({"run A": run}, known).axes
+    assert np.array(left.lines[0].get_ydata()).tolist() == list(run["loss"])
+    assert np.array(right.lines[0].get_xydata()).tolist() == [
+        [x, y] for x, y in zip(known.steps("val_loss", run), run["val_loss"])
+    ]
+    assert [text.get_text() for text in right.texts] == ["run A", "floor"]

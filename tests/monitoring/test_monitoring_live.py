@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -359,3 +360,16 @@ def test_interrupting_the_kernel_leaves_the_model_usable_and_the_history_complet
     assert left["same object"] and left["training"] and left["val_loss"] < 4.0
     assert more["step"] == step + 8
     assert more["recorded"] == [*range(7, step + 8, 7), *([step + 8] if (step + 8) % 7 else [])]
+
+
+@pytest.mark.usefixtures("course_figures")
+@pytest.mark.parametrize("lr", [5e-4, 0.02])
+def test_the_names_of_the_axes_do_not_lie_on_each_other(lr: float) -> None:
+    train = [{**train_record(step, 7.5 - step / 10), "lr": lr, "grad_norm": 0.003 * step} for step in range(5, 65, 5)]
+    figure = draw_run(History([*train, validation_record(60, 2.0)]), floor=0.44)
+    figure.draw_without_rendering()
+    (right,) = figure.axes[0].child_axes
+    labels = [axes.yaxis.label for axes in (*figure.axes, right)]
+    places = [label.get_window_extent().padded(1) for label in labels]
+    assert "perplexity" in [label.get_text() for label in labels]
+    assert [(one, other) for one, other in combinations(places, 2) if one.overlaps(other)] == []

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from tokenizers import Tokenizer
 
 from course_lm.batching import MODES, Batch, Loader, padding_share
@@ -37,6 +38,7 @@ def paint_batch(axes: Axes, batch: Batch) -> None:
     )
     axes.hlines(range(1, rows), 0, width, color="white", linewidth=0.8)
     axes.set(xlabel="position in the row", ylabel="row")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(False)
 
 

@@ -74,7 +74,7 @@ class Explorer(ipywidgets.Box):
         """
         _thin_out_ticks(figure)
         plots.darken_words(figure)
-        canvas = Bbox([[0, 0], np.rint(figure.bbox.size)])
+        canvas = Bbox.from_bounds(0, 0, *np.rint(figure.bbox.size))
         self._shown = self._shown or _measured(figure)
         around = Bbox.union([canvas, self._shown]).padded(_ROOM)
         image, drawn = _painted(figure, around)
@@ -108,7 +108,7 @@ def _measured(figure: Figure) -> Bbox:
 
 
 def _painted(figure: Figure, around: Bbox) -> tuple[np.ndarray, Bbox]:
-    """A rectangle, in pixels from the figure's lower left corner, as an image (H, W, 4); and what is not white in it."""
+    """A rectangle, in pixels from the figure's lower left corner, as an image (H, W, 4); and what is not white."""
     file = io.BytesIO()
     width, height = int(around.width), int(around.height)
     exactly = Bbox.from_bounds(*around.p0, width + 0.01, height + 0.01)  # rounded down, no row or column is lost
@@ -117,7 +117,7 @@ def _painted(figure: Figure, around: Bbox) -> tuple[np.ndarray, Bbox]:
     inked = image.view(np.uint32)[..., 0] != 0xFFFFFFFF
     rows, columns = np.flatnonzero(inked.any(1)), np.flatnonzero(inked.any(0))
     if not len(rows):
-        return image, Bbox([[0, 0], np.rint(figure.bbox.size)])
+        return image, Bbox.from_bounds(0, 0, *np.rint(figure.bbox.size))
     drawn = Bbox([[columns[0], height - 1 - rows[-1]], [columns[-1] + 1, height - rows[0]]])
     return image, drawn.translated(*around.p0)
 

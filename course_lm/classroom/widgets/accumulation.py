@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -61,7 +60,8 @@ def draw_accumulation(gradients: Tensor, counts: Tensor, cuts: Sequence[int]) ->
         "divided once": _relative_error((sums / total).sum(0), at_once),
         "mean of means": _relative_error((sums * weights[:, None] / total).sum(0), at_once),
     }
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 3.3), width_ratios=(3, 2))
+    figure = Figure(figsize=(8.8, 3.3))
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_rows(left, counts, bounds, weights)
     _draw_errors(right, errors)
     return figure, "\n".join(

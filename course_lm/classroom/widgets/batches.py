@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import ipywidgets
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -54,7 +53,8 @@ def draw_batch(loader: Loader, mode: str, *, width: int | None = None) -> tuple[
     rows, columns = batch["input_ids"].shape
     padding = 1 - float(batch["attention_mask"].float().mean())
     of_epoch = padding_share(loader)
-    figure, axes = plt.subplots(figsize=(8.0, 3.0))
+    figure = Figure(figsize=(8.0, 3.0))
+    axes = figure.subplots()
     paint_batch(axes, batch)
     axes.set(xlim=(0, width or columns), title=f"{mode}: {padding:.1%} of this batch is padding")
     text = (

@@ -3,7 +3,6 @@
 import math
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -31,7 +30,8 @@ def draw_checkpoint_interval(
     saving, lost = np.array([_shares(each, save_seconds, mtbf, restart) for each in intervals]).T
     young = math.sqrt(2 * save_seconds * mtbf)
     best = float(intervals[np.argmin(saving + lost)])
-    figure, axes = plt.subplots(figsize=(8, 3.6))
+    figure = Figure(figsize=(8, 3.6))
+    axes = figure.subplots()
     minutes = intervals / 60
     axes.fill_between(minutes, 0, 100 * saving, color=plots.SKY, alpha=0.6, linewidth=0)
     axes.fill_between(minutes, 100 * saving, 100 * (saving + lost), color=plots.ORANGE, alpha=0.5, linewidth=0)

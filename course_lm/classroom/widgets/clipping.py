@@ -4,7 +4,6 @@ import math
 from typing import Any, Literal, get_args
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -37,7 +36,8 @@ def draw_clipping(
     turned = math.radians(degrees)
     before = [torch.tensor(_FIRST), torch.tensor([length * math.cos(turned), length * math.sin(turned)])]
     after = _clipped(before, method, threshold)
-    figure, axes = plt.subplots(figsize=(5.6, 5.2))
+    figure = Figure(figsize=(5.6, 5.2))
+    axes = figure.subplots()
     _draw_bound(axes, method, threshold)
     for one, other, name, colour in zip(before, after, "AB", (plots.BLUE, plots.RED)):
         _draw_arrow(axes, one, colour, alpha=0.3)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -96,9 +95,8 @@ def pacing_explorer() -> Explorer:
 def _picture(
     held: Tensor, thresholds: Sequence[float], shares: Sequence[float], warmup_epochs: int, title: str
 ) -> Figure:
-    figure, (rising, admitting) = plt.subplots(
-        1, 2, figsize=(8.8, 3.4), width_ratios=(1.3, 1), gridspec_kw={"wspace": 0.22}
-    )
+    figure = Figure(figsize=(8.8, 3.4))
+    rising, admitting = figure.subplots(1, 2, width_ratios=(1.3, 1), gridspec_kw={"wspace": 0.22})
     number = len(thresholds)
     edges = np.arange(number + 1) - 0.5
     if warmup_epochs:
@@ -116,7 +114,7 @@ def _picture(
     admitting.text(-0.4, 106, "no curriculum", va="center")
     admitting.set(ylabel="admitted (%)", ylim=(0, 112), xlim=(-0.5, number - 0.5))
     for axes in (rising, admitting):
-        axes.set(xlabel="epoch", xticks=range(0, number, 2 if number < 14 else 4))
+        axes.set(xlabel="epoch", xticks=range(0, number, 3 if number < 14 else 6))
     return figure
 
 

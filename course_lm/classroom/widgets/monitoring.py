@@ -3,7 +3,6 @@
 import math
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -37,7 +36,8 @@ def draw_early_stopping(
     measured = true + noise * np.random.default_rng(seed).normal(size=len(true))
     judged = smooth(measured.tolist(), smoothing)
     read, kept = _stop(judged, patience, min_delta)
-    figure, axes = plt.subplots(figsize=(8, 3.9))
+    figure = Figure(figsize=(8, 3.9))
+    axes = figure.subplots()
     axes.plot(steps, measured, "o", color=plots.BAND, markersize=5)
     axes.plot(steps[:read], measured[:read], "o", color=plots.RED, markersize=5)
     axes.plot(steps[:read], judged[:read], color=plots.RED)

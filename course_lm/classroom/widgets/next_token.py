@@ -1,7 +1,6 @@
 """The distribution of the next token, and the temperature that it is drawn at."""
 
 import ipywidgets
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -23,9 +22,12 @@ def draw_next_token(logits: Tensor, tokens: list[str], temperature: float) -> tu
     top = probabilities.topk(min(_MOST_TOKENS, len(tokens)))
     names = [repr(tokens[index])[1:-1] for index in top.indices.tolist()]  # repr shows spaces and line ends
     entropy = float(-(probabilities * probabilities.clamp(min=1e-30).log()).sum())  # 0 log 0 is 0, not nan
-    figure, axes = plt.subplots()
+    figure = Figure()
+    axes = figure.subplots()
     axes.barh(names, top.values.tolist(), color=plots.BLUE)
     axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
     axes.set(xlim=(0, 1), xlabel="probability of the next token", title=f"temperature {temperature:.2f}")
     text = f"temperature {temperature:.2f}: entropy {entropy:.2f} nats, first choice {names[0]!r} {top.values[0]:.1%}"
     return figure, text

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -57,7 +56,8 @@ def draw_number_formats(value: float, *, scale: float = 1.0) -> tuple[Figure, st
     Returns:
         The figure, and for each format the number that comes back and its error relative to `value`.
     """
-    figure, axes = plt.subplots(figsize=(9.6, 3.7))
+    figure = Figure(figsize=(9.6, 3.7))
+    axes = figure.subplots()
     lines = [f"{value:.6g} × scale {scale:g} = {value * scale:.6g}"]
     for row, number_format in enumerate(_FORMATS):
         back, said = _returned(number_format, value, scale)

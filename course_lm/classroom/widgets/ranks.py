@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -89,7 +88,8 @@ def draw_ranks(
     """
     plans = [rank_plan(model, each, strategy, checkpointing) for each in RANKS]
     chosen = plans[RANKS.index(ranks)]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.7), width_ratios=(6, 5), gridspec_kw={"wspace": 0.22})
+    figure = Figure(figsize=(10.4, 3.7))
+    left, right = figure.subplots(1, 2, width_ratios=(6, 5), gridspec_kw={"wspace": 0.22})
     _draw_stack(left, [_held(each) for each in plans], _HELD, ranks)
     _draw_stack(right, [_sent(each) for each in plans], _SENT, ranks)
     most_held = rank_plan(model, 2, "ddp").held / GIB  # everything on every rank, and all activations

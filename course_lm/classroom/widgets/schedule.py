@@ -15,7 +15,6 @@ from itertools import cycle, pairwise
 from typing import Any, NamedTuple
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import yaml
 from matplotlib.figure import Figure
 
@@ -70,7 +69,8 @@ def draw_schedules(
     own = own or {}
     if curves is None:
         curves = {name: {**NANOGPT, "type": kind} for name, kind in _first_types(own).items() if kind != _NONE}
-    figure, axes = plt.subplots()
+    figure = Figure()
+    axes = figure.subplots()
     words, ends = [], []
     longest, highest = 1, 0.0
     for (name, settings), colour in zip(curves.items(), cycle(plots.PALETTE)):

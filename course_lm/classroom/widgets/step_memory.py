@@ -3,7 +3,6 @@
 from functools import lru_cache
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -95,7 +94,8 @@ def draw_step_memory(
     owners = dict(measured.owners)
     kept = {name: owners.pop(name) for name in ("weights", "moments", "gradients")}
     bars = {"predicted": predicted, "measured": {**kept, "activations and all else": sum(owners.values())}}
-    figure, axes = plt.subplots(figsize=(8.5, 2.6))
+    figure = Figure(figsize=(8.5, 2.6))
+    axes = figure.subplots()
     left = np.zeros(len(bars))
     for name, colour in _PARTS.items():
         widths = np.array([bar[name] / MIB for bar in bars.values()])

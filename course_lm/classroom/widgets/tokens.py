@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -48,7 +47,8 @@ def draw_tokens(text: str, tokenizer: Tokenizer) -> tuple[Figure, str]:
             boxes.append([])
         boxes[-1].append((len(rows[-1]) - 0.3, len(label) + 0.6))
         rows[-1] += label + " "
-    figure, axes = plt.subplots(figsize=(10, 0.6 + 0.4 * len(rows)))
+    figure = Figure(figsize=(10, 0.6 + 0.4 * len(rows)))
+    axes = figure.subplots()
     letters = {"family": "monospace", "fontsize": 11, "va": "center"}
     painted = iter(colours)
     for place, (row, part) in enumerate(zip(rows, boxes)):

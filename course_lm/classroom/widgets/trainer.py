@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -124,7 +123,8 @@ def draw_training_memory(
         The figure; and in words the parts at `batch_size`, and the rows that fit into each of `LIMITS`.
     """
     shape = (n_layer, d_model, length, vocab_size)
-    figure, axes = plt.subplots(figsize=(8, 3.8))
+    figure = Figure(figsize=(8, 3.8))
+    axes = figure.subplots()
     ends = []
     for checkpointing, name, colour in ((False, "all kept", plots.BLUE), (True, "checkpointing", plots.ORANGE)):
         memory = [sum(training_memory(*shape, rows, precision, checkpointing).values()) / GIB for rows in _ROWS]

@@ -40,7 +40,7 @@ NANOGPT: Settings = {
 _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _NONE = "none"
 _DROPS = ("drop_1", "drop_2", "drop_3")  # the controls that stand for `milestones`
-_BLOCKS = 500  # of steps: the two ends of each are drawn
+_BLOCKS = 1_000  # of steps: the two ends of each are drawn
 _COPY = "navigator.clipboard.writeText(this.dataset.text).then(() => { this.textContent = 'copied' })"
 
 
@@ -104,7 +104,7 @@ def schedule_yaml(settings: Settings) -> str:
 
 
 def sampled(schedule: Schedule, total_steps: int) -> tuple[list[int], list[float]]:
-    """Steps of a run, at most 1,000 of them and all where it is no longer than 500, and their rates.
+    """Steps of a run, at most 2,000 of them and all where it is no longer than 1,000, and their rates.
 
     Raises TypeError and ValueError for a run without steps and for what is no rate.
     """
@@ -179,7 +179,7 @@ def _described(steps: Sequence[int], rates: Sequence[float]) -> str:
     points = zip(steps, rates, strict=True)
     between = sum((end - start) * (rate + next_rate) / 2 for (start, rate), (end, next_rate) in pairwise(points))
     area, highest = between + (rates[0] + rates[-1]) / 2, max(rates)
-    at_peak = f", as much as {area / highest:,.0f} steps at {highest:g}" if highest else ""
+    at_peak = f", as much as {area / highest:,.0f} steps at {highest:.4g}" if highest else ""
     return f"area {area:.4g}{at_peak}; last rate {rates[-1]:.4g}"
 
 

@@ -15,6 +15,10 @@ PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loads
 BOOK := build/book
 # Many processes import the package, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
+# pip compiles on one core what it installs; this takes all cores. A package may hold files for other Pythons: what cannot
+# be compiled is none of ours.
+INSTALL = $(PY) -m pip install --quiet --no-compile -c requirements.lock
+COMPILE = @$(PY) -m compileall -qq -j 0 $(VENV)/lib || true
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
 NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" \
 	--level=sys_prefix > $(VENV)/news.log 2>&1 || { cat $(VENV)/news.log; exit 1; }
@@ -114,11 +118,13 @@ $(PY):
 
 # The stamps stand for a finished installation; the test environment holds all that the lab needs.
 $(VENV)/.lab: $(PY) pyproject.toml requirements.lock
-	$(PY) -m pip install --quiet -c requirements.lock -e ".[lab]"
+	$(INSTALL) -e ".[lab]"
+	$(COMPILE)
 	@$(NO_NEWS)
 	@touch $@
 
 $(VENV)/.test: $(PY) pyproject.toml requirements.lock
-	$(PY) -m pip install --quiet -c requirements.lock -e ".[test]"
+	$(INSTALL) -e ".[test]"
+	$(COMPILE)
 	@$(NO_NEWS)
 	@touch $(VENV)/.lab $@

@@ -46,7 +46,7 @@ def faint_labels(figure):
 
 
 def note(figure):
-    """Look at a figure that was drawn: `plots.darken_words` gave words their last colour."""
+    """Look at a figure that was drawn: `plots.png` gives words their last colour."""
     with open(os.environ["FAINT_LABELS_LOG"], "a", encoding="utf-8") as log:
         log.writelines(f"{line}\n" for line in faint_labels(figure))
 
@@ -62,7 +62,7 @@ def watched_show(figure, alt):
 def watched_begin(self, draw, controls, *others):
     begin(self, draw, controls, *others)
     figure, _ = draw(**{name: control.value for name, control in controls.items()})
-    plots.darken_words(figure)
+    plots.png(figure)
     note(figure)
 
 

@@ -225,9 +225,13 @@ def token_windows(fn: Callable[..., object]) -> Report:
             "five targets each, windows of ten": (five, [10]),
             "ragged micro-batches, windows of 4 to 20": (ragged, [4, 7, 11, 20]),
             "no micro-batches": ([], [5]),
+            "a tail without targets": (_batches([torch.full((1, 6), label) for label in (1, 1, -100)]), [10]),
         },
         mistakes={
             "the last window is dropped where it holds too few targets": Edit(rest, ""),
+            "the last window is dropped where it holds no target": Edit(
+                rest, "    if window and count_window_targets(window):\n        yield window"
+            ),
             "a window ends before the micro-batch that would complete it": (
                 Edit("window.append(batch)\n        ", ""),
                 Edit(f"{count} >= min_tokens", "window and count_window_targets([*window, batch]) > min_tokens"),

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -438,17 +438,27 @@ def loss_over_flops(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> Fi
     return figure
 
 
-def curves(named: Mapping[str, Any], *, colours: Sequence[str] = PALETTE, **settings: Any) -> Figure:
+def curves(
+    named: Mapping[str, Any],
+    *,
+    levels: Mapping[str, float] | None = None,
+    colours: Sequence[str] = PALETTE,
+    **settings: Any,
+) -> Figure:
     """A curve for each name, which stands at the curve's end.
 
-    A curve is its heights over 0, 1, 2, …, or a tuple of places and heights. `settings` are those of the axes.
+    A curve is its heights over 0, 1, 2, …, or a tuple of places and heights. `levels` are dashed lines at a height of
+    their own; `settings` are those of the axes. With more curves than `colours` these begin again.
     """
     figure, axes = plt.subplots(figsize=(8.5, 3.6))
     ends = []
-    for (name, curve), colour in zip(named.items(), colours):
+    for (name, curve), colour in zip(named.items(), cycle(colours)):
         places, heights = curve if isinstance(curve, tuple) else (range(len(curve)), curve)
         axes.plot(places, heights, color=colour)
         ends.append((float(heights[-1]), name, colour))
+    for name, height in (levels or {}).items():
+        axes.axhline(height, color=INK, linestyle="--", linewidth=1.4)
+        ends.append((height, name, INK))
     axes.margins(x=0.01)
     axes.set(**settings)
     label_ends(axes, ends)
@@ -457,16 +467,13 @@ def curves(named: Mapping[str, Any], *, colours: Sequence[str] = PALETTE, **sett
 
 def reported_losses(named: Mapping[str, Sequence[float]], untrained: float) -> Figure:
     """The loss that each loop reports, step by step, and what an untrained model pays as a dashed line."""
-    last = max(map(len, named.values())) - 1
-    level = {f"untrained {untrained:.2f}": ((0, last), (untrained, untrained))}
-    figure = curves(
-        {**named, **level},
-        colours=(*(BLUE, RED, ORANGE, GREEN)[: len(named)], INK),
+    return curves(
+        named,
+        levels={f"untrained {untrained:.2f}": untrained},
+        colours=(BLUE, RED, ORANGE, GREEN),
         xlabel="optimizer steps",
         ylabel="reported loss (nats per token)",
     )
-    figure.axes[0].lines[-1].set(linestyle="--", linewidth=1.4)
-    return figure
 
 
 def training_and_validation(named: Mapping[str, Mapping[str, Any]], atlas: Atlas) -> Figure:
@@ -474,7 +481,7 @@ def training_and_validation(named: Mapping[str, Mapping[str, Any]], atlas: Atlas
     figure, panels = plt.subplots(1, 2, figsize=(9.5, 3.6), sharey=True)
     for axes, curve, title in zip(panels, ("loss", "val_loss"), ("training", "validation")):
         ends = []
-        for (name, run), colour in zip(named.items(), (RED, BLUE)):
+        for (name, run), colour in zip(named.items(), cycle((RED, BLUE))):
             axes.plot(atlas.steps(curve, run), run[curve], color=colour)
             ends.append((run[curve][-1], name, colour))
         axes.axhline(atlas.floor, color=INK, linestyle="--", linewidth=1.4)

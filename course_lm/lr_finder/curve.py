@@ -171,7 +171,7 @@ def _plot(result: LRFinderResult) -> "Figure":
     axes.scatter(result.lrs, result.losses, s=12, color=_GREY, alpha=0.6, linewidths=0)
     axes.plot(result.lrs, curve, color=_BLUE)
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss (nats per token)")
-    axes.xaxis.set_major_formatter("{x:.0e}")  # powers with a raised exponent take three times as long to draw
+    axes.xaxis.set_major_formatter("{x:.0e}")  # powers with a raised exponent take much longer to draw
     axes.minorticks_off()
     _zoom_in(axes, result, curve)
     if result.suggestion is None or result.range is None:

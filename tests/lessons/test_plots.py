@@ -201,6 +201,14 @@ def test_a_curve_stands_at_its_places_and_its_name_at_its_end():
     assert heights["plain"] == pytest.approx(2 / 4, abs=0.01) and heights["placed"] == pytest.approx(0.5 / 4, abs=0.01)
 
 
+def test_no_curve_is_left_out_where_there_are_more_than_colours():
+    figure = plots.curves(
+        {name: [float(place)] for place, name in enumerate("abc")}, levels={"floor": 9.0}, colours="rb"
+    )
+    assert [line.get_color() for line in figure.axes[0].lines] == ["r", "b", "r", plots.INK]
+    assert texts(figure) == ["a", "b", "c", "floor"]
+
+
 def test_runs_of_the_atlas_stand_side_by_side_with_the_floor():
     known = load_atlas()
     run = known.runs["over-fitting"][0]

@@ -7,6 +7,7 @@ import ipywidgets
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from course_lm.classroom import plots
@@ -115,6 +116,7 @@ def _draw_rows(axes: Axes, counts: Tensor, bounds: Sequence[int], weights: Tenso
         if start:
             axes.axhline(start - 0.5, color=plots.INK, linestyle="--", linewidth=1.2)
     axes.set(xlabel="targets of the row", ylabel="row", xlim=(0, 1.35 * widest), ylim=(len(counts) - 0.4, -0.6))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_title("weight of a token in the mean of means", fontsize=12)
     axes.grid(False)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
@@ -60,8 +61,9 @@ class Explorer(ipywidgets.Box):
         self.add_class("course-explorer")
 
     def _redraw(self, _: object = None) -> None:
-        figure, text = self._draw(**{name: control.value for name, control in self.controls.items()})
-        picture = as_html(self._png(figure), text.partition("\n")[0])
+        with mpl.rc_context({"text.hinting": "no_hinting"}):  # to fit glyphs to pixels takes longer than to draw them
+            figure, text = self._draw(**{name: control.value for name, control in self.controls.items()})
+            picture = as_html(self._png(figure), text.partition("\n")[0])
         self.picture.value = _READOUTS + picture.replace("<img ", f'<img onload="{_NAME_HANDLES}" ')
         # Screen readers say what changed.
         look = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"

@@ -12,6 +12,10 @@ ONE_THREAD := OMP_NUM_THREADS=1 PYTHONHASHSEED=0
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell echo $$(( $(CORES) < 4 ? $(CORES) : 4 )))
 PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Slow tests that only compute.
+ARITHMETIC := tests/audit tests/oracle tests/resume/test_edges_sessions.py \
+	$(addprefix tests/lessons/,test_bug_hunt.py test_fresh_answers.py test_mutants.py)
+HALF := $(shell echo $$(( ($(WORKERS) + 1) / 2 )))
 BOOK := build/book
 # Many processes import the package, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,7 +29,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow slow-ranks slow-arithmetic test-ranks test-audit durations notebooks mutants book lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow slow-processes slow-arithmetic test-ranks test-audit durations notebooks mutants book lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -56,19 +60,17 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(PY) -m pyrefly check --summary=none
 
-# One process more: many of these tests wait for a browser, or for a process that was killed. Then those that start many
-# processes themselves, without the browser, whose pages would come too late; they wait a lot, so the tests of audit and
-# oracle, which only compute, run beside them.
+# Those that only compute leave the processor to the others, whose browsers and killed processes have to come in time.
 test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser, many ranks
-	$(PYTEST) -n $$(( $(WORKERS) + 1 )) -m slow tests \
-		--ignore tests/distributed --ignore tests/audit --ignore tests/oracle
-	@$(MAKE) --no-print-directory --jobs 2 slow-ranks slow-arithmetic
+	@$(MAKE) --no-print-directory --jobs 2 slow-processes slow-arithmetic
 
-slow-ranks: $(VENV)/.test
+# The tests that start many processes come after the browser, whose pages would be late beside them.
+slow-processes: $(VENV)/.test
+	$(PYTEST) -m slow tests --ignore tests/distributed $(addprefix --ignore ,$(ARITHMETIC))
 	$(ONE_THREAD) $(PY) -m pytest -m "slow and not ranks" tests/distributed
 
 slow-arithmetic: $(VENV)/.test
-	$(ONE_THREAD) $(PY) -m pytest -m "slow and not audit" tests/audit tests/oracle
+	$(ONE_THREAD) nice $(PY) -m pytest -n $(HALF) --dist loadfile --no-loadscope-reorder -m "slow and not audit" $(ARITHMETIC)
 
 test-ranks: $(VENV)/.test ## every command on many processes: stopped, killed, hung, given bad input
 	$(ONE_THREAD) $(PY) -m pytest -m ranks tests/distributed

@@ -21,7 +21,7 @@ from course_lm.classroom import checks
 from course_lm.classroom.checks.comparison import plain
 from course_lm.classroom.checks.mistakes import store
 from course_lm.classroom.checks.mistakes.mutation import small_mistakes
-from course_lm.classroom.checks.mistakes.naming import by_hand_candidates, candidates, name_mistake
+from course_lm.classroom.checks.mistakes.naming import Candidate, by_hand_candidates, candidates, name_mistake
 from course_lm.classroom.checks.mistakes.outcomes import Outcome, with_gradient
 from course_lm.classroom.checks.mistakes.question import Question
 from course_lm.classroom.checks.mistakes.store import Mutants
@@ -151,12 +151,15 @@ def with_accepted(made: Mutants, stored: Mutants | None) -> Mutants:
     return made
 
 
-def needed_cases(question: Question) -> dict[str, str]:
-    """Each case beside what nothing but it tells apart, in words; empty where the case is not needed."""
+def needed_cases(question: Question, outcomes: Iterable[tuple[Candidate, dict[str, Outcome]]]) -> dict[str, str]:
+    """Each case beside what nothing but it tells apart, in words; empty where the case is not needed.
+
+    outcomes: what each mistake that can be named does in each case.
+    """
     signatures = Signatures(question)
     known = {tuple(0 for _ in question.cases): "the solution"}
-    for one in candidates(question):
-        known.setdefault(signatures.of(outcomes_of(question, one.make())), one.words)
+    for one, got in outcomes:
+        known.setdefault(signatures.of(got), one.words)
     found = {}
     for place, case in enumerate(question.cases):
         without: dict[Signature, str] = {}
@@ -218,7 +221,8 @@ def _print(lesson: str, check: str, mutants: Mutants) -> None:
         if not why:
             print(f"  no case tells apart: {words}")
     question = question_of(lesson, check, mutants)
-    for case, why in needed_cases(question).items():
+    outcomes = ((one, outcomes_of(question, one.make())) for one in candidates(question))
+    for case, why in needed_cases(question, outcomes).items():
         if not why and case not in question.shown:
             print(f"  not needed: the case {case!r}")
 

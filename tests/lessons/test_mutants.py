@@ -1,5 +1,7 @@
 """The stored mutants of the exercises: made from the solutions as they stand, none accepted, each one named."""
 
+from functools import cache
+
 import pytest
 
 from course_lm.classroom.checks.mistakes import store
@@ -19,6 +21,13 @@ of_each_exercise = pytest.mark.parametrize(
 
 def stored_question(lesson, check):
     return question_of(lesson, check, store.of_lesson(lesson)[check])
+
+
+@cache
+def stored_outcomes(lesson, check):
+    """Each mistake that can be named, beside what it does in each case: to run them all takes long."""
+    question = stored_question(lesson, check)
+    return [(one, outcomes_of(question, one.make())) for one in candidates(question)]
 
 
 @pytest.mark.parametrize("lesson", LESSONS)
@@ -51,10 +60,9 @@ def test_each_edit_that_no_case_tells_from_the_solution_is_accepted_as_equal(les
 @pytest.mark.slow(seconds=1)
 @of_each_exercise
 def test_no_mutant_is_accepted_and_each_with_results_is_named_by_its_own_words(lesson, check):
-    question = stored_question(lesson, check)
-    known = candidates(question)
-    for one in known:
-        got = outcomes_of(question, one.make())
+    question, outcomes = stored_question(lesson, check), stored_outcomes(lesson, check)
+    known = [one for one, _ in outcomes]
+    for one, got in outcomes:
         assert any(not question.is_right(case, outcome) for case, outcome in got.items()), one.words
         if not any(outcome.fault for outcome in got.values()):
             assert name_mistake(question, got, known) == one.named, one.words
@@ -64,7 +72,8 @@ def test_no_mutant_is_accepted_and_each_with_results_is_named_by_its_own_words(l
 @of_each_exercise
 def test_each_case_is_needed_or_shown_for_the_reader(lesson, check):
     question = stored_question(lesson, check)
-    needless = [case for case, why in mutants.needed_cases(question).items() if not why and case not in question.shown]
+    found = mutants.needed_cases(question, stored_outcomes(lesson, check))
+    needless = [case for case, why in found.items() if not why and case not in question.shown]
     assert not needless, "leave these cases out, or name them in `shown`"
     assert set(question.shown) <= set(question.cases)
 

@@ -248,6 +248,8 @@ def _labels_that_count(fn: Callable[..., object], ids: Tensor, mask: Tensor, doc
     made = as_tensor(labels)
     if made is None or made.shape != ids.shape:
         return labels
+    if isinstance(labels, Tensor) and labels.dtype in (torch.int8, torch.int16, torch.int32):
+        raise Refused(f"the labels are {labels.dtype}: a loss takes them as torch.int64 alone")
     after_shift = made.clone()
     after_shift[:, 0] = batching.IGNORE_INDEX if made.dtype != torch.bool else False
     return after_shift
@@ -439,9 +441,10 @@ def _traits_of_order(fn: Callable[..., object], count: int, pairs: Sequence[Pair
         if order in seen:
             repeated.append(f"{_name(seen[order])} = {_name(pair)}")
         seen.setdefault(order, pair)
+    kinds = [_kind_of_rows(list(order), count) for order in (first, *orders.values())]
     steps = Counter((after - row) % count for row, after in pairwise(first))
     return {
-        "row numbers": _kind_of_rows(first, count),
+        "row numbers": next((kind for kind in kinds if kind != kinds[0]), kinds[0]),
         "the rows are shuffled": steps.most_common(1)[0][1] < len(first) / 2 if steps else False,
         "a second call gives the same order": first == again,
         "the order does not depend on the calls before": first != again or orders == backwards,
@@ -543,10 +546,16 @@ def allowed_attention(fn: Callable[..., object]) -> Report:
             "padding on the left": (torch.tensor([[-1, -1, 0, 0, 1]]),),
             "three rows of three": (torch.tensor([[0, 0, -1], [0, 1, 1], [0, 0, 0]]),),
         },
-        shown=["two documents and padding", "one document, no padding", "three rows of three"],
+        shown=[
+            "two documents and padding",
+            "one document, no padding",
+            "three rows of three",
+            "rows of different documents",
+        ],
         mistakes={
             "the future is visible: a document's tokens see those after them": Edit(".tril()", ""),
             "time runs backwards: queries and keys are exchanged": Edit("tril", "triu"),
+            "numbers are given where truth values are asked for": Edit(result, f"({result}).long()"),
             "documents are not kept apart": AnyOf(
                 Edit("same & real", "real.expand(-1, document_ids.size(1), -1)"),
                 Edit(same, "(document_ids[:, :, None] >= 0) & (document_ids[:, None, :] >= 0)"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby, islice, takewhile
@@ -154,7 +155,9 @@ def newest_intact(fn: Callable[..., object]) -> Report:
                 Edit(condition, ""),
                 Edit("key=step, ", ""),
             ),
-            "the search ends at the first damaged file": first_intact(newest_first, 1),
+            "the search ends at the first damaged file, or a damaged one clears what was found": first_intact(
+                newest_first, 1
+            ),
             "the names are sorted as text, and the search ends at the first damaged file": first_intact(
                 last_as_text, 1
             ),
@@ -220,15 +223,19 @@ class Disk:
         self._contents = dict(enumerate(files.values()))
         self._unsynced: set[int] = set()
         self._names = {name: number for number, name in enumerate(files)}
-        self._pending: list[tuple[str, str]] = []  # (old name, new name) of changes that are not on the platter
+        # Changes that are not on the platter: the number of a new file or the old name of another, and the new name.
+        self._pending: list[tuple[int | str, str]] = []
         self._on_platter = dict(self._names)
         self.history: list[dict[str, set[str]]] = []
 
     def write(self, name: str, content: str) -> None:
         """Make the file or overwrite it; its content is in memory."""
+        name = os.fspath(name)
+        if not isinstance(content, str):
+            raise TypeError(f"disk.write takes the content as it is, a text, got {type(content).__name__}")
         if name not in self._names:
             self._names[name] = number = len(self._contents)
-            self._pending.append((f"new {number}", name))
+            self._pending.append((number, name))
         self._contents[self._names[name]] = content
         self._unsynced.add(self._names[name])
         self._remember()
@@ -240,7 +247,7 @@ class Disk:
 
     def rename(self, old: str, new: str) -> None:
         """Give a file another name; a file of that name is replaced."""
-        number = self._number(old)
+        number, old, new = self._number(old), os.fspath(old), os.fspath(new)
         del self._names[old]
         self._names[new] = number
         self._pending.append((old, new))
@@ -254,20 +261,20 @@ class Disk:
 
     def exists(self, name: str) -> bool:
         """Whether there is a file of that name."""
-        return name in self._names
+        return os.fspath(name) in self._names
 
     def after_power_cut(self, name: str) -> list[str]:
         """What may be found under a name if the power goes now: "missing", "half", or a content."""
         names, found = dict(self._on_platter), self._readable(self._on_platter.get(name))
         for old, new in self._pending:  # any number of the changes may have reached the platter, in their order
-            names[new] = int(old.removeprefix("new ")) if old.startswith("new ") else names.pop(old)
+            names[new] = old if isinstance(old, int) else names.pop(old)
             found |= self._readable(names.get(name))
         return sorted(found)
 
     def _number(self, name: str) -> int:
-        if name not in self._names:
-            raise FileNotFoundError(f"there is no file {name!r}")
-        return self._names[name]
+        if os.fspath(name) not in self._names:
+            raise FileNotFoundError(f"there is no file {os.fspath(name)!r}")
+        return self._names[os.fspath(name)]
 
     def _readable(self, number: int | None) -> set[str]:
         if number is None:
@@ -350,6 +357,9 @@ def survive_power_cut(fn: Callable[..., object]) -> Report:
             "after the rename the file is written once more, in place": Edit(
                 folder, f"disk.write(name, content); disk.sync(name); {folder}"
             ),
+            "the temporary name is that of another file, which is lost": AnyOf(
+                Edit('name + ".tmp"', '"b.pt"'), Edit('name + ".tmp"', '"checkpoint_best.pt"')
+            ),
             "the rename goes the other way: the old file takes the new one's name": Edit(
                 "rename(temporary, name)", "rename(name, temporary)"
             ),
@@ -366,14 +376,19 @@ def survive_power_cut(fn: Callable[..., object]) -> Report:
 
 
 def _found_after_power_cuts(fn: Callable[..., object], files: Mapping[str, str], name: str) -> list[str] | None:
-    """What may be found under the name before the first operation and after each, without repetitions."""
+    """What may be found under the name before the first operation and after each, without repetitions.
+
+    After that, what has become of the other files, where they are not what they were.
+    """
     disk = Disk(files)
     moments = [disk.after_power_cut(name)]
     fn(disk, name, "new")
     if not disk.history:
         return None
     moments += [sorted(moment.get(name, {"missing"})) for moment in disk.history]
-    return [" or ".join(moment) for moment, _ in groupby(moments)]
+    others = {other: disk.after_power_cut(other) for other in files if other != name}
+    lost = [f"{other}: {' or '.join(left)}" for other, left in others.items() if left != [files[other]]]
+    return [" or ".join(moment) for moment, _ in groupby(moments)] + lost
 
 
 def _operations(*operations: str) -> Callable[[Disk, str, str], None]:

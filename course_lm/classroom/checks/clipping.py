@@ -146,6 +146,15 @@ def clip_coefficient(fn: Callable[..., object]) -> Report:
             Edit(test, f"    if {asked}:\n        return {value}\n{test}"),
         )
 
+    bad = {
+        "a norm of inf gives 0, and inf × 0 is nan": of_bad("0.0", "norm == math.inf"),
+        "a norm of nan gives nan": of_bad("math.nan", "norm != norm"),
+        "a norm of inf gives 0 and a norm of nan gives nan": of_bad("norm if norm != norm else 0.0"),
+        "gradients that are not finite are multiplied by 0": of_bad("0.0"),
+        "a norm of nan gives 0": of_bad("0.0", "norm != norm"),
+        "a norm of inf gives inf and a norm of nan gives nan": of_bad("norm"),
+        "a norm of inf or nan gives nan": of_bad("math.nan"),
+    }
     return compare(
         fn,
         reference=lambda norm, most: (
@@ -156,7 +165,7 @@ def clip_coefficient(fn: Callable[..., object]) -> Report:
         cases={
             "norms 5 and 2, at most 1": ([5.0, 2.0], 1.0),
             "norms from 0 to 1, at most 1": ([0.0, 0.5, 1.0], 1.0),
-            "norms from 0.25 to 30, at most 3": ([0.25, 2.0, 3.0, 4.0, 30.0], 3.0),
+            "norms from 0.25 to 30, at most 3": ([0.25, 2.0, 3.0, 7.0, 30.0], 3.0),
             "no clipping": ([0.5, 7.0], None),
             "norm inf": ([math.inf], 0.5),
             "norm nan": ([math.nan], 0.5),
@@ -170,13 +179,7 @@ def clip_coefficient(fn: Callable[..., object]) -> Report:
                 Edit(f" or {small}", ""),
                 Edit(ratio, "norm / max_norm"),
             ),
-            "a norm of inf gives 0, and inf × 0 is nan": of_bad("0.0", "norm == math.inf"),
-            "a norm of nan gives nan": of_bad("math.nan", "norm != norm"),
-            "a norm of inf gives 0 and a norm of nan gives nan": of_bad("norm if norm != norm else 0.0"),
-            "gradients that are not finite are multiplied by 0": of_bad("0.0"),
-            "a norm of nan gives 0": of_bad("0.0", "norm != norm"),
-            "a norm of inf gives inf and a norm of nan gives nan": of_bad("norm"),
-            "a norm of inf or nan gives nan": of_bad("math.nan"),
+            **bad,
             "a norm of inf or nan gives max_norm": Edit(
                 test, f"    if max_norm is not None and {finite}:\n        return max_norm\n{test}"
             ),
@@ -206,8 +209,8 @@ def clip_coefficient(fn: Callable[..., object]) -> Report:
             "the sign is wrong": Edit(ratio, f"-{ratio}"),
         },
         hints={
+            **dict.fromkeys([*bad, finite], "inf and nan stay to be seen: the factor is 1."),
             none: "None means: no clipping, the factor is 1.",
-            finite: "inf and nan stay to be seen: the factor is 1.",
             small: "The factor never makes gradients longer: at or below max_norm it is 1.",
             ratio: "norm × factor shall be max_norm.",
         },
@@ -321,6 +324,7 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
             "a small gradient at scale 1024": (_random(3, scale=100.0), 1024.0, 1.0),
             "scale 8 in float64": (_random(4, torch.float64, scale=800.0), 8.0, 0.5),
             "a gradient that is small with and without its scale": (_random(5, scale=0.44), 2.0, 10.0),
+            "3 and 4 at scale 2, which may have 10": ([torch.tensor([6.0]), torch.tensor([8.0])], 2.0, 10.0),
             "gradients of 0": ([torch.zeros(2), torch.zeros(1)], 2.0, 1.0),
         },
         shown=["3 and 4 at scale 2", "gradients of 0"],
@@ -358,6 +362,7 @@ def unscaled_and_clipped(fn: Callable[..., object]) -> Report:
             "max_norm is the factor where the norm is too large": Edit(
                 f"{ratio}{clamped}", "(max_norm if norm > max_norm else 1.0)"
             ),
+            "max_norm is compared as 1": Edit(f"{ratio}{clamped}", f"({ratio} if norm > 1.0 else 1.0)"),
             "what is too large becomes 0": Edit(f"{ratio}{clamped}", "(norm <= max_norm)"),
             "the norm is squared: the root is missing": norm_is("sum(one.square().sum() for one in true)"),
             "the norms of the tensors are added": norm_is("sum(one.norm() for one in true)"),

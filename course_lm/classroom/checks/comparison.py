@@ -19,6 +19,7 @@ Close = tuple[float, float]
 MOST_ITEMS = 10_000  # of an endless iterator
 _LONGEST = 60  # characters of a printed value
 _LISTABLE = Iterator | range | deque
+_HALF = {torch.float16, torch.bfloat16}
 _NOISE = {torch.float64: 1e-12, torch.float32: 5e-7, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
@@ -36,13 +37,14 @@ def difference(
 ) -> str | None:
     """The first difference between two results in words, None where they are equal.
 
-    Fractional numbers may differ by 1e-7 of their size where both are float64 tensors, by 1e-2 where one has 16 bits,
-    else by 1e-5; whole ones not at all. Beside that stands only what rounding leaves of the largest expected number:
-    1e-12 of it, 5e-7 where a tensor has 32 bits. `close` is a relative and an absolute tolerance to be used instead.
+    Fractional numbers may differ by 1e-7 of their size where both are float64 tensors, by 1e-2 where the expected one
+    has 16 bits, else by 1e-5; whole ones not at all. Beside that stands only what rounding leaves of the largest
+    expected number: 1e-12 of it, 5e-7 where a tensor has 32 bits. `close` is a relative and an absolute tolerance to be
+    used instead.
 
     NaN equals NaN, and a number may be a tensor without dimensions, a NumPy scalar, a `Fraction` or a `Decimal`.
-    Tensors need the same shape, and both whole or both fractional numbers; unless `needs_tensor`, nested lists and
-    arrays of the same numbers are as good. Lists, tuples, ranges, generators and arrays are all alike.
+    Tensors need the same shape, and both truth values, whole or fractional numbers; unless `needs_tensor`, nested lists
+    and arrays of the same numbers are as good. Lists, tuples, ranges, generators and arrays are all alike.
     `scale` is the largest expected number where `expected` is only a part of what was expected. Raises TypeError for an
     `expected` that is none of tensor, number, text, dict, list or None.
     """
@@ -119,13 +121,21 @@ def _whole(value: Number) -> int:
     return int(value.item()) if isinstance(value, Tensor) else int(value)
 
 
-def _tolerance(scale: float, *values: object) -> Close:
+def _tolerance(scale: float, expected: object, got: object) -> Close:
+    values = (expected, got)
     types = {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
+    if not isinstance(expected, Tensor) or expected.dtype not in _HALF:  # to answer in 16 bits excuses no error
+        types -= _HALF
     noise = scale * max((_NOISE[dtype] for dtype in types if dtype in _NOISE), default=1e-12)
-    if types & {torch.float16, torch.bfloat16}:
+    if types & _HALF:
         return 1e-2, noise
     both_double = all(isinstance(value, Tensor) for value in values) and types == {torch.float64}
     return (1e-7 if both_double else 1e-5), noise
+
+
+def sort_of(tensor: Tensor) -> str:
+    """What its numbers are: tensors of two sorts are never equal."""
+    return "fractional" if tensor.is_floating_point() else "truth values" if tensor.dtype == torch.bool else "whole"
 
 
 def _tensor_difference(expected: Tensor, got: object, rules: _Rules, is_tensor: bool) -> str | None:
@@ -136,9 +146,9 @@ def _tensor_difference(expected: Tensor, got: object, rules: _Rules, is_tensor: 
         return f"expected a tensor of shape {tuple(expected.shape)}, got {short(got)}"
     if expected.shape != made.shape:
         return f"expected the shape {tuple(expected.shape)}, got {tuple(made.shape)}"
-    if is_tensor and expected.is_floating_point() != made.is_floating_point():
+    if is_tensor and sort_of(expected) != sort_of(made):
         return f"expected {expected.dtype}, got {made.dtype}"
-    whole = not expected.is_floating_point() and not rules.close
+    whole = sort_of(expected) != "fractional" and not rules.close
     relative, absolute = (0.0, 0.0) if whole else rules.close or _tolerance(rules.scale, expected, made)
     one, other = expected.detach().double().cpu(), made.detach().double().cpu()
     apart = ~torch.isclose(one, other, rtol=relative, atol=absolute, equal_nan=True)

@@ -100,6 +100,9 @@ def loss_to_backward(fn: Callable[..., object]) -> Report:
     divided = f"loss_sum * (world / {counted})"
     before = f"    total = {total}\n"
     of_all = f"    return {divided}"
+    no_target = "the window has no target on any rank, and 0 is divided by 0"
+    through_it = "the loss goes through all_reduce, which keeps no gradient; the engine adds up the gradients itself"
+    plain_0 = "without any target a plain 0 is returned: it has no gradient, and backward fails"
 
     return compare(
         fn,
@@ -132,19 +135,15 @@ def loss_to_backward(fn: Callable[..., object]) -> Report:
             "all_reduce is called only where a rank has targets: a rank without one would hang the others": Edit(
                 before, f"    total = {total} if targets else 0\n"
             ),
-            "the window has no target on any rank, and 0 is divided by 0": AnyOf(
+            no_target: AnyOf(
                 Edit(divided, "loss_sum * world / total"),
                 Edit(counted, "total"),
             ),
-            "the loss goes through all_reduce, which keeps no gradient; the engine adds up the gradients itself": Edit(
-                divided, f"all_reduce(loss_sum) * (world / {counted})"
-            ),
+            through_it: Edit(divided, f"all_reduce(loss_sum) * (world / {counted})"),
             "the loss is cut off from the weights, by `detach`, `item` or `float`: nothing is left to go backward": (
                 Edit(divided, f"loss_sum.detach() * (world / {counted})")
             ),
-            "without any target a plain 0 is returned: it has no gradient, and backward fails": Edit(
-                of_all, f"    if not total:\n        return 0.0\n{of_all}"
-            ),
+            plain_0: Edit(of_all, f"    if not total:\n        return 0.0\n{of_all}"),
             "a rank without a target counts as one target": Edit(total, "all_reduce(max(1, targets))"),
             "the sum is not divided by the targets": Edit(divided, "loss_sum * world"),
             "the sum is returned as it is": Edit(divided, "loss_sum * 1"),
@@ -175,6 +174,9 @@ def loss_to_backward(fn: Callable[..., object]) -> Report:
             "the loss is multiplied by the targets, not divided": Edit(divided, f"loss_sum * (world * {counted})"),
         },
         hints={
+            no_target: "A count of 0 stands for no sum: divide by at least 1.",
+            through_it: "The number of targets alone goes through `all_reduce`.",
+            plain_0: "`loss_sum` is 0 then: multiplied by any number it keeps its graph.",
             total: "Each rank, also one without a target, asks `all_reduce` for the targets of all.",
             f"world / {counted}": "The engine divides the sum of the gradients by world: multiply by it here.",
         },
@@ -200,7 +202,12 @@ def _gradients(fn: Callable[..., Any], slopes: Sequence[Sequence[float]], target
             raise Refused(f"rank {rank} has nothing to call backward on: {reason} has no gradient")
         if loss.numel() != 1:
             raise Refused(f"backward needs one number, and rank {rank} returns the shape {tuple(loss.shape)}")
-        return torch.autograd.grad(loss.sum(), weights)[0]
+        if weights.grad is not None:
+            raise Refused("it calls backward itself: return the loss, on which the caller does")
+        gradient = torch.autograd.grad(loss.sum(), weights, allow_unused=True)[0]
+        if gradient is None:
+            raise Refused(f"what rank {rank} returns does not depend on the weights: backward gives it no gradient")
+        return gradient
 
     found = in_lockstep(
         lambda rank, all_reduce: on_rank(fn, rank, all_reduce),
@@ -309,6 +316,9 @@ def norm_of_parts(fn: Callable[..., object]) -> Report:
             "the squares of the others alone are added": Edit(total, f"max(0.0, {total} - squares)"),
             "a rank that holds nothing does not call all_reduce: it would hang the others": Edit(
                 f"    return {result}", f"    if not squares:\n        return 0.0\n    return {result}"
+            ),
+            "a rank that holds nothing calls all_reduce, but does not return the norm of all": Edit(
+                f"return {result}", f"norm = {result}\n    return norm if squares else 0.0"
             ),
             "all_reduce is called for each part that is not empty: a rank with fewer would hang the others": AnyOf(
                 Edit(result, f"sum(all_reduce(float(part.square().sum())) for part in {full}) ** 0.5"),

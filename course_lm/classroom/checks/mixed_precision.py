@@ -318,6 +318,7 @@ def _after_each(
     pairs = [(scale, 0)]
     for found_inf in overflows:
         made = fn(*pairs[-1], found_inf, growth_interval)
+        made = made.tolist() if isinstance(made, Tensor) else made
         if not isinstance(made, Sequence) or len(made) != 2:
             return [made]
         pairs.append((made[0], made[1]))

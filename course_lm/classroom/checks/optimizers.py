@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from course_lm.classroom.checks.comparison import is_number
 from course_lm.classroom.checks.report import AnyOf, Edit, Refused, Report, compare
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer, parameter_groups
@@ -161,6 +162,7 @@ def training_bytes(fn: Callable[..., object]) -> Report:
         run=_for_each_model,
         mistakes={
             "one copy of each weight is counted: weights or gradients are left out": Edit(copies, "size + moments"),
+            "every optimizer is counted as AdamW": lambda shapes, optimizer: _measured_bytes(shapes, "adamw"),
             "only the optimizer's state is counted": Edit(copies, "moments"),
             "the optimizer's state is left out": Edit(copies, "2 * size"),
             "only the weights are counted": Edit(copies, "size"),
@@ -344,16 +346,25 @@ def _decay_of_each(fn: Callable[..., Any], model: nn.Module, weight_decay: float
     if isinstance(groups, Optimizer):
         raise Refused("gives an optimizer, not the groups that one is made of: return a list of dicts")
     found: dict[int, list[str]] = {}
+    named: set[bool] = set()
     for group in [groups] if isinstance(groups, dict) else groups:
         if not isinstance(group, dict) or "params" not in group:
-            raise Refused(f'a parameter group is a dict with "params", got a {type(group).__name__}')
+            got = f"one with the keys {', '.join(map(str, group))}" if isinstance(group, dict) else type(group).__name__
+            raise Refused(f'return a list of dicts, each with "params", got {got}')
+        if not is_number(group.get("weight_decay", 0.0)):
+            raise Refused(f'"weight_decay" is a number, got {group["weight_decay"]!r}')
         decay = f"decay {float(group['weight_decay']):g}" if "weight_decay" in group else "no weight_decay given"
         params = group["params"]
         if isinstance(params, set):
             raise Refused('the "params" of a group are a set, which has no order: optimizers take a list')
         for weight in [params] if isinstance(params, Tensor) else params:
+            named.add(isinstance(weight, tuple))
             weight = weight[1] if isinstance(weight, tuple) else weight  # a name may stand before it
+            if not isinstance(weight, Tensor):
+                raise Refused(f'"params" holds tensors, got a {type(weight).__name__}')
             found.setdefault(id(weight), []).append(decay)
+    if len(named) > 1:
+        raise Refused("some parameters come with a name and some without: an optimizer takes all or none")
     return {name: " and ".join(found.get(id(weight), ["not there"])) for name, weight in model.named_parameters()}
 
 
@@ -511,6 +522,8 @@ def _each_step(fn: Callable[..., object], weight: Tensor, gradients: Sequence[Te
     new: object = weight
     for gradient in gradients:
         new = fn(new, gradient, state, *numbers)
+        if isinstance(new, tuple | dict):  # it would come back as the weight
+            raise Refused(f"gives a {type(new).__name__}: return the weight alone")
         weights.append(new.clone() if isinstance(new, Tensor) else new)
     return weights
 

@@ -8,6 +8,7 @@ once, and not by waiting for it.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,16 +25,18 @@ class AllReduce:
 
     Attributes:
         had_gradient: whether it was given a tensor with a gradient.
+        waits: whether its rank was stopped at a call whose sum was not known yet.
     """
 
     def __init__(self, sums: Sequence[Any], others: Callable[[], Sequence[Any]]) -> None:
-        self.had_gradient = False
+        self.had_gradient = self.waits = False
         self._sums, self._others = sums, others
         self._calls = 0
         self._is_simulated = True
 
     def __call__(self, value: Any) -> Any:
         """The sum. Raises TypeError for what is neither a number nor a tensor."""
+        value = value.item() if isinstance(value, np.generic) else value
         if not isinstance(value, int | float | Tensor):
             raise TypeError(f"all_reduce takes a number or a tensor, got {type(value).__name__}")
         if isinstance(value, Tensor):
@@ -43,6 +46,7 @@ class AllReduce:
             return sum(self._others(), start=value)
         self._calls += 1
         if self._calls > len(self._sums):
+            self.waits = True
             raise _Waits(value)
         known = self._sums[self._calls - 1]
         return known.clone() if isinstance(known, Tensor) else known
@@ -78,6 +82,8 @@ def in_lockstep(
             all_reduce = AllReduce(sums, lambda rank=rank: _first_values(right or answer, world, rank))
             try:
                 results[rank] = answer(rank, all_reduce)
+                if all_reduce.waits:
+                    raise Refused("an `except:` also catches what stops a rank at all_reduce here: name the exception")
             except _Waits as waits:
                 waiting[rank] = waits.value
             finally:

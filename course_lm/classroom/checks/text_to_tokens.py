@@ -408,6 +408,7 @@ def _what_is_drawn(
         "texts with the same words in another order can part": _can_part(sides, "at 1", "1 at"),
         "texts that have a word twice can part from others": _can_part(sides, "at 1", "at at 1"),
         "texts of the same length can part": _can_part(sides, "at 1", "at 2"),
+        "texts that begin alike can part": _can_part(sides, "The ferry waits at 1.", "The ferry waits at 2."),
     }
 
 

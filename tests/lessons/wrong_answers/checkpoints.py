@@ -316,7 +316,7 @@ WRONG_ANSWERS = {
     "newest_intact": [
         (newest_by_text, "the names are sorted as text, where 900 comes after 1000"),
         (newest_unread, "the newest is taken without a look at its checksum"),
-        (newest_or_nothing, "the search ends at the first damaged file"),
+        (newest_or_nothing, "the search ends at the first damaged file, or a damaged one clears what was found"),
         (oldest_whole, "the oldest intact one is taken"),
         (first_listed, "the files are taken in the order in which they are listed"),
         (last_listed, "the last one listed is taken for the newest"),

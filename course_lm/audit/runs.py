@@ -264,6 +264,10 @@ def _accumulation(rows: Rows) -> Iterator[Case]:
     batches = window(6, 5, 4)
     batches[1] = without_targets(batches[1])
     yield Case("a micro-batch without a target", part, "C3", [batches], _sgd(accumulation_steps=3))
+    # windows that are cut after such a micro-batch was taken out are others
+    batches = window(5, 6, 3, 4)
+    batches[1] = without_targets(batches[1])
+    yield Case("a micro-batch without a target in two windows", part, "C3", [batches], _sgd(accumulation_steps=2))
 
 
 def _clipping(rows: Rows) -> Iterator[Case]:
@@ -348,6 +352,8 @@ def _validation(rows: Rows) -> Iterator[Case]:
     yield Case("an epoch that contradicts the first", part, "C12", contradicted, worse)
     worse = _sgd(schedule=Moving(0.1, 4.0), validation=uneven)
     yield Case("an epoch that makes the model worse", part, "C12", two, worse)
+    back = _sgd(1.0, validation=[learned])
+    yield Case("an epoch that is better than the last, and not the best", part, "C12", [*contradicted, [learned]], back)
 
 
 def _finite(rows: Rows) -> Iterator[Case]:

@@ -14,11 +14,13 @@ SOME = (
     "DropsLastRow",
     "CountsOneTokenTooMany",
     "WeighsByRows",
+    "WindowsOfWhatHasTargets",
     "ClipsMatricesAlone",
     "AMSGrad",
     "HalfSpeed",
     "HalfLogits",
     "ValidatesInBits",
+    "KeepsWhatBeatsTheLast",
     "NeverRefuses",
     "ClosureWithNesterov",
 )

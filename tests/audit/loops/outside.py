@@ -195,6 +195,13 @@ class WeighsByRows(Plain):
             (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(rows)).backward()
 
 
+class WindowsOfWhatHasTargets(Plain):
+    part = "accumulation"
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        return super().train([[batch for batch in batches if self.count(batch)] for batches in epochs])
+
+
 class WeighsByPositions(Plain):
     part = "accumulation"
 
@@ -664,6 +671,13 @@ class KeepsTheWorst(Plain):
 
     def is_best(self, loss: float) -> bool:
         return loss > max(self.losses, default=-math.inf)
+
+
+class KeepsWhatBeatsTheLast(Plain):
+    part = "validation"
+
+    def is_best(self, loss: float) -> bool:
+        return not self.losses or loss < self.losses[-1]
 
 
 class TrainsOnValidation(Plain):

@@ -313,6 +313,7 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
         reference=_peak_by_owner,
         cases={
             "adamw, one small micro-batch": (5000, 3000, 1, "adamw"),
+            "adamw, one micro-batch of more bytes than there are weights": (5000, 12_000, 1, "adamw"),
             "adamw, one large micro-batch": (5000, 30_000, 1, "adamw"),
             "adamw, four larger ones": (1000, 50_000, 4, "adamw"),
             "sgd, one micro-batch, larger than all that the update holds": (1000, 60_000, 1, "sgd"),
@@ -330,6 +331,9 @@ def peak_by_owner(fn: Callable[..., object]) -> Report:
                 first, "weights"
             ),
             "gradients are held only by the update: those of earlier micro-batches are there too": Edit(first, "0"),
+            "bytes of activations are compared with the number of parameters": Edit(
+                largest, "backward if micro_batches > 1 or activations > parameters else update"
+            ),
             "with several micro-batches there are no gradients, with one there are": Edit("> 1", "== 1"),
             "two micro-batches are taken for one": Edit("> 1", "> 2"),
             "the gradients of each micro-batch are held apart: they are added up in one place": Edit(

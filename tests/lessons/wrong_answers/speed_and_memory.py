@@ -288,12 +288,14 @@ def peak_with_plain_sgd(parameters, activations, micro_batches, optimizer):
 
 
 def peak_in_numbers(parameters, activations, micro_batches, optimizer):
-    found = _right_peak(parameters, activations, micro_batches, _numbers(optimizer))
-    if found["activations"] == 0 or micro_batches > 1:
-        found["gradients"] = parameters
-    if parameters + 0 > activations + parameters * (micro_batches > 1):
-        found["activations"] = 0
-    return {**found, "weights": parameters, "moments": found["moments"] // 4}
+    before = parameters * (micro_batches > 1)
+    is_backward = before + activations > parameters
+    return {
+        "weights": parameters,
+        "gradients": before if is_backward else parameters,
+        "moments": _numbers(optimizer) * parameters,
+        "activations": activations if is_backward else 0,
+    }
 
 
 def peak_with_late_moments(parameters, activations, micro_batches, optimizer):

@@ -32,11 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def expected_seconds(item: pytest.Item) -> int:
-    """A rough guess: what a slow test says of itself, and one second for a long one."""
+    """A rough guess: what a slow test says of itself, and one second for a long one or a lesson's cell."""
     slow = item.get_closest_marker("slow")
     if slow is not None:
         return slow.kwargs.get("seconds", 10)
-    return item.get_closest_marker("long") is not None
+    return item.get_closest_marker("long") is not None or item.path.suffix == ".ipynb"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

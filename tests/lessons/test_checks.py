@@ -458,6 +458,8 @@ def test_a_loss_that_cannot_train_is_refused_in_its_own_words(loss, words):
         ([1, 2, 3], [1, 2, 3, 4], "there is one item too many at the end"),
         ([1, 2, 3], [2, 3], "the first item is missing"),
         ([1.26, 2.71], [1.3, 2.7], "rounded to 1 decimal places"),
+        ([1e30, 0.5], [1e30, 0.25], ""),  # both are near 0 beside the first
+        ([2.6, 2.6, 2.6], [2.6, 2.6, 0.0], ""),
         (7, 6.6, "the result is not rounded to a whole number"),
         (2.5, math.exp(2.5), "the result is the exponential of the expected one"),
         (0.3, 0.7, "the result is 1 minus the expected one"),

@@ -227,7 +227,7 @@ def _rounding(expected: np.ndarray, got: np.ndarray) -> Iterator[str]:
     if _are_whole(expected) and _are_whole(got):
         return
     for what, how in _ROUNDINGS.items():
-        is_rounded = np.allclose(how(got), got, rtol=1e-9, atol=1e-9)  # beside a huge number small ones are near 0
+        is_rounded = np.allclose(how(got), got, rtol=1e-6, atol=1e-6)  # beside a huge number small ones are near 0
         if is_rounded and _near(how(expected), got) and np.any(got):
             yield f"the numbers are {what}" if expected.size > 1 else f"the result is {what}"
     if _are_whole(expected) and not _are_whole(got):

@@ -227,8 +227,7 @@ def _rounding(expected: np.ndarray, got: np.ndarray) -> Iterator[str]:
     if _are_whole(expected) and _are_whole(got):
         return
     for what, how in _ROUNDINGS.items():
-        is_rounded = np.allclose(how(got), got, rtol=1e-6, atol=1e-6)  # beside a huge number small ones are near 0
-        if is_rounded and _near(how(expected), got) and np.any(got):
+        if np.allclose(how(expected), got, rtol=1e-6, atol=0.0) and np.any(got):
             yield f"the numbers are {what}" if expected.size > 1 else f"the result is {what}"
     if _are_whole(expected) and not _are_whole(got):
         for what, how in list(_ROUNDINGS.items())[:3]:
@@ -265,8 +264,7 @@ def _known(factor: float) -> tuple[str, str] | None:
 def _offset(expected: np.ndarray, got: np.ndarray, every: str) -> Iterator[str]:
     apart = got - expected
     by = float(np.median(apart))
-    scale = float(np.abs(expected).max()) or 1.0
-    if by == 0 or not np.allclose(apart, by, rtol=1e-5, atol=1e-9 * scale):
+    if by == 0 or not np.allclose(apart, by, rtol=1e-5, atol=_noise(expected, 1e-9)):
         return
     if np.unique(expected).size > 1 or abs(by) == 1:
         yield f"{every} {_as_text(abs(by))} too {'large' if by > 0 else 'small'}"
@@ -295,9 +293,13 @@ def _same(expected: np.ndarray, got: np.ndarray) -> np.ndarray:
 def _near(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape:
         return False
-    finite = np.abs(one[np.isfinite(one)])
-    noise = 1e-7 * float(finite.max()) if finite.size else 0.0
-    return bool(np.allclose(other, one, rtol=1e-5, atol=noise, equal_nan=True))
+    return bool(np.allclose(other, one, rtol=1e-5, atol=_noise(one, 1e-7), equal_nan=True))
+
+
+def _noise(numbers: np.ndarray, share: float) -> float:
+    """A share of the largest number; none where small ones stand beside a huge one, for they would be noise too."""
+    sizes = np.abs(numbers[np.isfinite(numbers) & (numbers != 0)])
+    return share * float(sizes.max()) if sizes.size and sizes.min() > 1e-6 * sizes.max() else 0.0
 
 
 def _arrays(expected: object, got: object) -> Arrays | None:

@@ -272,9 +272,10 @@ class Disk:
         return sorted(found)
 
     def _number(self, name: str) -> int:
-        if os.fspath(name) not in self._names:
-            raise FileNotFoundError(f"there is no file {os.fspath(name)!r}")
-        return self._names[os.fspath(name)]
+        name = os.fspath(name)
+        if name not in self._names:
+            raise FileNotFoundError(f"there is no file {name!r}")
+        return self._names[name]
 
     def _readable(self, number: int | None) -> set[str]:
         if number is None:

@@ -104,7 +104,7 @@ class LoopConfig:
         early_stopping_patience: validations without improvement before the run stops, or null.
         early_stopping_threshold: by how many nats per token the loss must fall to count as an improvement.
         seed: fixes weights, dropout and the order of the data.
-        deterministic: use deterministic kernels where torch has them.
+        deterministic: use deterministic kernels alone; an operation that has none on the device is refused.
         compile: compile the model with `torch.compile`.
         resume: "auto" goes on from the newest checkpoint in the run's folder, "never" starts anew.
         output_dir: the run's folder is `<output_dir>/<experiment_name>`; null writes nothing.

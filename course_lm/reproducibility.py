@@ -13,7 +13,7 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def seed_everything(seed: int, deterministic: bool = True) -> None:
-    """Seed Python, NumPy and torch on every device; `deterministic` also asks torch for deterministic kernels."""
+    """Seed Python, NumPy and torch on every device; `deterministic` also keeps torch to deterministic kernels."""
     seed_generators(seed)
     _choose_kernels(deterministic)
 
@@ -32,13 +32,25 @@ def seed_of(*numbers: int) -> int:
 
 @contextmanager
 def deterministic_kernels(wanted: bool) -> Iterator[None]:
-    """Let torch use deterministic kernels, or not, while the body runs; then the earlier settings come back."""
+    """Keep torch to deterministic kernels, or not, while the body runs; then the earlier settings come back.
+
+    Raises:
+        ValueError: an operation of the body has none.
+    """
     chosen = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = deterministic_settings.fill_uninitialized_memory  # type: ignore[attr-defined]
     workspace = os.environ.get(_WORKSPACE)
     _choose_kernels(wanted)
     try:
         yield
+    except RuntimeError as error:
+        operation, without, _ = str(error).partition(" does not have a deterministic implementation")
+        if not without:
+            raise
+        raise ValueError(
+            f"{operation} has no deterministic kernel on this device, so a run that goes on would not be the same to "
+            "the bit; training.deterministic: false trains without that promise"
+        ) from error
     finally:
         torch.use_deterministic_algorithms(chosen[0], warn_only=chosen[1])
         deterministic_settings.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
@@ -50,8 +62,8 @@ def _choose_kernels(deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault(_WORKSPACE, ":4096:8")  # read when CUDA starts
         deterministic_settings.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a costly debugging aid
-    # warn_only: an operation without a deterministic kernel warns, where an error would end the run
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    # Not warn_only: with it the fused attention of CUDA takes its faster kernels, which add up in any order.
+    torch.use_deterministic_algorithms(deterministic)
 
 
 def resolve_device(name: str) -> torch.device:

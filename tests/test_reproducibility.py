@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from course_lm.reproducibility import resolve_device, seed_everything
+from course_lm.reproducibility import deterministic_kernels, resolve_device, seed_everything
 
 
 def draws() -> tuple[float, float, float]:
@@ -32,6 +32,24 @@ def test_deterministic_asks_torch_for_deterministic_kernels():
     assert not torch.are_deterministic_algorithms_enabled()
     seed_everything(0, deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()
+    # with warnings alone the fused attention of CUDA takes kernels that are not deterministic
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_an_operation_without_a_deterministic_kernel_is_refused_by_its_name():
+    def put() -> None:
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+
+    refusal = r"put_ has no deterministic kernel .*training\.deterministic: false"
+    with pytest.raises(ValueError, match=refusal), deterministic_kernels(True):
+        put()
+    with deterministic_kernels(False):
+        put()
+
+
+def test_other_errors_pass_through_deterministic_kernels():
+    with pytest.raises(RuntimeError, match="size"), deterministic_kernels(True):
+        torch.zeros(2) + torch.zeros(3)
 
 
 def test_the_cpu_is_always_there():

@@ -83,5 +83,5 @@ def _poisoned(logits: Tensor, input_ids: Tensor) -> Tensor:
 def make_model(seed: int, *, wrapped: bool = False) -> TinyModel:
     """A float64 model in train mode whose weights are those of `seed`; no random generator is changed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed accelerators too
         return TinyModel(wrapped=wrapped).double().train()

@@ -639,9 +639,10 @@ def test_a_validation_leaves_the_generator_of_cuda_alone():
             torch.rand(3, device="cuda")
             return super().__iter__()
 
+    trained = model().cuda()  # seeds every device
     torch.rand(1, device="cuda")
     before = torch.cuda.get_rng_state()
-    evaluate(model().cuda(), Drawing())
+    evaluate(trained, Drawing())
     assert torch.equal(torch.cuda.get_rng_state(), before)
 
 

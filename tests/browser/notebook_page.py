@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from axe_playwright_python.sync_playwright import Axe
@@ -135,11 +135,11 @@ class NotebookPage:
         assert all(cell.count is None for cell in self.cells()), "the stored outputs were not cleared"
         self._choose("Run", "Run All Cells")
         self.page.wait_for_function(HAS_STARTED, timeout=1000 * OPEN_SECONDS)
-        self.wait_until_idle()
+        self.wait_until_idle(every=500)
 
-    def wait_until_idle(self) -> None:
-        """Wait until the kernel has nothing left to do."""
-        self.page.wait_for_function(HAS_ENDED, timeout=1000 * RUN_SECONDS)
+    def wait_until_idle(self, every: float | Literal["raf"] = "raf") -> None:
+        """Wait until the kernel has nothing left to do; asked each so many milliseconds, or with each frame."""
+        self.page.wait_for_function(HAS_ENDED, timeout=1000 * RUN_SECONDS, polling=every)
 
     def problems(self) -> list[str]:
         """The cells that ended in an error or did not run."""

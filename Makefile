@@ -29,7 +29,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow slow-processes slow-arithmetic test-ranks test-audit durations notebooks mutants book lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow slow-ranks slow-arithmetic test-ranks test-audit durations notebooks mutants book lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,13 +60,13 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(PY) -m pyrefly check --summary=none
 
-# Those that only compute leave the processor to the others, whose browsers and killed processes have to come in time.
+# Browsers and killed processes have to come in time, so they share the cores with no more processes than there are cores.
+# Tests of many ranks, which wait for each other, leave time to those that only compute.
 test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser, many ranks
-	@$(MAKE) --no-print-directory --jobs 2 slow-processes slow-arithmetic
-
-# The tests that start many processes come after the browser, whose pages would be late beside them.
-slow-processes: $(VENV)/.test
 	$(PYTEST) -m slow tests --ignore tests/distributed $(addprefix --ignore ,$(ARITHMETIC))
+	@$(MAKE) --no-print-directory --jobs 2 slow-ranks slow-arithmetic
+
+slow-ranks: $(VENV)/.test
 	$(ONE_THREAD) $(PY) -m pytest -m "slow and not ranks" tests/distributed
 
 slow-arithmetic: $(VENV)/.test

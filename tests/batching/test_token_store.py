@@ -100,7 +100,7 @@ def undivided(folder: Path, division: str) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("division", ["lines", "length"])
+@pytest.mark.parametrize("division", ["lines", pytest.param("length", marks=pytest.mark.long)])
 def test_a_store_gives_the_batches_of_a_text_that_no_blank_line_divides(tmp_path, mode, division):
     source = undivided(tmp_path, division)
     store = open_token_store(text_of(source), RECIPE, tmp_path / "cache")

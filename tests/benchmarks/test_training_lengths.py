@@ -30,6 +30,7 @@ def test_a_rate_on_each_side_of_the_best_was_tried_and_ended_higher(rows, passes
     assert all(later == 2 * earlier for earlier, later in pairwise(tried))
 
 
+@pytest.mark.long
 def test_a_text_is_read_once_a_pass_in_another_order_each_time():
     batches = training_lengths.batches(rows=24, seed=0)
     text = training_lengths.training_rows()[:24].tolist()

@@ -28,6 +28,7 @@ def test_every_word_of_every_sentence_has_latin_letters_and_a_gloss() -> None:
     assert [some for some in gloss if not re.fullmatch(r"[A-Za-z][A-Za-z./-]*(?:\.1SG)?(?:\.[A-Z]+)*", some)] == []
 
 
+@pytest.mark.long
 def test_different_words_look_different_in_latin_letters() -> None:
     written: dict[str, set[str]] = {}
     for word in {word for words in glossed_corpus() for word in words}:

@@ -1,5 +1,6 @@
 """Weights alone: written for programs that know nothing of this package, and compared with those of another model."""
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ def export_weights(
 ) -> None:
     """Write a model's `state_dict()` as a safetensors file; as with checkpoints, whole or not at all.
 
+    Equal weights and metadata give equal bytes.
     `safetensors.torch.load_file(path)` gives the weights back. The format holds no sharing: of names that stand for one
     tensor (tied weights) the first is kept, and the metadata says for each of the others which one that is, so that
     `safetensors.torch.load_model(model, path)` ties them again.
@@ -38,8 +40,19 @@ def export_weights(
             raise ValueError(f"metadata must hold strings, got {text!r} for {name!r}")
     tensors, tied = _untie(weights)
     content = save(tensors, metadata=tied | texts)
+    tensors_at = 8 + int.from_bytes(content[:8], "little")  # a length, a header of JSON, the tensors
+    header = _with_sorted_metadata(content[8:tensors_at])
     with atomic_file(path) as file:
-        file.write(content)
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(memoryview(content)[tensors_at:])
+
+
+def _with_sorted_metadata(header: bytes) -> bytes:
+    """A header of safetensors, which writes the metadata in another order each time, with one that stays."""
+    parts = json.loads(header)
+    parts["__metadata__"] = dict(sorted(parts["__metadata__"].items()))
+    text = json.dumps(parts, separators=(",", ":"), ensure_ascii=False).encode()
+    return text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of 8 bytes
 
 
 def describe_difference(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:

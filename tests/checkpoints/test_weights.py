@@ -102,6 +102,17 @@ def test_any_tensors_survive_a_round_trip(tmp_path_factory, weights):
     assert read.keys() == weights.keys()
 
 
+def test_the_same_weights_and_metadata_give_the_same_bytes_each_time(tmp_path):
+    metadata = {f"key {number}": 'ä "quoted"\n\x1f\\ \U0001f600' * number for number in range(8)}
+    for number in range(3):
+        export_weights(tmp_path / str(number), gpt().state_dict(), metadata)
+    first, *others = ((tmp_path / str(number)).read_bytes() for number in range(3))
+    assert others == [first, first]
+    with safe_open(tmp_path / "0", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", **metadata}
+    assert_equal(dict(sorted(load_file(tmp_path / "0").items())), dict(sorted(gpt().state_dict().items())))
+
+
 def test_views_of_one_tensor_are_stored_apart(tmp_path):
     whole = torch.arange(12.0).reshape(3, 4)
     weights = {"whole": whole, "row": whole[1], "column": whole[:, 2], "turned": whole.T}

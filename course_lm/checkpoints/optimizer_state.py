@@ -69,9 +69,10 @@ def check_state(saved: Any, optimizer: Optimizer, model: nn.Module) -> None:
         ensure(name in state, f"the optimizer's state lacks the parameter {name}")
     for name in state:
         ensure(name in names.values(), f"the optimizer's state has {name!r}, which this optimizer does not train")
+    forms = _Forms(optimizer)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            _check_parameter(state[names[id(parameter)]], names[id(parameter)], parameter, group, optimizer)
+            _check_parameter(state[names[id(parameter)]], names[id(parameter)], parameter, group, forms)
 
 
 def load_state(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
@@ -85,13 +86,14 @@ def load_state(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module)
             if key in theirs:
                 _set_rate(group, key, theirs[key])
     optimizer.state.clear()
+    forms = _Forms(optimizer)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             values = saved["state"][names[id(parameter)]]
             if values:
-                forms = _forms(optimizer, group, parameter)
+                form_of = forms.of(group, parameter)
                 optimizer.state[parameter] = {
-                    key: _copy(value, forms.get(key), parameter) for key, value in values.items()
+                    key: _copy(value, form_of.get(key), parameter) for key, value in values.items()
                 }
 
 
@@ -175,13 +177,13 @@ def _equal(saved: Any, mine: Any) -> bool:
     return saved == mine or (saved != saved and mine != mine)  # NaN equals NaN here
 
 
-def _check_parameter(saved: Any, name: str, parameter: Tensor, group: Mapping[str, Any], optimizer: Optimizer) -> None:
+def _check_parameter(saved: Any, name: str, parameter: Tensor, group: Mapping[str, Any], known: "_Forms") -> None:
     where = f"the optimizer's state of {name}"
     ensure(isinstance(saved, Mapping), f"{where} must be a dict, got {describe(saved)}")
     if not saved:  # it has had no gradient yet
         return
-    if _is_of_torch(optimizer):
-        forms = _forms(optimizer, group, parameter)
+    if _is_of_torch(known.optimizer):
+        forms = known.of(group, parameter)
         for key in [*saved, *(key for key in forms if key not in saved)]:
             mine = describe_form(forms[key].like) if key in forms else "nothing"
             theirs = describe(saved[key]) if key in saved else "nothing"
@@ -221,6 +223,21 @@ def _is_of_torch(optimizer: Optimizer) -> bool:
     parts = [inspect.unwrap(type(optimizer).step)]
     parts += [method for method in [getattr(type(optimizer), "_init_group", None)] if method is not None]
     return all(part.__module__.startswith(("torch.optim.", "course_lm.muon")) for part in parts)
+
+
+class _Forms:
+    """How the optimizer's state of a parameter looks; parameters of one group that look alike are tried once."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._known: dict[tuple[Any, ...], dict[str, _Form]] = {}
+
+    def of(self, group: Mapping[str, Any], parameter: Tensor) -> dict[str, _Form]:
+        part = part_of(parameter)
+        looks = id(group), parameter.shape, part.shape, part.stride(), part.dtype, part.device
+        if looks not in self._known:
+            self._known[looks] = _forms(self.optimizer, group, parameter)
+        return self._known[looks]
 
 
 def _forms(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> dict[str, _Form]:

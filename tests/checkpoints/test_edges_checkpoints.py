@@ -32,6 +32,7 @@ from course_lm.checkpoints import (
     as_plain,
     load_checkpoint,
     load_weights,
+    optimizer_state,
     rng_state,
     save_checkpoint,
     set_rng_state,
@@ -481,6 +482,20 @@ def step(net: Net, optimizer: torch.optim.Optimizer, steps: int) -> None:
         for parameter in net.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=draw)
         optimizer.step()
+
+
+def test_parameters_that_look_alike_are_tried_once(monkeypatch):
+    tried: list[tuple[int, ...]] = []
+    forms = optimizer_state._forms
+    monkeypatch.setattr(
+        optimizer_state, "_forms", lambda optimizer, group, one: tried.append(one.shape) or forms(optimizer, group, one)
+    )
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    check_state(state_by_name(optimizer, net), optimizer, net)
+    assert sorted(tried) == [(2,), (2, 4), (4,), (4, 4)]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -15,7 +15,6 @@ PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loads
 # Slow tests that only compute.
 ARITHMETIC := tests/audit tests/oracle tests/resume/test_edges_sessions.py \
 	$(addprefix tests/lessons/,test_bug_hunt.py test_fresh_answers.py test_mutants.py)
-HALF := $(shell echo $$(( ($(WORKERS) + 1) / 2 )))
 BOOK := build/book
 # Many processes import the package, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -70,7 +69,7 @@ slow-ranks: $(VENV)/.test
 	$(ONE_THREAD) $(PY) -m pytest -m "slow and not ranks" tests/distributed
 
 slow-arithmetic: $(VENV)/.test
-	$(ONE_THREAD) nice $(PY) -m pytest -n $(HALF) --dist loadfile --no-loadscope-reorder -m "slow and not audit" $(ARITHMETIC)
+	$(ONE_THREAD) nice $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow and not audit" $(ARITHMETIC)
 
 test-ranks: $(VENV)/.test ## every command on many processes: stopped, killed, hung, given bad input
 	$(ONE_THREAD) $(PY) -m pytest -m ranks tests/distributed

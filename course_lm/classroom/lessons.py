@@ -29,6 +29,7 @@ from course_lm.classroom.stored_outputs import clean, keep_timings, refuse_absol
 from course_lm.classroom.workspace import Changes, find_workspace, lesson_paths, prepare
 from course_lm.reproducibility import resolve_device, seed_everything
 from course_lm.trainer.allocator import tune_allocator
+from course_lm.trainer.waiting import share_cores
 
 MAX_THREADS = 4
 CELL_TIMEOUT_SECONDS = 300
@@ -50,6 +51,7 @@ def setup(seed: int = 0, threads: int | None = None) -> None:
     """
     tune_allocator()  # before torch allocates anything large
     torch.set_num_threads(threads or min(MAX_THREADS, torch.get_num_threads()))
+    share_cores()
     seed_everything(seed)
     warnings.formatwarning = _format_warning
     plots.style()

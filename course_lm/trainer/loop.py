@@ -87,6 +87,7 @@ from course_lm.trainer.run import (
     sole_writer,
 )
 from course_lm.trainer.time_budget import Costs, Plan, fit
+from course_lm.trainer.waiting import share_cores
 
 
 class Trainer:
@@ -144,6 +145,7 @@ class Trainer:
         self.config = replace(config, training=self.settings)
         if self.device.type == "cpu":
             tune_allocator()
+            share_cores()
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
         self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
         if self.settings.compile:

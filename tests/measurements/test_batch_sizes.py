@@ -1,0 +1,66 @@
+"""Claims about the stored runs of batch size against steps: they are whole, were tuned, and a run repeats."""
+
+from itertools import pairwise
+from statistics import median
+
+import batch_sizes
+import pytest
+from batch_sizes import BATCH_SIZES, FILE, RACE_SEEDS, TARGET_LOSS, best_rate, crossing, rates_tried, run_to_target
+from harness import is_stored, load
+from story_rows import LENGTH
+
+RESULTS = load(FILE)
+SWEEP, RACE = RESULTS["sweep"], RESULTS["race"]
+
+
+def steps_of(batch_size):
+    return median(run["steps_to_target"] for run in RACE if run["batch_size"] == batch_size)
+
+
+def test_every_run_is_there_and_no_other():
+    wanted = list(batch_sizes.settings_of_runs(RESULTS))
+    assert [run for run in wanted if not is_stored(RESULTS, *run)] == []
+    assert len(RACE) == len(BATCH_SIZES) * len(RACE_SEEDS)
+
+
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+def test_a_rate_on_each_side_of_the_best_was_tried_and_needed_more_steps(batch_size):
+    tried = rates_tried(SWEEP, batch_size)
+    assert tried[0] < best_rate(SWEEP, batch_size) < tried[-1]
+    assert all(later == 2 * earlier for earlier, later in pairwise(tried))
+
+
+def test_the_best_rates_are_those_that_lesson_12_names():
+    """Of 128 to 512 tokens a step, and of 1,024 to 16,384."""
+    for run in RACE:
+        assert run["learning_rate"] == (0.002 if run["batch_size"] * LENGTH <= 512 else 0.004)
+
+
+def test_every_run_of_the_race_came_to_the_target():
+    assert all(run["steps_to_target"] for run in RACE)
+
+
+def test_a_larger_batch_needs_fewer_steps_and_more_tokens():
+    sizes = sorted(BATCH_SIZES)
+    for small, large in zip(sizes, sizes[2:], strict=False):  # next but one: neighbours may change places
+        assert steps_of(large) < steps_of(small)
+        assert large * steps_of(large) > small * steps_of(small)
+
+
+def test_the_crossing_lies_where_the_smoothed_loss_meets_the_target():
+    losses = [TARGET_LOSS + gap for gap in (0.4, 0.3, 0.2, 0.1, 0.0, -0.1, -0.2)]
+    looks = [10, 20, 40, 80, 160, 320, 640]
+    assert crossing(list(zip(looks, losses, strict=True))) == pytest.approx(160)
+    assert crossing(list(zip(looks[:5], losses[:5], strict=True))) is None
+
+
+def test_one_lucky_look_is_no_crossing():
+    curve = [(step, TARGET_LOSS + 0.5) for step in range(10, 20)]
+    curve[5] = (15, TARGET_LOSS - 0.1)
+    assert crossing(curve) is None
+
+
+def test_a_run_repeats():
+    run = next(run for run in RACE if run["batch_size"] == 8)
+    again, _ = run_to_target(8, run["learning_rate"], run["seed"], most=10_000)
+    assert again == pytest.approx(run["steps_to_target"], rel=0.1)

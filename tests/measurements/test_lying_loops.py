@@ -1,0 +1,53 @@
+"""Claims about README's picture: all runs are there, each printed loss falls, and the pages say by how much."""
+
+import re
+from itertools import product
+
+import lying_loops
+import pytest
+from harness import ROOT, is_stored, load
+from lying_loops import FILE, PICTURE, SEEDS, SHIFTS, STEPS, table, told
+from PIL import Image
+
+RESULTS = load(FILE)
+RUNS = RESULTS["runs"]
+
+
+def test_every_run_is_there_and_no_other():
+    wanted = list(lying_loops.settings_of_runs())
+    assert [run for run in wanted if not is_stored(RESULTS, *run)] == []
+    assert len(RUNS) == len(SEEDS) * len(SHIFTS)
+
+
+@pytest.mark.parametrize(("loop", "seed"), list(product(SHIFTS, SEEDS)))
+def test_every_printed_loss_falls_and_only_the_right_loop_learns_the_next_token(loop, seed):
+    (run,) = [run for run in RUNS if (run["loop"], run["seed"]) == (loop, seed)]
+    assert run["printed"][-1] < 0.8 * run["printed"][0]
+    assert (run["held_out"][-1] < run["held_out"][0]) == (loop == "right")
+
+
+def test_the_picture_is_of_these_runs_and_small():
+    with Image.open(PICTURE) as picture:
+        assert picture.info["Description"] == table(RESULTS)
+    assert PICTURE.stat().st_size < 60_000
+
+
+def test_the_page_of_measurements_shows_the_table():
+    assert table(RESULTS) in (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+
+
+def test_readme_says_what_the_picture_shows():
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    twice, unshifted = told(RESULTS, "labels shifted twice"), told(RESULTS, "labels not shifted")
+    for first, last, held_out in (twice, unshifted):
+        assert f"from {first:.2f} to {last:.2f}" in readme and f"{held_out:.2f}" in readme
+    (worst,) = map(int, re.findall(r"rises to more than (\d+) nats", readme))
+    assert worst < min(run["held_out"][-1] for run in RUNS if run["loop"] == "labels not shifted")
+    assert f"against {STEPS} training steps" in readme
+
+
+def test_a_run_repeats():
+    again = lying_loops.measure("runs", {"loop": "labels not shifted", "seed": 0})
+    (run,) = [run for run in RUNS if (run["loop"], run["seed"]) == ("labels not shifted", 0)]
+    assert again["printed"] == pytest.approx(run["printed"], abs=0.05)
+    assert again["held_out"][-1] == pytest.approx(run["held_out"][-1], abs=0.5)

@@ -5,30 +5,27 @@ VENV := .venv
 PY := $(VENV)/bin/python
 LESSONS = $(sort $(wildcard notebooks/[0-9][0-9]_*.ipynb))
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 600 --nbval-sanitize-with tests/lessons/nbval_sanitize.cfg
-# A process for each core, at most four, of one OpenMP thread each: with two threads each they slow each other many
-# times over on two cores. A file's tests stay together, for they share fixtures, and tests/conftest.py gives the order
-# of the files; the hash seed gives every process the same order of sets.
-ONE_THREAD := OMP_NUM_THREADS=1 PYTHONHASHSEED=0
+# A process for each core, at most four, of one OpenMP thread each; tests/conftest.py says which tests are in a set,
+# which stay together and which come first. The hash seed gives every process the same order of sets.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell echo $$(( $(CORES) < 4 ? $(CORES) : 4 )))
-PYTEST := $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Slow tests that only compute.
-ARITHMETIC := tests/audit tests/oracle tests/resume/test_edges_sessions.py \
-	$(addprefix tests/lessons/,test_bug_hunt.py test_fresh_answers.py test_mutants.py)
+TESTS = OMP_NUM_THREADS=1 PYTHONHASHSEED=0 COURSE_TESTS=$(1) $(PY) -m pytest -n $(WORKERS) --no-loadscope-reorder
+STORE := $(if $(STORE_DURATIONS),--store-durations)
 BOOK := build/book
 # Many processes import the package, and each would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
-# pip compiles on one core what it installs; this takes all cores. A package may hold files for other Pythons: what cannot
-# be compiled is none of ours.
-INSTALL = $(PY) -m pip install --quiet --no-compile -c requirements.lock
-COMPILE = @$(PY) -m compileall -qq -j 0 $(VENV)/lib || true
+# uv where it is there, else pip, which compiles on one core what it installs: then all cores do that afterwards. A package
+# may hold files for other Pythons: what cannot be compiled is none of ours.
+UV := $(shell command -v uv)
+INSTALL = $(if $(UV),uv pip install --quiet --python $(PY) --compile-bytecode,$(PY) -m pip install --quiet --no-compile) -c requirements.lock
+COMPILE = @$(if $(UV),,$(PY) -m compileall -qq -j 0 $(VENV)/lib || true)
 # JupyterLab's popup that asks whether to fetch news; the command talks a lot even when all is well.
 NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:announcements" \
 	--level=sys_prefix > $(VENV)/news.log 2>&1 || { cat $(VENV)/news.log; exit 1; }
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow slow-ranks slow-arithmetic test-ranks test-audit durations notebooks mutants book lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow nightly durations notebooks mutants book lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -37,17 +34,17 @@ lab: $(VENV)/.lab ## open your copies of the lessons in JupyterLab
 	@$(VENV)/bin/course-lm lab
 
 # Side by side: the tests need not wait for the checks.
-test: $(VENV)/.test ## lint, types, all tests but the slow ones, and every lesson
+test: $(VENV)/.test ## lint, types, the short tests, and every lesson; DAY=2026-11-26 repeats a day
 	@$(MAKE) --no-print-directory --jobs 3 style types tests-and-lessons
 
 tests-and-lessons: $(VENV)/.test
-	$(PYTEST) -m "not slow" $(NBVAL) tests $(LESSONS)
+	$(call TESTS,test) $(NBVAL) $(STORE) tests $(LESSONS)
 
-check: $(VENV)/.test ## the fast loop: lint, types, fast tests
+check: $(VENV)/.test ## the fast loop: lint, types, the shortest tests
 	@$(MAKE) --no-print-directory --jobs 3 style types fast-tests
 
 fast-tests: $(VENV)/.test
-	$(PYTEST) -m "not slow and not long" --hypothesis-profile=quick -q tests
+	$(call TESTS,check) -q tests
 
 lint: style types ## ruff, import order, types
 
@@ -59,33 +56,20 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(PY) -m pyrefly check --summary=none
 
-# Browsers and killed processes have to come in time, so they share the cores with no more processes than there are cores.
-# Tests of many ranks, which wait for each other, leave time to those that only compute.
-test-slow: $(VENV)/.test ## the long sets: killed processes, broken packages, other CPU kernels, browser, many ranks
-	$(PYTEST) -m slow tests --ignore tests/distributed $(addprefix --ignore ,$(ARITHMETIC))
-	@$(MAKE) --no-print-directory --jobs 2 slow-ranks slow-arithmetic
+test-slow: $(VENV)/.test ## all other tests, of many cases those of the day: killed processes, ranks, a browser, broken packages
+	$(call TESTS,slow) $(STORE) tests
 
-slow-ranks: $(VENV)/.test
-	$(ONE_THREAD) $(PY) -m pytest -m "slow and not ranks" tests/distributed
+nightly: $(VENV)/.test ## every test and lesson with all its cases: hours
+	$(call TESTS,nightly) $(NBVAL) tests $(LESSONS)
 
-slow-arithmetic: $(VENV)/.test
-	$(ONE_THREAD) nice $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow and not audit" $(ARITHMETIC)
-
-test-ranks: $(VENV)/.test ## every command on many processes: stopped, killed, hung, given bad input
-	$(ONE_THREAD) $(PY) -m pytest -m ranks tests/distributed
-
-test-audit: $(VENV)/.test ## every pair of faults through every loop, and every loop with a mistake outside the list
-	$(ONE_THREAD) $(PY) -m pytest -n 2 -m audit tests/audit
-
-# One process: beside others a test is slow for no reason of its own.
-durations: $(VENV)/.test ## the 20 slowest tests of `make test`, and the seconds of each file
-	$(ONE_THREAD) $(PY) -m pytest -m "not slow" -q --durations 20 tests
+durations: $(VENV)/.test ## measure the tests of `make test` and `make test-slow`, store it in tests/durations.json
+	@$(MAKE) --no-print-directory tests-and-lessons test-slow STORE_DURATIONS=yes
 
 notebooks: $(VENV)/.test ## run every lesson and store its outputs
 	@$(VENV)/bin/course-lm lessons --write
 
 mutants: $(VENV)/.test ## store the mutants of the exercises' solutions; LESSONS="loss schedules" for some
-	$(ONE_THREAD) $(PY) -m tests.lessons.mutants $(if $(filter command line,$(origin LESSONS)),$(LESSONS))
+	OMP_NUM_THREADS=1 $(PY) -m tests.lessons.mutants $(if $(filter command line,$(origin LESSONS)),$(LESSONS))
 
 # From nothing each time: Sphinx warns of a page only when it reads it, and a warning, such as one of a link that leads
 # nowhere, fails the build.

@@ -1,13 +1,19 @@
-"""Settings for every test: no network, reproducible property tests, and an order that keeps all workers busy."""
+"""Settings for every test: no network, random cases of the day, and the tests of the set that is run."""
 
 import os
 import signal
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Any
 
+import hypothesis.core
 import pytest
 from hypothesis import settings
+
+from tests.durations import Stopwatch, of_this_set, pytest_fixture_setup, together
+from tests.sets import DAY, SET
+
+__all__ = ["pytest_fixture_setup"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -16,41 +22,44 @@ os.environ.setdefault("WANDB_MODE", "offline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("local", deadline=None, print_blob=True)
-settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
-settings.register_profile("quick", deadline=None, print_blob=True, max_examples=20)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+EXAMPLES = {"check": 20, "nightly": 500}.get(SET, 100)
+settings.register_profile("day", deadline=None, print_blob=True, max_examples=EXAMPLES)
+settings.register_profile("ci", settings.get_profile("day"), database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "day")
+hypothesis.core.global_force_seed = DAY.toordinal()  # pyrefly: ignore[bad-assignment]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store-durations", action="store_true", help="store in tests/durations.json what was measured")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("store_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Stopwatch())
+
+
+def pytest_report_header() -> str:
+    return f"random cases of {DAY}; DAY={DAY} repeats them"
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first, so that no worker is left with one when the others are done."""
-    seconds: Counter[str] = Counter()
-    for item in items:
-        seconds[str(item.path)] += expected_seconds(item)
-    items.sort(key=lambda item: -seconds[str(item.path)])
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of this set, see tests/durations.py."""
+    chosen = of_this_set(items)
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
 
 
-def expected_seconds(item: pytest.Item) -> int:
-    """A rough guess: what a slow test says of itself, and one second for a long one or a lesson's cell."""
-    slow = item.get_closest_marker("slow")
-    if slow is not None:
-        return slow.kwargs.get("seconds", 10)
-    return item.get_closest_marker("long") is not None or item.path.suffix == ".ipynb"
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What shares fixtures goes to one worker."""
+    from xdist.scheduler import LoadFileScheduling
 
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Beside the slowest tests that `--durations` asks for, the seconds of each file."""
-    if config.getoption("durations") is None:
-        return
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration
-    terminalreporter.section("seconds of each file")
-    for file, total in sorted(seconds.items(), key=lambda item: -item[1]):
-        terminalreporter.line(f"{total:8.2f}  {file}")
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -86,7 +86,7 @@ def test_another_ignore_index_is_honoured():
     assert int(count_window_targets([{"labels": torch.tensor([[1, 0, 2, 0]])}], ignore_index=0)) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.lists(st.integers(2, 7), min_size=1, max_size=5))
 def test_sums_over_the_window_count_give_the_gradient_of_one_big_batch(seed, lengths):
     batches = ragged_batches(seed, lengths)

@@ -59,7 +59,7 @@ def walked(steps: int, **training: Any) -> tuple[Trainer, list[dict[str, Tensor]
 # The average
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(decay=st.floats(1e-3, 0.9999), steps=st.integers(1, 30))
 def test_the_average_is_the_weighted_mean_over_all_steps_and_the_first_weights_do_not_count(decay, steps):
     torch.manual_seed(steps)

@@ -125,24 +125,20 @@ def pages(site):
     return pages_of(site)
 
 
-@pytest.mark.slow(seconds=60)
 def test_the_book_is_built_without_a_warning(built):
     _, result = built
     assert result.returncode == 0, result.stderr
     assert "WARNING" not in result.stderr
 
 
-@pytest.mark.slow(seconds=1)
 def test_every_link_within_the_book_leads_to_a_place_that_is_there(site, pages):
     assert list(dead_ends(site, pages)) == []
 
 
-@pytest.mark.slow(seconds=1)
 def test_no_page_loads_anything_from_the_network(site, pages):
     assert list(loads_from_elsewhere(site, pages)) == []
 
 
-@pytest.mark.slow(seconds=1)
 def test_every_lesson_is_a_page_and_leads_to_the_next(site, pages):
     names = [lesson.stem for lesson in LESSONS]
     for name, following in pairwise(names):
@@ -150,21 +146,18 @@ def test_every_lesson_is_a_page_and_leads_to_the_next(site, pages):
         assert f"{name}.html" in pages[site / "notebooks" / f"{following}.html"].links
 
 
-@pytest.mark.slow(seconds=1)
 def test_every_page_of_the_project_is_there(site, pages):
     docs = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")}
     expected = {"index", "CHANGELOG", "CONTRIBUTING", "data/README", *docs}
     assert expected - {"docs/index"} - {path.relative_to(site).with_suffix("").as_posix() for path in pages} == set()
 
 
-@pytest.mark.slow(seconds=1)
 def test_every_public_module_is_described(pages):
     described = {anchor for page in pages.values() for anchor in page.anchors if anchor.startswith("module-")}
     names = [module.name for module in pkgutil.walk_packages(course_lm.__path__, "course_lm.")]
     assert {f"module-{name}" for name in names if "._" not in name} - described == set()
 
 
-@pytest.mark.slow(seconds=1)
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
 def test_every_figure_has_the_description_that_its_lesson_stores(site, pages, lesson):
     descriptions = stored_descriptions(lesson)
@@ -173,17 +166,14 @@ def test_every_figure_has_the_description_that_its_lesson_stores(site, pages, le
     assert missing == Counter()
 
 
-@pytest.mark.slow(seconds=1)
 def test_no_picture_is_without_a_description(pages):
     assert [path.name for path, page in pages.items() if not all(page.figures)] == []
 
 
-@pytest.mark.slow(seconds=1)
 def test_every_fold_holds_whole_paragraphs(pages):
     assert {path.name: page.misplaced for path, page in pages.items() if page.misplaced} == {}
 
 
-@pytest.mark.slow(seconds=1)
 def test_a_fold_is_there_for_every_fold_of_a_lesson(site, pages):
     for lesson in LESSONS:
         page = (site / "notebooks" / f"{lesson.stem}.html").read_text(encoding="utf-8")
@@ -192,7 +182,6 @@ def test_a_fold_is_there_for_every_fold_of_a_lesson(site, pages):
         assert page.count("<details>") >= "\n".join(texts).count("<details>") > 0
 
 
-@pytest.mark.slow(seconds=1)
 @pytest.mark.parametrize("word", ["ignore_index", "next_token_loss"])
 def test_the_search_knows_the_words_of_lessons_and_reference(site, word):
     script = (site / "searchindex.js").read_text(encoding="utf-8")
@@ -204,6 +193,5 @@ def test_the_search_knows_the_words_of_lessons_and_reference(site, word):
     assert {"notebooks/03_loss", "api/course_lm.loss"} <= names
 
 
-@pytest.mark.slow(seconds=1)
 def test_a_link_to_a_function_leads_to_its_description(site, pages):
     assert "../api/course_lm.step.html#course_lm.step.train_step" in pages[site / "docs" / "way_of_a_batch.html"].links

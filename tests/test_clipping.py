@@ -78,7 +78,7 @@ seeds, scales, limits = st.integers(0, 10_000), st.floats(0.01, 100), st.floats(
 
 
 @of_each_dtype
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, scales, limits)
 def test_norm_and_gradients_equal_torch_clip_grad_norm(dtypes, tolerance, seed, scale, max_norm):
     ours, theirs = random_parameters(seed, scale, dtypes), random_parameters(seed, scale, dtypes)
@@ -90,7 +90,7 @@ def test_norm_and_gradients_equal_torch_clip_grad_norm(dtypes, tolerance, seed, 
 
 
 @of_each_dtype
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, scales, limits)
 def test_the_norm_after_clipping_is_at_most_the_limit(dtypes, tolerance, seed, scale, max_norm):
     parameters = random_parameters(seed, scale, dtypes)
@@ -99,7 +99,7 @@ def test_the_norm_after_clipping_is_at_most_the_limit(dtypes, tolerance, seed, s
 
 
 @of_each_dtype
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, scales, limits)
 def test_clipping_keeps_the_direction(dtypes, tolerance, seed, scale, max_norm):
     parameters = random_parameters(seed, scale, dtypes)
@@ -110,7 +110,7 @@ def test_clipping_keeps_the_direction(dtypes, tolerance, seed, scale, max_norm):
     assert after.norm() <= before.norm()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, scales, st.floats(0.01, 10))
 def test_the_clipped_norm_is_the_smaller_of_norm_and_limit(seed, scale, max_norm):
     parameters = random_parameters(seed, scale)
@@ -127,7 +127,7 @@ def test_gradients_within_the_limit_stay_bit_for_bit(max_norm):
 
 
 @pytest.mark.parametrize("max_norm", [1.0, None, math.inf])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.sampled_from([math.inf, -math.inf, math.nan]), st.integers(0, len(SHAPES) - 1))
 def test_a_non_finite_norm_is_reported_and_the_gradients_are_left(max_norm, seed, bad, place):
     parameters = random_parameters(seed)
@@ -228,7 +228,7 @@ def test_numbers_are_cut_before_the_norm_is_bounded():
 
 
 @of_each_dtype
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, scales, limits)
 def test_values_alone_are_clipped_as_torch_clips_them(dtypes, tolerance, seed, scale, max_value):
     mine, theirs = (random_parameters(seed, scale, dtypes) for _ in range(2))

@@ -21,6 +21,7 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig, positions_of
 from course_lm.trainer import Trainer
 from tests.foreign_models import CONFIGS, LONGEST, VOCABULARY, hugging_face
+from tests.sets import examples
 
 SEED = 11
 Batch = dict[str, Tensor]
@@ -322,14 +323,12 @@ def jobs(models: list[str], optimizers: list[str], packed: bool = False) -> st.S
 PLAIN = Job("Own", "adamw", (0.1,), False, 2, 1.0, [[5, 3], [4], [6, 2, 2]], packed=False)
 
 
-@pytest.mark.long
 @given(jobs(list(OWN), list(OPTIMIZERS)))
 @settings(max_examples=40)
 def test_any_module_of_ones_own_lands_on_the_weights_of_a_plain_loop(job):
     check_lands_or_refuses(job, may_refuse=False)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_any_optimizer_lands_on_the_weights_of_a_plain_loop(optimizer):
     for model in ("Own", "GPT", "gpt2"):
@@ -337,27 +336,23 @@ def test_any_optimizer_lands_on_the_weights_of_a_plain_loop(optimizer):
         check_lands_or_refuses(job, may_refuse=False)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_any_model_lands_on_the_weights_of_a_plain_loop(model):
     check_lands_or_refuses(PLAIN._replace(model=model), may_refuse=False)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", sorted(set(MODELS) - DRAWS))
 def test_any_model_trains_on_packed_rows_as_on_their_documents_or_refuses_them(model):
     check_lands_or_refuses(PLAIN._replace(model=model, packed=True), may_refuse=True)
 
 
-@pytest.mark.slow(seconds=50)
 @given(jobs(MODELS, list(OPTIMIZERS)))
-@settings(max_examples=300)
+@examples(40, 300)
 def test_any_model_with_any_optimizer_lands_on_the_weights_of_a_plain_loop(job):
     check_lands_or_refuses(job, may_refuse=False)
 
 
-@pytest.mark.slow(seconds=50)
 @given(jobs(sorted(set(MODELS) - DRAWS), list(OPTIMIZERS), packed=True))
-@settings(max_examples=150)
+@examples(20, 150)
 def test_any_model_with_any_optimizer_trains_packed_rows_right_or_refuses(job):
     check_lands_or_refuses(job, may_refuse=True)

@@ -79,7 +79,7 @@ some_rates = st.lists(st.sampled_from([0.0, 1e-5, 1e-4, 3e-4, 1e-3, 0.5]), min_s
 run_rates = st.lists(st.sampled_from([0.0, 1e-3, 0.2]), min_size=1, max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some_rates, run_rates, st.booleans())
 def test_train_step_keeps_the_ratios_of_any_rates_through_any_rates_of_the_run(rates, of_run, resumed):
     model = Model()
@@ -92,7 +92,7 @@ def test_train_step_keeps_the_ratios_of_any_rates_through_any_rates_of_the_run(r
             optimizer.load_state_dict(saved)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(some_rates, run_rates)
 def test_a_scheduler_of_the_course_and_the_range_test_keep_them_as_train_step_does(rates, of_run):
     built = [Model() for _ in range(3)]
@@ -470,8 +470,7 @@ def test_a_batch_without_targets_does_not_settle_whether_a_loss_sums():
     assert "got a mean" in refusal(ValueError, lambda: loss_sum(mean_or_nothing, logits, make_batch()["labels"]))
 
 
-@pytest.mark.long
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2), st.integers(1, 5), st.one_of(st.integers(-99, -1), st.integers(VOCAB, 10**9)), st.booleans())
 def test_any_label_outside_the_vocabulary_is_named(row, position, label, smooth):
     batch = make_batch()

@@ -69,7 +69,6 @@ def one_line(refusal: pytest.ExceptionInfo[Any]) -> str:
 # Packed rows of models of other people
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_a_packed_row_gives_the_logits_of_its_documents_alone(name):
     assert worst_gap(hugging_face(name), packed_batch([[3, 9, 1], [12]])) < 1e-4
@@ -444,7 +443,6 @@ def test_positions_do_not_count_as_vocabulary_in_this_packages_model():
     assert vocabulary_size(GPT(ModelConfig(1, 1, 4), 5, 100)) == 5
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [torch.compile, lambda model, backend: model])
 def test_a_compiled_model_is_checked_and_called_by_its_own_signature(kind):
     model = kind(Returning(), backend="eager")

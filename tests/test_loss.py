@@ -57,7 +57,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases)
 def test_sum_is_the_sum_of_minus_log_p_of_each_next_token(case):
     logits, labels = case
@@ -65,7 +65,7 @@ def test_sum_is_the_sum_of_minus_log_p_of_each_next_token(case):
     assert next_token_loss(logits, labels, reduction="sum").item() == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases, st.sampled_from([(0.0, 0.0), (0.1, 0.0), (0.0, 0.01), (0.2, 0.5)]))
 def test_the_three_reductions_agree(case, extras):
     logits, labels = case
@@ -209,7 +209,7 @@ def test_the_loss_needs_no_value_on_the_host():
     assert count_correct(logits, labels).is_meta
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases)
 def test_count_targets_counts_every_scored_token(case):
     logits, labels = case

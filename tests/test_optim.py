@@ -81,7 +81,7 @@ def test_a_tied_weight_appears_once():
     assert sum(parameter is model.embedding.weight for parameter in parameters) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sets(st.integers(0, 4), max_size=4))
 def test_exactly_the_trainable_parameters_are_grouped(frozen):
     model = TinyLanguageModel()

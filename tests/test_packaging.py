@@ -113,7 +113,9 @@ def test_the_conda_environment_installs_an_extra_that_exists_and_a_python_that_i
 
 def test_the_workflow_runs_what_ci_runs_under_the_python_of_the_classifiers_and_tries_newer_ones():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
-    assert {"run": "bash .ci/run"} in jobs["everything"]["steps"] and (ROOT / ".ci" / "run").is_file()
+    run = {step.get("run"): step.get("if", "always") for step in jobs["everything"]["steps"]}
+    assert "!= 'schedule'" in run["bash .ci/run"] and "== 'schedule'" in run["bash .ci/nightly"]
+    assert (ROOT / ".ci" / "run").is_file() and (ROOT / ".ci" / "nightly").is_file()
     (main_python,) = re.findall(r"^python:([\d.]+)", jobs["everything"]["container"])
     pythons = {main_python} | {row["python"] for row in jobs["versions"]["strategy"]["matrix"]["include"]}
     classified = {text.split()[-1] for text in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", text)}
@@ -137,7 +139,6 @@ def test_importing_the_package_loads_none_of_its_modules():
     assert run(sys.executable, "-c", code).stdout.strip() == "[]"
 
 
-@pytest.mark.long
 def test_a_module_is_loaded_when_it_is_named():
     result = run(sys.executable, "-c", "import course_lm; print(course_lm.clipping.clip_gradients.__module__)")
     assert result.stdout.strip() == "course_lm.clipping"
@@ -155,7 +156,6 @@ def test_the_package_lists_every_module_and_package_of_its_own():
     assert "__version__" in dir(course_lm)
 
 
-@pytest.mark.long
 def test_importing_the_package_costs_little_beside_torch():
     code = "import time, torch; start = time.perf_counter(); import course_lm; print(time.perf_counter() - start)"
     seconds = min(float(run(sys.executable, "-c", code).stdout) for _ in range(3))
@@ -186,13 +186,11 @@ def test_every_contract_on_imports_is_seen_to_fail():
     assert {contract["name"] for contract in contracts} == {name for _, _, name in BREACHES}
 
 
-@pytest.mark.long
 def test_the_order_of_imports_holds():
     result = lint_imports(ROOT)
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("module", "statement", "contract"), BREACHES)
 def test_an_import_against_the_order_is_refused(tmp_path, module, statement, contract):
     shutil.copytree(ROOT / "course_lm", tmp_path / "course_lm", ignore=shutil.ignore_patterns("__pycache__"))
@@ -247,7 +245,6 @@ def test_the_wheel_holds_corpora_lessons_configurations_and_types_and_no_tests(w
     assert {name.split("/")[0].split("-")[0] for name in names} == {"course_lm"}
 
 
-@pytest.mark.long
 def test_the_installed_wheel_loads_its_corpus_and_its_configurations(site):
     code = "import course_lm, sys; from course_lm.corpus import load_corpus; from course_lm.config import find_config;"
     code += "print(course_lm.__file__, len(load_corpus('stories').documents), find_config('python-docs'))"
@@ -258,7 +255,6 @@ def test_the_installed_wheel_loads_its_corpus_and_its_configurations(site):
     assert int(stories) > 1000
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]], ids=" ".join)
 def test_the_installed_command_runs(site, arguments):
     result = run(site / "bin" / "course-lm", *arguments, cwd=site.parent, PYTHONPATH=str(site))
@@ -266,7 +262,6 @@ def test_the_installed_command_runs(site, arguments):
     assert "course-lm" in result.stdout
 
 
-@pytest.mark.long
 def test_the_installed_command_opens_copies_of_its_own_lessons(site, tmp_path):
     fake = tmp_path / "fake" / "jupyterlab.py"
     fake.parent.mkdir()
@@ -329,7 +324,6 @@ def installed(site, folder, *arguments):
     return result.stdout
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("command", USES)
 def test_each_installed_command_does_its_work_far_from_the_checkout(site, far_away, command):
     arguments, expected = USES[command]

@@ -7,11 +7,9 @@ without JupyterLab, and of `progress`; `tests/test_packaging.py` follows what ma
 builds the book. A run of training is cut to three steps.
 """
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 from course_lm import cli
 from course_lm.config import find_config
 from course_lm.corpus import load_corpus
+from tests.fork_server import anew, forked, started
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -102,10 +101,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(folder, command):
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=variables, capture_output=True, text=True, timeout=300
-    )
+    """What comes of a line of a page; the command itself, and Python, are forked from a process that has torch."""
+    words = shlex.split(command)
+    programs = {".venv/bin/course-lm": [sys.executable, "-m", "course_lm"], ".venv/bin/python": [sys.executable]}
+    forks = words[0] in programs
+    words = [*programs[words[0]], *words[1:]] if forks else ["bash", "-c", command]
+    with started(folder, words, start=forked if forks else anew) as running:
+        return running.end(300)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,6 @@ def test_what_readme_says_of_its_size_holds():
     assert len(README.read_text(encoding="utf-8").split()) < 2500
 
 
-@pytest.mark.slow(seconds=60)
 def test_the_commands_of_the_readme_run_one_after_the_other(folder):
     shutil.rmtree(folder / "runs")
     shown = [command for block in blocks(README, "") if not block.startswith("$ ") for command in commands(block)]
@@ -155,30 +156,28 @@ def test_the_commands_of_the_readme_run_one_after_the_other(folder):
     failed = {}
     for command in typed:
         result = run(folder, " ".join([command, *([SHORTER[command]] if command in SHORTER else [])]))
-        if result.returncode != 0:
-            failed[command] = result.stdout[-500:] + result.stderr[-500:]
+        if result.code != 0:
+            failed[command] = result.out[-500:] + result.err[-500:]
     assert failed == {}
     assert set(SHORTER) <= set(typed)
     for block in blocks(README, "python"):
         if "def train(" not in block:
             (folder / "block.py").write_text(block, encoding="utf-8")
             result = run(folder, ".venv/bin/python block.py")
-            assert result.returncode == 0, result.stderr
-            assert result.stdout.startswith("One morning")
+            assert result.code == 0, result.err
+            assert result.out.startswith("One morning")
 
 
-@pytest.mark.slow(seconds=20)
 def test_the_audit_says_of_the_loop_on_the_readme_what_stands_there(folder):
     (loop,) = [block for block in blocks(README, "python") if "def train(" in block]
     (folder / "my_loop.py").write_text(loop, encoding="utf-8")
     (shown,) = [block for block in blocks(README, "") if block.startswith("$ ")]
     command, output = transcript(shown)
     result = run(folder, command)
-    assert result.returncode == 1, result.stderr
-    assert result.stdout.splitlines()[:-1] == output[:-1]  # the last line has the seconds
+    assert result.code == 1, result.err
+    assert result.out.splitlines()[:-1] == output[:-1]  # the last line has the seconds
 
 
-@pytest.mark.long
 def test_the_trainer_in_python_runs_as_it_stands(folder):
     import torch
 

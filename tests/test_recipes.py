@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Recipes")[2]
 BLOCK = re.compile(r"^(`{3,})\w+\n(.*?)\n\1$", re.MULTILINE | re.DOTALL)
@@ -162,7 +160,6 @@ def run_tests(folder, which, *files):
     return " ".join(re.findall(r"^\S+::(\S+) PASSED", told, re.MULTILINE))
 
 
-@pytest.mark.slow(seconds=10)
 def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed):
     files = ("test_schedules.py", "test_optim.py", "curriculum/test_curriculum_difficulty.py")
     passed = run_tests(followed, "triangular or radam or word_length", *files)
@@ -170,7 +167,6 @@ def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed):
         assert name in passed
 
 
-@pytest.mark.slow(seconds=20)
 def test_the_new_lesson_runs_and_keeps_the_promises_of_a_lesson(followed):
     run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '17', '--write']))")
     which = "17-weight or every_check or readme or (17_weight and (public_name or at_its_proof))"

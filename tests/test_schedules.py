@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
@@ -58,7 +58,6 @@ def assert_same_at_every_step(mine, other, peak_lr: float, total_steps: int) -> 
         assert math.isclose(mine(step), other(step), rel_tol=1e-12, abs_tol=1e-12 * peak_lr), f"step {step}"
 
 
-@settings(deadline=None)
 @given(runs, rates)
 def test_linear_equals_transformers_at_every_step(run, peak_lr):
     total, warmup = run
@@ -68,7 +67,6 @@ def test_linear_equals_transformers_at_every_step(run, peak_lr):
     assert_same_at_every_step(mine, other, peak_lr, total)
 
 
-@settings(deadline=None)
 @given(runs, rates, st.floats(0.1, 5))
 def test_cosine_equals_transformers_at_every_step(run, peak_lr, num_cycles):
     total, warmup = run
@@ -79,7 +77,6 @@ def test_cosine_equals_transformers_at_every_step(run, peak_lr, num_cycles):
     assert_same_at_every_step(mine, other, peak_lr, total)
 
 
-@settings(deadline=None)
 @given(runs, rates)
 def test_constant_equals_transformers_at_every_step(run, peak_lr):
     total, warmup = run
@@ -88,7 +85,6 @@ def test_constant_equals_transformers_at_every_step(run, peak_lr):
     assert_same_at_every_step(mine, other, peak_lr, total)
 
 
-@settings(deadline=None)
 @given(runs, rates, st.floats(0, 1))
 def test_cosine_with_a_minimum_equals_transformers_at_every_step(run, peak_lr, min_ratio):
     total, warmup = run
@@ -99,7 +95,6 @@ def test_cosine_with_a_minimum_equals_transformers_at_every_step(run, peak_lr, m
     assert_same_at_every_step(mine, theirs(get, peak_lr, **numbers), peak_lr, total)
 
 
-@settings(deadline=None)
 @given(runs, rates, st.none() | st.integers(1, 1000))
 def test_inverse_sqrt_equals_transformers_at_every_step(run, peak_lr, timescale):
     total, warmup = run
@@ -110,7 +105,6 @@ def test_inverse_sqrt_equals_transformers_at_every_step(run, peak_lr, timescale)
     assert_same_at_every_step(mine, other, peak_lr, total)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 40), rates)
 def test_warmup_stable_decay_equals_transformers_at_every_step(warmup, stable, decay, peak_lr):
     total = warmup + stable + decay
@@ -138,7 +132,6 @@ def test_step_decay_multiplies_by_gamma_after_each_step_size():
     assert [lr(step) for step in range(13)] == [0.0, 0.5, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2, 0.2]
 
 
-@settings(deadline=None)
 @given(runs, rates, st.lists(st.integers(1, 130), max_size=4))
 def test_step_decay_at_milestones_equals_torch_at_every_step(run, peak_lr, milestones):
     total, _ = run
@@ -284,7 +277,6 @@ def test_a_schedule_that_does_not_fit_the_run_is_refused(config, total, message)
 # Torch's own schedulers, and schedules in the place of one.
 
 
-@settings(deadline=None)
 @given(st.integers(1, 120), rates, st.floats(0, 1))
 def test_cosine_equals_torchs_annealing_at_every_step(total, peak_lr, share):
     lowest = share * peak_lr
@@ -293,7 +285,6 @@ def test_cosine_equals_torchs_annealing_at_every_step(total, peak_lr, share):
     assert [schedule(step) for step in range(total)] == pytest.approx(annealing, rel=1e-6, abs=1e-9 * peak_lr)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 60), rates)
 def test_warm_up_and_cosine_equal_torchs_sequence_after_the_first_step(warmup, rest, peak_lr):
     """torch's LinearLR cannot start at 0, so its sequence differs at k = 0 alone."""

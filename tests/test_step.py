@@ -804,7 +804,6 @@ def train_rank(rank: int, folder: str) -> None:
     os._exit(0)  # taking gloo down in order can wait for ever for a rank that has gone
 
 
-@pytest.mark.long
 def test_two_processes_with_ragged_batches_leave_the_weights_of_one(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     ranks = spawn(train_rank, (str(tmp_path),), nprocs=2, join=False, daemon=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -32,7 +32,6 @@ any_text = st.text(st.characters(exclude_categories=["Cs"]))
 @example("<pad><eos> <eos>\n<pad>")
 @example(" \t leading, trailing \r\n ")
 @example("बिल्ली 🐈‍⬛ é e\u0301 \x00 \U0010ffff")
-@settings(deadline=None)
 def test_any_string_comes_back_unchanged(text: str) -> None:
     [ids] = encode_documents(TOKENIZER, [text])
     assert decode(TOKENIZER, ids) == text
@@ -40,7 +39,6 @@ def test_any_string_comes_back_unchanged(text: str) -> None:
 
 @given(any_text)
 @example("a<eos>b<pad>")
-@settings(deadline=None)
 def test_a_document_is_its_text_between_two_eos_and_nothing_in_it_is_special(text: str) -> None:
     [ids] = encode_documents(TOKENIZER, [text])
     assert ids[0] == ids[-1] == eos_id(TOKENIZER)
@@ -48,7 +46,6 @@ def test_a_document_is_its_text_between_two_eos_and_nothing_in_it_is_special(tex
 
 
 @given(any_text)
-@settings(deadline=None)
 def test_bytes_of_the_tokens_add_up_to_the_bytes_of_the_text(text: str) -> None:
     [ids] = encode_documents(TOKENIZER, [text])
     assert bytes_per_token(TOKENIZER)[ids].sum() == len(text.encode())
@@ -153,7 +150,6 @@ def test_a_document_that_is_no_unicode_string_is_named(document, reason: str) ->
 
 
 @given(st.lists(st.integers(0, 299), max_size=40))
-@settings(deadline=None)
 def test_a_stream_of_ids_decodes_to_the_text_of_all_of_them(ids: list[int]) -> None:
     assert "".join(decode_stream(TOKENIZER, ids)) == decode(TOKENIZER, ids)
 

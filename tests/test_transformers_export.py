@@ -67,7 +67,6 @@ def ids(*shape: int, seed: int = 0) -> torch.Tensor:
 # The model
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("positions", KINDS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_the_logits_are_equal(tmp_path, positions, sizes):
@@ -79,7 +78,6 @@ def test_the_logits_are_equal(tmp_path, positions, sizes):
         torch.testing.assert_close(theirs(rows).logits, model(rows), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("positions", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_the_logits_of_padded_rows_are_equal_at_every_token(tmp_path, positions, side):
@@ -96,7 +94,6 @@ def test_the_logits_of_padded_rows_are_equal_at_every_token(tmp_path, positions,
     torch.testing.assert_close(there[real], here[real], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("positions", KINDS)
 def test_greedy_texts_are_equal_also_of_a_padded_batch_of_prompts(tmp_path, positions):
     model = make_model(positions)
@@ -131,7 +128,6 @@ def theirs(tmp_path_factory):
 TEXTS = ["a cat sat", " two  spaces\n\nand\tlines ", "déjà vu, नमस्ते 🎉", "it's <eos> or <pad>", "", "x" * 300]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_has_the_ids_that_it_has_here_with_eos_before_it(theirs, text):
     (here,) = encode_documents(TOKENIZER, [text])
@@ -139,14 +135,12 @@ def test_a_text_has_the_ids_that_it_has_here_with_eos_before_it(theirs, text):
     assert theirs(text, add_special_tokens=False)["input_ids"] == here[1:-1]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_become_the_text_again(theirs, text):
     numbers = theirs(text)["input_ids"]
     assert theirs.decode(numbers, skip_special_tokens=True) == text == decode(TOKENIZER, numbers)
 
 
-@pytest.mark.long
 def test_the_special_tokens_and_the_side_of_padding_are_right(theirs):
     assert (theirs.eos_token_id, theirs.pad_token_id) == (eos_id(TOKENIZER), pad_id(TOKENIZER))
     batch = theirs(["a", "a cat sat on"], padding=True, return_tensors="pt")
@@ -160,7 +154,6 @@ def test_the_exported_tokenizer_leaves_the_given_one_as_it_is():
     assert TOKENIZER.to_str() == before
 
 
-@pytest.mark.long
 def test_the_files_need_no_code_of_this_package(theirs):
     assert not type(theirs).__module__.startswith("course_lm")
     assert not any(name.endswith(".py") for name in os.listdir(theirs.name_or_path))

@@ -132,7 +132,6 @@ def test_a_step_function_that_waits_for_full_windows_leaks_its_tails():
     assert all(distance(model, run, faults - {one}) > 1e-6 for one in faults)
 
 
-@pytest.mark.long
 def test_the_audit_names_the_fault_of_a_step_function():
     def uncleared(model, batch, optimizer):
         mean_loss(model, batch).backward()
@@ -184,7 +183,6 @@ def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it(adapte
         adapter()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_trainer_with_one_batch_for_each_step_lands_on_the_specification(library, optimizer):
     run = case(6, (9, 2), 5, settings=ADAMW, optimizer=optimizer, momentum=0.7, max_grad_norm=0.3)
@@ -194,7 +192,6 @@ def test_a_trainer_with_one_batch_for_each_step_lands_on_the_specification(libra
     assert returned["ignores"] == {"loss_scale", "overflow_steps"}
 
 
-@pytest.mark.long
 def test_a_trainer_sees_the_given_batches_in_their_order_in_epochs_of_any_length(library):
     rows = Rows(0)
     epochs = [
@@ -211,7 +208,6 @@ def test_a_trainer_sees_the_given_batches_in_their_order_in_epochs_of_any_length
     assert seen == [batch["input_ids"].tolist() for batches in epochs for batch in batches]
 
 
-@pytest.mark.long
 def test_a_trainer_runs_without_a_word_a_file_or_a_trace(library, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loop, run = library(), case(6, 5, 4, accumulation_steps=2, validation=[Rows(3).batch(5)])
@@ -231,7 +227,6 @@ def traces():
     return dict(os.environ), levels, generators, gc.get_freeze_count(), torch.get_default_dtype()
 
 
-@pytest.mark.long
 def test_a_trainer_runs_validation_once_after_each_epoch(library):
     run = case(6, 5, validation=[Rows(3).batch(5, 5), Rows(4).batch(5, 5)])
     run.epochs.append([Rows(1).batch(7)])
@@ -270,7 +265,6 @@ def test_what_is_no_trainer_is_refused(transformers):
         audit.huggingface(int)
 
 
-@pytest.mark.long
 def test_a_trainer_whose_own_loss_is_a_mean_adds_up_its_micro_batches(transformers):
     class OwnLoss(transformers.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -282,7 +276,6 @@ def test_a_trainer_whose_own_loss_is_a_mean_adds_up_its_micro_batches(transforme
     assert distance(model, run, {"accumulation_not_divided"}) < 1e-12 < distance(model, run)
 
 
-@pytest.mark.long
 def test_training_arguments_are_passed_on(transformers):
     run = case(6, 5)
     model, _ = trained(audit.huggingface(label_smoothing_factor=0.1), run)
@@ -312,7 +305,6 @@ def own_module():
     return OwnModule
 
 
-@pytest.mark.long
 def test_a_module_whose_scheduler_has_lightnings_default_interval_moves_its_rate_by_the_epoch(own_module):
     run = case(6, 5, schedule=Moving(0.5))
     run.epochs.append([Rows(1).batch(7)])
@@ -321,7 +313,6 @@ def test_a_module_whose_scheduler_has_lightnings_default_interval_moves_its_rate
     assert "validation" in returned["ignores"]  # it has no validation_step
 
 
-@pytest.mark.long
 def test_a_module_that_optimizes_by_hand_accumulates_and_clips_by_itself(own_module):
     class ByHand(own_module):
         automatic_optimization = False
@@ -337,7 +328,6 @@ def test_a_module_that_optimizes_by_hand_accumulates_and_clips_by_itself(own_mod
     assert distance(model, run) < 1e-12
 
 
-@pytest.mark.long
 def test_a_module_that_logs_no_val_loss_is_refused_in_one_line(own_module):
     class Other(own_module):
         def validation_step(self, batch, batch_idx):
@@ -355,7 +345,6 @@ def test_what_makes_no_module_is_refused(own_module):
         trained(audit.lightning(lambda model, settings: model), case(6))
 
 
-@pytest.mark.long
 def test_trainer_arguments_are_passed_on(own_module):
     run = case((6, 6), max_grad_norm=0.01)
     model, _ = trained(audit.lightning(gradient_clip_algorithm="value"), run)
@@ -402,14 +391,12 @@ FOURS = {"accumulation_steps": 4, "max_grad_norm": 1.0, "schedule": Moving(0.5)}
 UNEVEN = (9, 3, 6, (4, 8), 5, 8)  # a window of four and a tail of two
 
 
-@pytest.mark.long
 def test_hugging_face_gives_each_token_the_same_weight_over_four_micro_batches_and_a_tail(trainer):
     run = case(*UNEVEN, **FOURS)
     model, _ = trained(trainer, run)
     assert distance(model, run) < 1e-12
 
 
-@pytest.mark.long
 def test_hugging_face_leaks_the_tail_of_a_stream_into_the_next_epoch(streaming_trainer):
     run = case(*UNEVEN, **FOURS)
     run.epochs.append([Rows(1).batch(length) for length in (7, 3, 5, 6)])
@@ -417,7 +404,6 @@ def test_hugging_face_leaks_the_tail_of_a_stream_into_the_next_epoch(streaming_t
     assert distance(model, run, {"tail_leaks"}) < 1e-12 < distance(model, run)
 
 
-@pytest.mark.long
 def test_lightning_weighs_micro_batches_alike_and_divides_a_tail_by_four(lightning_trainer):
     run = case(*UNEVEN, **FOURS)
     model, _ = trained(lightning_trainer, run)
@@ -426,7 +412,6 @@ def test_lightning_weighs_micro_batches_alike_and_divides_a_tail_by_four(lightni
     assert all(distance(model, run, faults - {one}) > 1e-4 for one in faults)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shipped", ["trainer", "lightning_trainer"])
 def test_both_step_on_a_gradient_that_is_not_finite(shipped, request):
     rows = Rows(0)
@@ -436,7 +421,6 @@ def test_both_step_on_a_gradient_that_is_not_finite(shipped, request):
     assert any(weight.isnan().any() for weight in model.parameters())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shipped", ["trainer", "lightning_trainer"])
 def test_both_make_a_step_of_a_window_without_a_target(shipped, request):
     # torch gives it a loss of NaN and a gradient of 0, which momentum, decay and the schedule make a step of
@@ -447,7 +431,6 @@ def test_both_make_a_step_of_a_window_without_a_target(shipped, request):
     assert distance(model, run) > 1e-3
 
 
-@pytest.mark.long
 def test_hugging_face_makes_a_step_of_two_micro_batches_without_a_target(trainer):
     run = case(5, 6, 9, 3, 4, settings=ADAMW, momentum=0.8, accumulation_steps=2, max_grad_norm=0.7)
     for empty in (2, 3):
@@ -457,7 +440,6 @@ def test_hugging_face_makes_a_step_of_two_micro_batches_without_a_target(trainer
     assert distance(model, run) > 1e-3
 
 
-@pytest.mark.long
 def test_hugging_face_takes_the_mean_of_the_validation_batches(trainer):
     run = case(6, validation=[Rows(3).batch(9, 9), Rows(4).batch(3)])
     _, returned = trained(trainer, run)
@@ -465,7 +447,6 @@ def test_hugging_face_takes_the_mean_of_the_validation_batches(trainer):
     assert returned["validation_losses"] != pytest.approx(validation_losses(run), rel=1e-3)
 
 
-@pytest.mark.long
 def test_lightning_weighs_validation_batches_by_their_rows(lightning_trainer):
     run = case(6, validation=[Rows(3).batch(9, 9), Rows(4).batch(3)])
     _, returned = trained(lightning_trainer, run)
@@ -474,7 +455,6 @@ def test_lightning_weighs_validation_batches_by_their_rows(lightning_trainer):
     assert returned["validation_losses"] != pytest.approx(validation_losses(run), rel=1e-3)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "fault"), [("clipping", None), ("validation", "val_mean_of_means"), ("finite", "steps_on_nonfinite")]
 )
@@ -485,7 +465,6 @@ def test_the_audit_names_what_hugging_face_gets_wrong(trainer, part, fault):
     assert report.ignored == ("loss_scale", "overflow_steps")
 
 
-@pytest.mark.slow(seconds=12)
 def test_the_audit_names_all_that_hugging_face_gets_wrong(trainer):
     report = audit.audit(trainer, progress=False)
     assert report.faults == ("steps_on_empty_window", "steps_on_nonfinite", "val_mean_of_means"), str(report)
@@ -501,14 +480,12 @@ LIGHTNINGS = {
 }
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("part", LIGHTNINGS)
 def test_the_audit_names_what_lightning_gets_wrong_in_one_part(lightning_trainer, part):
     report = audit.audit(lightning_trainer, parts=[part], progress=False)
     assert report.faults == LIGHTNINGS[part] and not report.alternatives, str(report)
 
 
-@pytest.mark.slow(seconds=8)
 def test_the_audit_locates_what_is_more_than_three_faults_of_lightning_together(lightning_trainer):
     report = audit.audit(lightning_trainer, progress=False)
     assert not report.faults and report.part == "accumulation"

@@ -57,7 +57,6 @@ def test_a_loop_that_runs_each_row_twice_is_not_odd():
     assert not oddness(RIGHT["Checkpointed"].loop, "two epochs")
 
 
-@pytest.mark.long
 def test_what_is_odd_about_the_rows_of_right_runs_is_no_evidence_against_the_data():
     class TwiceOver(ClipsByLargestNumber):
         """The first row of each batch is run once more, for nothing."""
@@ -70,7 +69,6 @@ def test_what_is_odd_about_the_rows_of_right_runs_is_no_evidence_against_the_dat
     assert audit(TwiceOver.loop, parts=["clipping"], progress=False).part == "clipping"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "part", "words"),
     [
@@ -90,13 +88,11 @@ def test_one_step_tells_the_optimizer_and_the_precision_from_the_loss(name, part
     assert any(words in note for note in report.notes) or not words, report.notes
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["SkipsTheNextWindowToo", "TakesNaNForZero"])
 def test_a_gradient_that_is_not_finite_comes_before_an_overflow(name):
     assert audit(OUTSIDE[name].loop, parts=["precision", "finite"], progress=False).part == "finite"
 
 
-@pytest.mark.long
 def test_right_weights_are_not_said_to_go_too_far():
     report = audit(OUTSIDE["ValidatesInBits"].loop, parts=["validation"], progress=False)
     assert report.part == "validation" and not any("times as far" in note for note in report.notes)
@@ -107,7 +103,6 @@ def test_a_proportion_is_said_with_digits_enough(ratio, words):
     assert times_as_far(ratio) == f"{words} times as far"
 
 
-@pytest.mark.long
 def test_micro_batches_weighed_by_their_rows_are_no_known_fault():
     report = audit(OUTSIDE["WeighsByRows"].loop, parts=["accumulation"], progress=False)
     assert not report.faults and report.part == "accumulation"

@@ -1,19 +1,19 @@
 """The loops that the audit is tried on: each does what the specification does, right or with a fault."""
 
 import copy
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from course_lm import spec
-from tests.oracle.cases import Case, cases, deterministic, fault_cases
+from tests.oracle.cases import Case, cases, fault_cases
+from tests.sets import examples
 
 from .loops import STYLES
 
@@ -58,35 +58,24 @@ def assert_does_as_the_specification(style: str, case: Case, *faults: str) -> No
             assert distance(expected.best_weights, got["best_weights"]) <= TOLERANCE, "best weights differ"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("style", STYLES)
-@settings(deterministic, max_examples=4)
+@examples(4, 20)
 @given(case=any_case)
 def test_without_a_fault_the_loop_is_right(style: str, case: Case) -> None:
     assert_does_as_the_specification(style, case)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("fault", "style"), [*zip(spec.FAULTS, itertools.cycle(STYLES))])
-@settings(deterministic, max_examples=1)
-@given(data=st.data())
-def test_with_a_fault_the_loop_does_what_the_specification_does(fault: str, style: str, data: st.DataObject) -> None:
-    assert_does_as_the_specification(style, data.draw(fault_cases(fault)), fault)
-
-
-@pytest.mark.slow(seconds=1)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("fault", spec.FAULTS)
-@settings(deterministic, max_examples=3)
+@examples(1, 3)
 @given(data=st.data())
 def test_with_a_fault_each_loop_does_what_the_specification_does(fault: str, style: str, data: st.DataObject) -> None:
     assert_does_as_the_specification(style, data.draw(fault_cases(fault)), fault)
     assert_does_as_the_specification(style, data.draw(any_case), fault)
 
 
-@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("style", STYLES)
-@settings(deterministic, max_examples=100)
+@examples(20, 100)
 @given(case=any_case, faults=st.sets(st.sampled_from(list(spec.FAULTS)), max_size=3))
 def test_with_any_faults_the_loop_does_what_the_specification_does(style: str, case: Case, faults: set[str]) -> None:
     assert_does_as_the_specification(style, case, *sorted(faults))

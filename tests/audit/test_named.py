@@ -1,7 +1,7 @@
 """Every fault of the specification, and every pair of them, through three loops: named exactly."""
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,17 +47,7 @@ ALIKE = (
     {("tail_dropped", "windows_across_epochs"), ("tail_leaks", "windows_across_epochs")},
     {("tail_dropped", "zero_grad_per_micro_batch"), ("tail_leaks", "zero_grad_per_micro_batch")},
 )
-SIXTHS = list(spec.FAULTS)[::6]
 PAIRS = tuple(itertools.combinations(spec.FAULTS, 2))
-
-
-def through_styles(sets: Iterable[Any], every: int = 1) -> list[Any]:
-    """Each set of faults with each style; `make test-slow` has each `every`-th with one of them, in turn."""
-    chosen = set(zip(list(sets)[::every], itertools.cycle(STYLES)))
-    return [
-        pytest.param(one, style, marks=[] if (one, style) in chosen else [pytest.mark.audit])
-        for one, style in itertools.product(sets, STYLES)
-    ]
 
 
 def ids(value: Any) -> str:
@@ -77,19 +67,12 @@ def expected(pair: tuple[str, str]) -> Sets:
     return frozenset(tuple(sorted(faults)) for faults in alike)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("fault", "style"), [*zip(spec.FAULTS, itertools.cycle(STYLES))][::4])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("fault", spec.FAULTS)
 def test_a_fault_is_named(fault: str, style: str) -> None:
     assert named(style, {fault}) == {(fault,)}
 
 
-@pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize(("fault", "style"), through_styles(spec.FAULTS))
-def test_each_fault_is_named(fault: str, style: str) -> None:
-    assert named(style, {fault}) == {(fault,)}
-
-
-@pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize(
     "pair", [("clip_before_unscale", "clip_per_micro_batch"), *sorted(set().union(*ALIKE))], ids=ids
 )
@@ -97,8 +80,9 @@ def test_pairs_that_act_only_together_and_pairs_that_act_alike_are_named(pair: t
     assert named("textbook", pair) == expected(pair)
 
 
-@pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize(("pair", "style"), through_styles(PAIRS, every=60), ids=ids)
+@pytest.mark.daily(12)  # of 2,223
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_each_pair_is_named(pair: tuple[str, str], style: str) -> None:
     assert named(style, pair) == expected(pair)
 
@@ -114,17 +98,13 @@ def computed_in_bfloat16(
 COARSE = {"float32": STYLES["textbook"], "bf16": computed_in_bfloat16}
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("precision", COARSE)
-@pytest.mark.parametrize(
-    "fault", [pytest.param(one, marks=[pytest.mark.audit] if place else []) for place, one in enumerate(SIXTHS)]
-)
+@pytest.mark.parametrize("fault", list(spec.FAULTS)[::6])
 def test_a_coarse_precision_names_no_wrong_fault(fault: str, precision: str) -> None:
     report = audit(partial(COARSE[precision], faults={fault}), precision=precision, progress=False)
     assert not report.sound and report.faults in ((fault,), ()), str(report)
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("precision", COARSE)
 def test_the_textbook_loop_is_sound_in_a_coarse_precision(precision: str) -> None:
     report = audit(partial(COARSE[precision], faults=()), precision=precision, progress=False)

@@ -15,7 +15,6 @@ def named() -> AuditReport:
     return audit(Specified("missing_zero_grad"), parts=["data", "optimizer"], progress=False)
 
 
-@pytest.mark.long
 def test_the_text_names_the_fault_the_run_the_numbers_and_the_promise(named):
     text = str(named)
     assert text.startswith("unsound: missing_zero_grad\n") and len(text.splitlines()) <= 14
@@ -23,13 +22,11 @@ def test_the_text_names_the_fault_the_run_the_numbers_and_the_promise(named):
         assert part in text
 
 
-@pytest.mark.long
 def test_the_html_holds_the_text_and_a_picture(named):
     html = named._repr_html_()
     assert "missing_zero_grad" in html and 'src="data:image/png;base64,' in html
 
 
-@pytest.mark.long
 def test_the_distances_begin_at_0_and_leave_it_at_the_second_step(named):
     start, first, second = named.distances
     assert start == 0.0 and first < 1e-14 and second > 1e-3

@@ -97,7 +97,6 @@ def assert_same_batches(left: Iterable[Batch], right: Iterable[Batch]) -> None:
 @given(any_documents, any_settings())
 @example(["a"], {"mode": "packed", "max_length": 2, "batch_size": 1})
 @example(["", "a", "", "the cat sat" * 9], {"mode": "bucketed", "max_length": 5, "tokens_per_batch": 17})
-@settings(deadline=None)
 def test_an_epoch_is_exactly_the_documents_cut_with_one_token_of_overlap(documents: list[str], options: dict) -> None:
     loader = make_loader(documents, TOKENIZER, **options)
     seen = Counter(segment for batch in loader for segment in segments_of(batch))
@@ -105,7 +104,6 @@ def test_an_epoch_is_exactly_the_documents_cut_with_one_token_of_overlap(documen
 
 
 @given(any_documents, any_settings())
-@settings(deadline=None)
 def test_every_token_of_every_document_is_a_target_exactly_once(documents: list[str], options: dict) -> None:
     loader = make_loader(documents, TOKENIZER, **options)
     expected = Counter(
@@ -116,14 +114,12 @@ def test_every_token_of_every_document_is_a_target_exactly_once(documents: list[
 
 
 @given(any_documents, any_settings())
-@settings(deadline=None)
 def test_num_bytes_of_an_epoch_are_the_bytes_of_the_documents(documents: list[str], options: dict) -> None:
     loader = make_loader(documents, TOKENIZER, **options)
     assert sum(batch.get("num_bytes", 0) for batch in loader) == len("".join(documents).encode())
 
 
 @given(any_documents, any_settings())
-@settings(deadline=None)
 def test_masks_mark_real_tokens_and_padding_is_pad(documents: list[str], options: dict) -> None:
     for batch in make_loader(documents, TOKENIZER, **options):
         padding = batch["attention_mask"] == 0
@@ -159,7 +155,6 @@ def test_documents_encoded_in_several_goes_give_the_same_rows(monkeypatch: pytes
 
 
 @given(any_documents, any_settings())
-@settings(deadline=None)
 def test_fixed_and_packed_rows_are_max_length_wide_and_the_others_as_their_longest(
     documents: list[str], options: dict
 ) -> None:
@@ -170,7 +165,6 @@ def test_fixed_and_packed_rows_are_max_length_wide_and_the_others_as_their_longe
 
 
 @given(any_documents, any_settings())
-@settings(deadline=None)
 def test_no_batch_is_larger_than_asked(documents: list[str], options: dict) -> None:
     for batch in make_loader(documents, TOKENIZER, **options):
         rows, width = batch["input_ids"].shape
@@ -181,7 +175,6 @@ def test_no_batch_is_larger_than_asked(documents: list[str], options: dict) -> N
 
 
 @given(any_documents, any_settings())
-@settings(deadline=None)
 def test_padding_share_is_the_share_counted_in_the_batches(documents: list[str], options: dict) -> None:
     loader = make_loader(documents, TOKENIZER, **options)
     loader.set_epoch(3)
@@ -239,7 +232,6 @@ def test_packed_labels_leave_out_exactly_document_starts_and_padding() -> None:
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 8), st.booleans())
-@settings(deadline=None)
 def test_labels_equal_a_plain_loop_on_either_padding_side(data, rows: int, width: int, left: bool) -> None:
     lengths = data.draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
     ids = torch.randint(0, 3, (rows, width), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
@@ -336,10 +328,9 @@ def test_without_shuffle_buckets_come_shortest_first() -> None:
     assert widths[0] < widths[-1] == max(widths)
 
 
-@pytest.mark.long
 @modes
 @given(st.data())
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_a_loader_set_to_any_position_goes_on_exactly_there(mode: str, data) -> None:
     epoch = data.draw(st.integers(0, 50))
     straight, resumed = loader_of(mode, seed=epoch), loader_of(mode, seed=epoch)

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lm.batching.packing import BATCHES_PER_BUCKET, best_fit_decreasing, length_buckets, ranges
@@ -25,7 +25,6 @@ def plain_best_fit(lengths: list[int], width: int) -> list[int]:
 
 
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=60), st.integers(16, 40))
-@settings(deadline=None)
 def test_packing_fills_no_row_beyond_its_width_and_uses_the_rows_of_plain_best_fit(lengths: list[int], width: int):
     rows = best_fit_decreasing(lengths, width)
     filled = Counter[int]()
@@ -39,7 +38,6 @@ any_lengths = st.lists(st.integers(2, 40), min_size=1, max_size=200)
 
 
 @given(any_lengths, st.integers(1, 9))
-@settings(deadline=None)
 def test_buckets_hold_each_row_once_in_ranges_of_length_that_do_not_overlap(lengths: list[int], size: int) -> None:
     buckets = length_buckets(torch.tensor(lengths), lambda width: size)
     assert sorted(row for rows, _ in buckets for row in rows.tolist()) == list(range(len(lengths)))
@@ -48,7 +46,6 @@ def test_buckets_hold_each_row_once_in_ranges_of_length_that_do_not_overlap(leng
 
 
 @given(any_lengths, st.integers(40, 400))
-@settings(deadline=None)
 def test_a_bucket_holds_a_few_batches_of_its_own_widest_row(lengths: list[int], budget: int) -> None:
     *full, last = length_buckets(torch.tensor(lengths), lambda width: budget // width)
     for rows, size in full:

@@ -100,7 +100,6 @@ def test_a_plain_loader_shuffles_afterwards_as_it_would_have(where):
     assert [batch.tolist() for batch in loader] == expected
 
 
-@pytest.mark.long
 def test_workers_that_persist_go_on_with_their_own_pass():
     loader = DataLoader(Numbers(6), num_workers=1, persistent_workers=True)
     running = iter(loader)

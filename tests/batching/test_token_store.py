@@ -100,7 +100,7 @@ def undivided(folder: Path, division: str) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("division", ["lines", pytest.param("length", marks=pytest.mark.long)])
+@pytest.mark.parametrize("division", ["lines", "length"])
 def test_a_store_gives_the_batches_of_a_text_that_no_blank_line_divides(tmp_path, mode, division):
     source = undivided(tmp_path, division)
     store = open_token_store(text_of(source), RECIPE, tmp_path / "cache")
@@ -139,7 +139,6 @@ def trained(source: str, cache: Path) -> tuple[PreparedRun, Trainer]:
     return run, trainer
 
 
-@pytest.mark.long
 def test_a_run_on_a_large_text_ends_with_the_weights_of_one_on_a_text_that_is_held(source, tmp_path, monkeypatch):
     held, _ = trained(source, tmp_path)
     assert held.store is None and not list(tmp_path.iterdir())
@@ -355,7 +354,6 @@ def test_a_loader_over_a_store_can_be_pickled(store):
     assert_same_batches(pickle.loads(pickle.dumps(loader)), loader_of(store))
 
 
-@pytest.mark.long
 def test_worker_processes_make_the_same_batches(store):
     assert_same_batches(loader_of(store, num_workers=2), loader_of(store))
 

@@ -1,11 +1,10 @@
-"""One JupyterLab and one Chromium for all browser tests, and their timings at the end of the report."""
+"""One JupyterLab and one Chromium for all browser tests, and a page for each file."""
 
 import pytest
 import torch
 
 from .lab import find_chromium, running_browser, running_lab
-
-BENCHMARK = pytest.StashKey[list[str]]()
+from .notebook_page import lab_page
 
 
 @pytest.fixture(scope="session")
@@ -30,15 +29,8 @@ def lab(chromium, tmp_path_factory):
         yield lab
 
 
-@pytest.fixture(scope="session")
-def benchmark(pytestconfig):
-    """Lines that are printed when all tests are done."""
-    return pytestconfig.stash.setdefault(BENCHMARK, [])
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    lines = config.stash.get(BENCHMARK, [])
-    if lines:
-        terminalreporter.section("in the browser: seconds to run, median redraw time of 5 key presses")
-        for line in lines:
-            terminalreporter.write_line(line)
+@pytest.fixture(scope="module")
+def page(browser, lab):
+    """JupyterLab, as a browser that has never seen it opens it."""
+    with lab_page(browser, lab) as page:
+        yield page

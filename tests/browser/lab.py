@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
@@ -50,10 +49,10 @@ class Lab:
     network_log: Path
     faint_labels_log: Path
 
-    def address(self, notebook: Path) -> str:
-        """Where a notebook of the folder is opened; each in a workspace of its own, without the others' tabs."""
-        name = quote(notebook.name)
-        return f"{self.url}lab/workspaces/{quote(notebook.stem)}/tree/{name}?token={self.token}"
+    @property
+    def address(self) -> str:
+        """Where JupyterLab is opened, without the tabs of those who opened it before."""
+        return f"{self.url}lab?reset&token={self.token}"
 
     def outside_hosts(self) -> list[str]:
         """The hosts that the server and its kernels have reached for until now."""

@@ -1,15 +1,18 @@
-"""One notebook open in JupyterLab, as a learner sees it: run it, read what happened, look at it."""
+"""JupyterLab in a browser, as a learner sees it: open a notebook, run it, read what happened, look at it."""
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
+import nbformat
 from axe_playwright_python.sync_playwright import Axe
+from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize
 
 from course_lm.classroom.stored_outputs import without_pictures
@@ -18,48 +21,56 @@ from .lab import Lab
 
 RUN_SECONDS = 600  # for what hangs; a lesson takes a minute, on a slow machine several
 OPEN_SECONDS = 60
+POLLED = 200  # milliseconds: what is asked with each frame keeps a core busy
 SCREEN: ViewportSize = {"width": 1280, "height": 900}
-SCROLLER = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
+SCREENS: tuple[ViewportSize, ...] = (SCREEN, {"width": 1600, "height": 1000}, {"width": 640, "height": 900})
+NARROW = 1000  # pixels of a screen on which an explorer's picture stands below its controls
 
 PANEL = "window.jupyterapp?.shell.currentWidget"
+# As by "Open With > Notebook (no kernel)", where no kernel is asked for.
+OPEN = """async ([path, kernel]) => {
+    const kernelPreference = kernel ? undefined : {shouldStart: false, shouldReuse: false}
+    const options = {path, factory: 'Notebook', kernelPreference}
+    const panel = await window.jupyterapp.commands.execute('docmanager:open', options)
+    await panel.revealed
+    await Promise.all(panel.content.widgets.map(cell => cell.ready))
+}"""
+CLOSE = f"async () => {{ const panel = {PANEL}; await panel.sessionContext.shutdown(); panel.dispose() }}"
+IS_SHOWN = f"""{PANEL}.content.widgets.every(cell => !cell.rendered
+        || cell.node.querySelector('.jp-MarkdownOutput:not(.lm-mod-hidden)')?.childElementCount)
+    && Array.from({PANEL}.node.querySelectorAll('img')).every(image => image.complete)"""
 IS_READY = f"{PANEL}?.context?.sessionContext?.session?.kernel?.status === 'idle'"
 CODE_CELLS = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"
-CELLS = f"""() => {CODE_CELLS}.map(cell => ({{
-    number: {PANEL}.content.widgets.indexOf(cell),
-    source: cell.model.sharedModel.getSource(),
-    count: cell.model.executionCount,
-    outputs: cell.model.outputs.toJSON(),
-}}))"""
-# Asked many times a second: nothing here may copy the outputs.
+CELLS = f"{PANEL}.content.model.toJSON().cells"
+# Asked several times a second: nothing here may copy the outputs.
 WAITS = """(cell => cell.model.executionState === 'running'
     || cell.node.querySelector('.jp-InputPrompt').textContent.includes('*'))"""
 HAS_STARTED = f"{CODE_CELLS}.some(cell => cell.model.executionCount || {WAITS}(cell))"
 HAS_ENDED = f"{IS_READY} && !{CODE_CELLS}.some({WAITS})"
-# From the first cell to the end of the last one (the page can be scrolled further), and most of a screen.
-HEIGHTS = """scroller => {
-    const ends = Array.from(scroller.querySelectorAll('.jp-Cell'), cell => cell.getBoundingClientRect().bottom)
-    const top = scroller.getBoundingClientRect().top - scroller.scrollTop
-    return [Math.round(Math.max(...ends) - top), scroller.clientHeight - 60]
-}"""
-CUT_OFF = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
-    Array.from(cell.querySelectorAll('.cm-scroller, .jp-OutputArea-output, .jp-MarkdownOutput'))
-        .filter(part => part.clientWidth && part.scrollWidth > part.clientWidth + 1)
-        .map(part => `cell ${number}: ${part.scrollWidth} pixels in ${part.clientWidth}`))"""
-TALL = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
-    Array.from(cell.querySelectorAll('.jp-OutputArea-output img'))
-        .filter(image => image.clientHeight > innerHeight)
-        .map(image => `cell ${number}: ${image.clientHeight} pixels`))"""
-
+# JupyterLab calls an image of HTML that has no description "Image".
+FLAWS = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) => {
+    const parts = (selector, holds) => Array.from(cell.querySelectorAll(selector)).filter(holds)
+    const problems = [
+        ...parts('img', image => ['', 'Image'].includes(image.alt.trim())).map(() => 'a picture without words'),
+        ...parts('.jp-OutputArea-output img', image => image.clientHeight > innerHeight)
+            .map(image => `a picture of ${image.clientHeight} pixels in height`),
+        ...parts('.cm-scroller, .jp-OutputArea-output, .jp-MarkdownOutput',
+                part => part.clientWidth && part.scrollWidth > part.clientWidth + 1)
+            .map(part => `cut off, ${part.scrollWidth} pixels in ${part.clientWidth}`),
+    ]
+    return problems.map(problem => `cell ${number}: ${problem}`)
+})"""
 
 # What a lesson shows; the rest of the page is JupyterLab's own.
 OURS = {"include": [[".jp-Notebook .jp-OutputArea-output"], [".jp-Notebook .jp-RenderedMarkdown"]]}
 WCAG = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
+VIOLATIONS = "async ([context, options]) => (await axe.run(context, options)).violations"
 THEMES = ("JupyterLab Light", "JupyterLab Dark")
 CHANGE_THEME = """async theme => {
     await window.jupyterapp.commands.execute('apputils:change-theme', {theme})
     document.querySelectorAll('details').forEach(fold => { fold.open = true })
 }"""
-HAS_THEME = "light => document.body.dataset.jpThemeLight === light"
+HAS_THEME = "theme => document.body.dataset.jpThemeName === theme"
 # An explorer is as tall as the screen at most, its controls stand beside the picture, and nothing of it is hidden.
 EXPLORERS = """wide => Array.from(document.querySelectorAll('.course-explorer')).flatMap((explorer, number) => {
     const [controls, result] = Array.from(explorer.children, part => part.getBoundingClientRect())
@@ -72,26 +83,6 @@ EXPLORERS = """wide => Array.from(document.querySelectorAll('.course-explorer'))
             found.push(`cuts off ${part.className || part.tagName}: ${part.scrollWidth} pixels in ${part.clientWidth}`)
     return found.map(problem => `explorer ${number + 1} ${problem}`)
 })"""
-# JupyterLab calls an image of HTML that has no description "Image".
-UNDESCRIBED = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).flatMap((cell, number) =>
-    Array.from(cell.querySelectorAll('img'))
-        .filter(image => ['', 'Image'].includes(image.alt.trim()))
-        .map(() => `cell ${number}`))"""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A code cell: its place in the notebook, its source, its execution count or None, and its outputs as in a file."""
-
-    number: int
-    source: str
-    count: int | None
-    outputs: list[dict[str, Any]]
-
-    @property
-    def errors(self) -> list[str]:
-        """The errors that it ended in."""
-        return [f"{output['ename']}: {output['evalue']}" for output in self.outputs if output["output_type"] == "error"]
 
 
 def texts_of(outputs: list[dict[str, Any]]) -> dict[str, str]:
@@ -107,7 +98,7 @@ def texts_of(outputs: list[dict[str, Any]]) -> dict[str, str]:
 
 @dataclass
 class NotebookPage:
-    """A page with one notebook; what it asked for outside this machine and the errors it logged."""
+    """A page with one notebook at a time; what it asked for outside this machine and the errors it logged meanwhile."""
 
     page: Page = field(repr=False)
     lab: Lab = field(repr=False)
@@ -115,91 +106,109 @@ class NotebookPage:
 
     def __post_init__(self) -> None:
         self._requests: list[str] = []
-        self._hosts_before, self._labels_before = len(self.lab.outside_hosts()), len(self.lab.faint_labels())
+        self._forget()
         self.page.on("request", lambda request: self._note_request(request.url))
         self.page.on("websocket", lambda socket: self._note_request(socket.url))
         self.page.on("console", self._note_message)
         self.page.on("pageerror", lambda error: self.console_errors.append(str(error)))
 
+    @contextmanager
+    def opened(self, notebook: Path, kernel: bool = True) -> Iterator[None]:
+        """Open a notebook of the lab's folder, as it is stored; a kernel starts and ends with it.
+
+        Where the variable SCREENSHOTS names a folder, pictures of its screens as they are at last are kept there.
+        """
+        try:
+            self.page.evaluate(OPEN, [notebook.name, kernel])
+            self._wait_for(IS_SHOWN, OPEN_SECONDS)
+            if kernel:
+                self._wait_for(IS_READY, OPEN_SECONDS)
+            yield
+            if folder := os.environ.get("SCREENSHOTS"):
+                self._take_screenshots(Path(folder), notebook.stem)
+        finally:
+            with suppress(Error):  # a notebook that never came up
+                self.page.evaluate(CLOSE)
+            self._forget()
+
     def outside(self) -> list[str]:
         """What the page asked for, and the hosts that server and kernel looked for, outside this machine."""
         return self._requests + self.lab.outside_hosts()[self._hosts_before :]
 
-    def cells(self) -> list[Cell]:
-        """The code cells as they are now."""
-        return [Cell(**cell) for cell in self.page.evaluate(CELLS)]
+    def cells(self) -> list[dict[str, Any]]:
+        """The cells as they are now, as in a file."""
+        return self.page.evaluate(CELLS)
 
     def run_all(self) -> None:
         """Clear the stored outputs, press Run > Run All Cells, and wait until no cell waits and the kernel is idle."""
         self._choose("Edit", "Clear Outputs of All Cells")
-        assert all(cell.count is None for cell in self.cells()), "the stored outputs were not cleared"
+        assert not any(cell.get("execution_count") for cell in self.cells()), "the stored outputs were not cleared"
         self._choose("Run", "Run All Cells")
-        self.page.wait_for_function(HAS_STARTED, timeout=1000 * OPEN_SECONDS)
-        self.wait_until_idle(every=500)
-
-    def wait_until_idle(self, every: float | Literal["raf"] = "raf") -> None:
-        """Wait until the kernel has nothing left to do; asked each so many milliseconds, or with each frame."""
-        self.page.wait_for_function(HAS_ENDED, timeout=1000 * RUN_SECONDS, polling=every)
+        self._wait_for(HAS_STARTED, OPEN_SECONDS)
+        self._wait_for(HAS_ENDED, RUN_SECONDS)
 
     def problems(self) -> list[str]:
         """The cells that ended in an error or did not run."""
-        problems = [f"cell {cell.number}: {error}" for cell in self.cells() for error in cell.errors]
-        return problems + [f"cell {cell.number}: did not run" for cell in self.cells() if cell.count is None]
-
-    def wide_cells(self) -> list[str]:
-        """The cells of which a part is hidden to the right."""
-        return self.page.evaluate(CUT_OFF)
-
-    def tall_pictures(self) -> list[str]:
-        """The cells with a picture that does not fit on the screen."""
-        return self.page.evaluate(TALL)
-
-    def misplaced_explorers(self, width: int, height: int, wide: bool) -> list[str]:
-        """What of an explorer is not on one screen of this size, and, where it is `wide`, not side by side."""
-        self.page.set_viewport_size({"width": width, "height": height})
-        self.page.wait_for_timeout(300)  # for JupyterLab to follow
-        problems = self.page.evaluate(EXPLORERS, wide)
-        self.page.set_viewport_size(SCREEN)
+        problems = []
+        for number, cell in enumerate(self.cells()):
+            found = [f"{part['ename']}: {part['evalue']}" for part in cell.get("outputs", []) if "ename" in part]
+            if cell["cell_type"] == "code" and cell["execution_count"] is None:
+                found.append("did not run")
+            problems += [f"cell {number}: {problem}" for problem in found]
         return problems
 
-    def undescribed_pictures(self) -> list[str]:
-        """The cells with a picture that has no alternative text."""
-        return self.page.evaluate(UNDESCRIBED)
+    def flaws(self) -> list[str]:
+        """The cells with a picture that no words describe or that no screen holds, and those cut off at the right."""
+        return self.page.evaluate(FLAWS)
+
+    def misplaced_explorers(self) -> list[str]:
+        """What of an explorer is not on one screen of several sizes, and, where they are wide, not side by side."""
+        problems = []
+        for size in SCREENS:
+            self.page.set_viewport_size(size)
+            self.page.wait_for_timeout(300)  # for JupyterLab to follow
+            found = self.page.evaluate(EXPLORERS, size["width"] > NARROW)
+            problems += [f"{problem}, screen of {size['width']} × {size['height']}" for problem in found]
+        self.page.set_viewport_size(SCREEN)
+        return problems
 
     def faint_labels(self) -> list[str]:
         """The words of figures that are hard to read, see faint_labels.py."""
         return self.lab.faint_labels()[self._labels_before :]
 
-    def violations(self, theme: str) -> list[str]:
-        """What axe-core finds against WCAG 2, levels A and AA, in what the lesson shows, in a theme of JupyterLab."""
-        self.page.evaluate(CHANGE_THEME, theme)
-        self.page.wait_for_function(
-            "light => document.body.dataset.jpThemeLight === String(light)", arg="Light" in theme
-        )
-        found = Axe().run(self.page, context=OURS, options=WCAG).response["violations"]
-        self.page.evaluate(CHANGE_THEME, THEMES[0])  # the one in which the lesson was opened
-        return [
-            f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}" for rule in found for node in rule["nodes"]
-        ]
+    def violations(self) -> list[str]:
+        """What axe-core finds against WCAG 2, levels A and AA, in what the notebook shows, in each theme."""
+        on = self.page.evaluate("document.body.dataset.jpThemeName")
+        violations = []
+        for theme in sorted(THEMES, key=lambda theme: theme != on):  # to change it takes longer than to look
+            self.page.evaluate(CHANGE_THEME, theme)
+            self.page.wait_for_function(HAS_THEME, arg=theme)
+            violations += [
+                f"{theme}: {rule['id']}: {node['html'][:200]} {node['failureSummary']}"
+                for rule in self.page.evaluate(VIOLATIONS, [OURS, WCAG])
+                for node in rule["nodes"]
+            ]
+        return violations
 
-    def take_screenshots(self, folder: Path, name: str) -> list[Path]:
-        """Pictures of the notebook from top to bottom, one screen each: `folder/name-01.png`, …"""
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(f"{name}-[0-9][0-9].png"):
-            old.unlink()
-        scroller = self.page.locator(SCROLLER)
-        height, step = scroller.evaluate(HEIGHTS)
-        files = []
-        for number, top in enumerate(range(0, height, step), start=1):
-            scroller.evaluate("(element, top) => { element.scrollTop = top }", top)
-            self.page.wait_for_timeout(100)
-            files.append(folder / f"{name}-{number:02}.png")
-            self.page.screenshot(path=files[-1])
-        return files
+    def _forget(self) -> None:
+        self._requests.clear()
+        self.console_errors.clear()
+        self._hosts_before, self._labels_before = len(self.lab.outside_hosts()), len(self.lab.faint_labels())
+
+    def _wait_for(self, condition: str, seconds: float) -> None:
+        self.page.wait_for_function(condition, timeout=1000 * seconds, polling=POLLED)
 
     def _choose(self, menu: str, entry: str) -> None:
         self.page.get_by_role("menuitem", name=menu, exact=True).click()
         self.page.get_by_role("menuitem", name=entry, exact=True).click()
+
+    def _take_screenshots(self, folder: Path, name: str) -> None:
+        scroller = self.page.locator(".jp-WindowedPanel-outer")
+        height, step = scroller.evaluate("element => [element.scrollHeight, element.clientHeight - 60]")
+        for number, top in enumerate(range(0, height, step), start=1):
+            scroller.evaluate("(element, top) => { element.scrollTop = top }", top)
+            self.page.wait_for_timeout(100)
+            self.page.screenshot(path=folder / f"{name}-{number:02}.png")
 
     def _note_request(self, url: str) -> None:
         address = urlsplit(url)
@@ -212,16 +221,22 @@ class NotebookPage:
 
 
 @contextmanager
-def opened(browser: Browser, lab: Lab, notebook: Path) -> Iterator[NotebookPage]:
-    """A notebook of the lab's folder in a browser without memory, its kernel ready; the kernel ends with it."""
+def lab_page(browser: Browser, lab: Lab) -> Iterator[NotebookPage]:
+    """JupyterLab in a browser without memory, no notebook open."""
     context = browser.new_context(viewport=SCREEN, permissions=["clipboard-read", "clipboard-write"])
-    notebook_page = NotebookPage(context.new_page(), lab)
-    page = notebook_page.page
+    context.add_init_script(Axe().axe_script)
     try:
-        page.goto(lab.address(notebook))
-        page.wait_for_function(IS_READY, timeout=1000 * OPEN_SECONDS)
-        yield notebook_page
+        page = NotebookPage(context.new_page(), lab)
+        page.page.goto(lab.address)
+        page.page.wait_for_function("window.jupyterapp?.restored.then(() => true)", polling=POLLED)
+        yield page
     finally:
-        with suppress(Error):  # a page that never came up has no kernel
-            page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
         context.close()
+
+
+def write_notebook(path: Path, cells: Iterable[str | dict[str, Any]]) -> Path:
+    """A notebook for this Python; a cell of code may be given as its source alone."""
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    made = [new_code_cell(cell) if isinstance(cell, str) else cell for cell in cells]
+    nbformat.write(new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
+    return path

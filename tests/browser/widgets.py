@@ -1,14 +1,13 @@
 """Explorers and predictions, worked with the keyboard as a learner without a mouse works them."""
 
-import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from playwright.sync_api import Locator, TimeoutError
 
-from .notebook_page import NotebookPage
+from .notebook_page import IS_READY, NotebookPage
 
-PRESSES = 5  # a step, both ends, and back
+PRESSES = 4
 PATIENCE_SECONDS = 15
 REST_SECONDS = 1
 
@@ -21,40 +20,38 @@ LABEL = """element => {
     const widget = element.closest('.widget-inline-hbox, .widget-toggle-buttons, .widget-radio') ?? element
     return widget.innerText.replaceAll('\\u200b', '').trim().split('\\n')[0]
 }"""
-# The clock runs from the key to the moment when the new picture is there.
-START_CLOCK = """explorer => {
-    let pressed = 0
-    const press = () => { pressed = performance.now() }
-    window.addEventListener('keydown', press, true)
-    window.addEventListener('input', press, true)
-    explorer.redraws = []
-    const redraw = () => explorer.redraws.push(performance.now() - pressed)
-    explorer.addEventListener('load', redraw, true)  // of each new img, which the event does not leave
-    explorer.words = () => explorer.querySelector('pre[aria-live]').innerText
+WATCH = """explorer => {
+    explorer.shown = () => [explorer.querySelector('img').src, explorer.querySelector('pre[aria-live]').textContent]
+    explorer.before = explorer.shown()
 }"""
-STATE = "explorer => ({redraws: explorer.redraws.length, words: explorer.words()})"
-SOMETHING_FOLLOWED = "([explorer, was]) => explorer.redraws.length > was.redraws || explorer.words() !== was.words"
-ALL_FOLLOWED = SOMETHING_FOLLOWED.replace("||", "&&")
-PICTURE = """async explorer => {
-    const bytes = new TextEncoder().encode(explorer.querySelector('img').src)
-    const digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes))
-    return Array.from(digest).join(' ')
-}"""
+# Whether the picture and the words are others than before; told when both have had the time to follow.
+FOLLOWED = f"""async (explorer, [patience, rest]) => {{
+    const changed = () => {{
+        const [picture, words] = explorer.shown().map((part, number) => part !== explorer.before[number])
+        return [picture && explorer.querySelector('img').complete, words]
+    }}
+    const until = async (holds, seconds) => {{
+        const end = performance.now() + 1000 * seconds
+        while (!holds() && performance.now() < end) await new Promise(next => setTimeout(next, 10))
+    }}
+    await until(() => changed().includes(true), patience)
+    await until(() => {IS_READY}, patience)
+    if (changed().includes(true)) await until(() => !changed().includes(false), rest)
+    const found = changed()
+    explorer.before = explorer.shown()
+    return found
+}}"""
 
 
 def _slide(handle: Locator) -> Iterator[str]:
-    """A step, both ends, then steps there and back."""
+    """A step, both ends, and some steps back: at an end another control may have nothing to change."""
 
     def place() -> int:
         value, low, high = (float(handle.get_attribute(f"aria-value{name}") or 0) for name in ("now", "min", "max"))
         return 1 if value >= high else -1 if value <= low else 0
 
     yield "ArrowLeft" if place() == 1 else "ArrowRight"
-    yield from ("End", "Home") if place() == -1 else ("Home", "End")
-    key = "ArrowRight"
-    while True:
-        key = {1: "ArrowLeft", 0: key, -1: "ArrowRight"}[place()]
-        yield key
+    yield from ("End", "Home", "PageUp") if place() == -1 else ("Home", "End", "PageDown")
 
 
 def _pick(dropdown: Locator) -> Iterator[str]:
@@ -97,74 +94,38 @@ KINDS = (
 )
 
 
-@dataclass
-class Explored:
-    """What the keyboard did to one explorer: milliseconds per redraw for each control, and what went wrong."""
-
-    redraws: dict[str, list[float]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def medians(self) -> Iterator[tuple[str, float]]:
-        """Each control and its median redraw time in milliseconds."""
-        return ((label, statistics.median(times)) for label, times in self.redraws.items() if times)
-
-
 class Explorer:
     """Controls, a picture, and words that follow them."""
 
     def __init__(self, notebook: NotebookPage, root: Locator, patience: float = PATIENCE_SECONDS) -> None:
         self.notebook, self.root, self.patience = notebook, root, patience
-        self.root.evaluate(START_CLOCK)
+        self.moved: list[str] = []
 
-    def explore(self, presses: int = PRESSES) -> Explored:
-        """Move every control with the keyboard, so many presses each."""
-        explored = Explored()
-        for label in self._unknown_controls():
-            explored.problems.append(f"{label}: the test knows no keys for this kind of control")
+    def explore(self) -> list[str]:
+        """Move every control with the keyboard; return what does not follow."""
+        self.root.evaluate(WATCH)
+        unknown = [control.evaluate(LABEL) for control in self.root.locator(OTHER_CONTROL).all()]
+        problems = [f"{label}: the test knows no keys for this kind of control" for label in unknown]
         for kind in KINDS:
             for control in self.root.locator(kind.selector).all():
-                self._explore_control(kind, control, presses, explored)
-        if not explored.redraws:
-            explored.problems.append("an explorer without a control")
-        return explored
+                self.moved.append(control.evaluate(LABEL))
+                problems += [f"{self.moved[-1]}: {problem}" for problem in self._move(kind, control)]
+        return problems if self.moved else [*problems, "an explorer without a control"]
 
-    def _unknown_controls(self) -> list[str]:
-        return [control.evaluate(LABEL) for control in self.root.locator(OTHER_CONTROL).all()]
-
-    def _explore_control(self, kind: Kind, control: Locator, presses: int, explored: Explored) -> None:
-        label = control.evaluate(LABEL)
-        times = explored.redraws.setdefault(label, [])
-        picture = self.root.evaluate(PICTURE)
-        for number, keys in zip(range(presses), kind.keys(control), strict=False):
-            before = self.root.evaluate(STATE)
-            if not self._press(control.locator(kind.part).first if kind.part else control, keys, before):
-                explored.problems.append(f"{label}: press {number + 1}, {keys}, changes nothing")
+    def _move(self, kind: Kind, control: Locator) -> Iterator[str]:
+        for number, keys in zip(range(PRESSES), kind.keys(control), strict=False):
+            (control.locator(kind.part).first if kind.part else control).focus()
+            for key in keys.split():
+                self.notebook.page.keyboard.press(key)
+            picture, words = self.root.evaluate(FOLLOWED, [self.patience, REST_SECONDS])
+            if not picture and not words:
+                yield f"press {number + 1}, {keys}, changes nothing"
                 return
-            times += self.root.evaluate("explorer => explorer.redraws")[before["redraws"] :][:1]
             # Later presses may change only one of the two: a bar at 100 % stays there.
-            if number == 0 and self.root.evaluate(PICTURE) == picture:
-                explored.problems.append(f"{label}: {keys} leaves the picture as it was")
-            if number == 0 and self.root.evaluate(STATE)["words"] == before["words"]:
-                explored.problems.append(f"{label}: {keys} leaves the words as they were")
-
-    def _press(self, target: Locator, keys: str, before: dict[str, object]) -> bool:
-        """Press the keys; whether the picture or the words follow. Waits until both have had the time to."""
-        target.focus()
-        for key in keys.split():
-            self.notebook.page.keyboard.press(key)
-        if not self._holds(SOMETHING_FOLLOWED, before, self.patience):
-            return False
-        self.notebook.wait_until_idle()
-        self._holds(ALL_FOLLOWED, before, REST_SECONDS)
-        return True
-
-    def _holds(self, condition: str, before: dict[str, object], seconds: float) -> bool:
-        arguments = [self.root.element_handle(), before]
-        try:
-            self.notebook.page.wait_for_function(condition, arg=arguments, timeout=1000 * seconds)
-        except TimeoutError:
-            return False
-        return True
+            if number == 0 and not picture:
+                yield f"{keys} leaves the picture as it was"
+            if number == 0 and not words:
+                yield f"{keys} leaves the words as they were"
 
 
 def explorers(notebook: NotebookPage, patience: float = PATIENCE_SECONDS) -> list[Explorer]:

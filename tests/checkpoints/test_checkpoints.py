@@ -101,7 +101,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("scratch")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(state=st.dictionaries(st.text("abc", max_size=3), plain_values, max_size=4))
 def test_any_plain_state_survives_a_round_trip(scratch: Path, state: dict[str, Any]) -> None:
     save_checkpoint(scratch / "round_trip.pt", state)
@@ -204,7 +204,6 @@ def save_and_die(path: Path, at_call: int) -> None:
         save_checkpoint(path, small_state(2))
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked, which is fast enough for one kill a write")
 def test_a_process_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
@@ -317,7 +316,7 @@ def intact(scratch: Path) -> bytes:
     return (scratch / "intact.pt").read_bytes()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_file_cut_at_any_byte_is_recognised(scratch: Path, intact: bytes, data: st.DataObject) -> None:
     path = scratch / "cut.pt"
@@ -326,8 +325,7 @@ def test_a_file_cut_at_any_byte_is_recognised(scratch: Path, intact: bytes, data
         load_checkpoint(path)
 
 
-@pytest.mark.long
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_flipped_bit_is_recognised(scratch: Path, intact: bytes, data: st.DataObject) -> None:
     path = scratch / "flipped.pt"
@@ -347,7 +345,7 @@ def test_every_flipped_bit_of_the_trailer_is_recognised(scratch: Path, intact: b
             load_checkpoint(path)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(extra=st.binary(min_size=1, max_size=300))
 def test_anything_appended_is_recognised(scratch: Path, intact: bytes, extra: bytes) -> None:
     (scratch / "longer.pt").write_bytes(intact + extra)
@@ -566,9 +564,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 NAMES = ["best", "last", *(f"{kind}_{number}" for kind in ("step", "epoch") for number in (1, 2, 10, 20))]
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:passing over")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=12),
     damages=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(sorted(DAMAGES)), max_size=6),

@@ -225,12 +225,10 @@ def run_cases(seeds: range, folder: Path) -> int:
     return taken
 
 
-@pytest.mark.long
 def test_any_mutant_is_loaded_right_or_refused_in_one_line_and_changes_nothing(tmp_path):
     assert run_cases(range(60), tmp_path) < 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 250))
 def test_no_mutant_ends_the_process_or_takes_memory(tmp_path, first):
     command = [sys.executable, "-m", "tests.checkpoints.test_edges_checkpoints", str(first), "250", str(tmp_path)]
@@ -529,7 +527,6 @@ BAD_TENSORS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "sgd without momentum"])
 def test_no_optimizer_takes_a_tensor_that_it_would_not_make(name):
     net, optimizer = trained(name)

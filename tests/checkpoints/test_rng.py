@@ -27,7 +27,7 @@ def draws() -> list[float]:
     return values
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1), drawn=st.integers(0, 700))
 def test_every_random_state_survives_a_checkpoint_file(scratch: Path, seed: int, drawn: int) -> None:
     random.seed(seed)

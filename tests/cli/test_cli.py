@@ -1,12 +1,11 @@
 """Claims about the command line: what it prints, and the code it ends with."""
 
 import json
-import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from course_lm.checkpoints import load_checkpoint, weights_for_use
 from course_lm.cli import main
 from tests.cli.refusals import assert_refused
 from tests.cli.small_runs import SMALL, write_text
+from tests.fork_server import Start, anew, forked, started
 
 
 @pytest.fixture
@@ -78,7 +78,6 @@ def test_the_saved_configuration_repeats_the_run(text):
     assert metrics(text.parent / "again" / "toy") == metrics(first)
 
 
-@pytest.mark.long
 def test_a_run_with_a_curriculum_says_what_it_admits_and_is_repeated(text, capsys):
     settings = ("schedule=root", "num_epochs=2", "warmup_epochs=0", "settings={length: {max_length: 40}}")
     arguments = [f"--curriculum.{setting}" for setting in ("enabled=true", "threshold_on=quantile", *settings)]
@@ -126,71 +125,58 @@ def test_a_second_call_finds_the_run_finished(text, capsys):
     assert "resumed" in capsys.readouterr().out
 
 
-def interrupt(arguments: list[str], number: int, metrics_file: Path) -> tuple[int, str, str]:
-    """Start the command, send it a signal after its second record, and return code, output and errors."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-c", "import sys; from course_lm.cli import main; sys.exit(main())", *arguments]
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (metrics_file.exists() and metrics_file.read_text().count("\n") >= 2):
-            assert time.monotonic() < deadline and process.poll() is None, "the run did not get to its second step"
-            time.sleep(0.02)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    return process.returncode, out, err
+LONG = (
+    "--training.max_steps=100000",
+    "--training.logging_steps=1",
+    "--training.save_steps=1",
+    "--training.gradient_accumulation_steps=1",
+    "--lr_scheduler.type=constant",  # with it, and without a warm-up, a run may be made shorter
+    "--lr_scheduler.warmup_steps=0",
+)
 
 
-@pytest.mark.slow(seconds=10)
-def test_a_second_terminal_is_refused_in_one_line_and_the_first_run_is_whole(text):
-    arguments = train(text, "--training.max_steps=100000", "--training.logging_steps=1", "--training.save_steps=1")
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "course_lm", *arguments]
+
+
+def test_a_second_terminal_is_refused_in_one_line_and_the_first_run_is_whole(text, tmp_path):
+    words = command(*train(text, *LONG))
     folder = text.parent / "runs" / "toy"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "import sys; from course_lm.cli import main; sys.exit(main())", *arguments]
-    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while not (folder / "checkpoint_step_2.pt").exists():
-            assert time.monotonic() < deadline and first.poll() is None, "the first run did not get to its second step"
-            time.sleep(0.02)
+    with started(tmp_path, words) as first:
+        first.wait_until((folder / "checkpoint_step_2.pt").exists, "the second step")
         for resume in ("auto", "never"):
-            again = [*command, f"--training.resume={resume}"]
-            second = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=60)
-            (line,) = second.stderr.splitlines()
-            assert (second.returncode, second.stdout) == (2, "")
+            with started(tmp_path, [*words, f"--training.resume={resume}"]) as second:
+                ended = second.end(60)
+            (line,) = ended.err.splitlines()
+            assert (ended.code, ended.out) == (2, "")
             assert line.startswith(f"course-lm: error: another process is training in {folder}")
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(timeout=60) == 128 + signal.SIGTERM
-    finally:
-        first.kill()
+        first.process.send_signal(signal.SIGTERM)
+        assert first.end(60).code == 128 + signal.SIGTERM
     steps = [record["step"] for record in metrics(folder) if not record.get("partial")]
     assert steps == list(range(1, len(steps) + 1))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.long
-def test_an_interrupted_run_goes_on_at_the_second_call(text, capsys, number, code):
-    rate = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0"]  # a run that may be made shorter
-    long = [
-        "--training.max_steps=100000",
-        "--training.logging_steps=1",
-        "--training.gradient_accumulation_steps=1",
-        *rate,
-    ]
+def assert_goes_on_after(start: Start, number: int, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Send a run a signal after its second record, and call the command again."""
     folder = text.parent / "runs" / "toy"
-    got, out, err = interrupt(train(text, *long), number, folder / "metrics.jsonl")
-    assert got == code, err
-    assert f"stopped by {signal.Signals(number).name} after step" in out
-    assert "Traceback" not in err
+    file = folder / "metrics.jsonl"
+    with started(text.parent, command(*train(text, *LONG)), start=start) as running:
+        running.wait_until(lambda: file.exists() and file.read_text().count("\n") >= 2, "the second step")
+        running.process.send_signal(number)
+        ended = running.end(60)
+    assert ended.code == 128 + number, ended.err
+    assert f"stopped by {signal.Signals(number).name} after step" in ended.out
+    assert "Traceback" not in ended.err
     reached = metrics(folder)[-1]["step"]
-    assert main(train(text, f"--training.max_steps={reached + 2}", *long[1:])) == 0
+    assert main(train(text, *LONG, f"--training.max_steps={reached + 2}")) == 0
     assert "resumed" in capsys.readouterr().out
     steps = [record["step"] for record in metrics(folder) if record["event"] == "train"]
     assert steps == list(range(1, reached + 3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on_at_the_second_call(text, capsys, number):
+    assert_goes_on_after(forked, number, text, capsys)
 
 
 def test_ctrl_c_before_the_first_step_ends_in_one_line(text, capsys, monkeypatch):
@@ -215,7 +201,6 @@ def find_lr(text: Path, *arguments: str) -> list[str]:
     return ["find-lr", *train(text)[1:], *sweep, *arguments]
 
 
-@pytest.mark.long
 def test_a_range_test_ends_with_a_table_a_picture_and_the_option_to_copy(text, capsys):
     assert main(find_lr(text, "--training.gradient_accumulation_steps=2")) == 0
     printed = capsys.readouterr()
@@ -247,7 +232,6 @@ def test_the_picture_goes_to_the_current_folder_by_default(text, monkeypatch, tm
     assert [path.name for path in here.iterdir()] == ["lr_finder.png"]
 
 
-@pytest.mark.long
 def test_a_range_test_reads_the_same_configuration_file_as_a_run(text, capsys):
     settings = text.parent / "settings.yaml"
     settings.write_text("optimizer: {type: sgd}\n")
@@ -262,7 +246,6 @@ def test_a_range_test_without_a_usable_slope_says_so_and_suggests_nothing(text, 
     assert re.search(r"suggested learning rate +-\n", printed) and "--optimizer.learning_rate" not in printed
 
 
-@pytest.mark.long
 def test_ctrl_c_in_a_range_test_ends_in_one_line(text, capsys, monkeypatch):
     def press(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
@@ -329,7 +312,6 @@ def test_each_command_has_its_help(capsys, arguments, parts):
         assert part in printed
 
 
-@pytest.mark.long
 def test_the_commands_are_listed_without_loading_torch():
     code = "import sys\nfrom course_lm.cli import main\n"
     code += "try: main(['lab', '--help'])\nfinally: print('torch' in sys.modules)"
@@ -337,7 +319,6 @@ def test_the_commands_are_listed_without_loading_torch():
     assert done.stdout.endswith("\nFalse\n")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("command", ["train", "find-lr", "plan", "profile", "inspect"])
 def test_the_help_of_a_command_waits_for_nothing_but_the_configuration(command):
     code = "import gc, sys\nfrom course_lm.cli import main\n"
@@ -347,9 +328,30 @@ def test_the_help_of_a_command_waits_for_nothing_but_the_configuration(command):
     assert done.stdout.endswith("\nTrue False\n")
 
 
-@pytest.mark.long
-def test_the_command_is_installed():
-    command = Path(sys.executable).with_name("course-lm")
-    done = subprocess.run([command, "train", "--training.batch_size=0"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("course-lm: error: ") and done.stderr.count("\n") == 1
+# The command itself: a process that imports torch anew
+
+INSTALLED = str(Path(sys.executable).with_name("course-lm"))
+
+
+def test_the_literal_command_leaves_the_run_that_a_forked_one_leaves(text, tmp_path):
+    folder = text.parent / "runs" / "toy"
+    said, left = [], []
+    for start, program in ((anew, [INSTALLED]), (forked, command())):
+        with started(tmp_path, [*program, *train(text, "--training.max_steps=3")], start=start) as running:
+            ended = running.end()
+        assert ended.code == 0 and "warning" not in ended.err.lower(), ended.err
+        said.append([line for line in ended.out.splitlines() if "second" not in line])
+        left.append((metrics(folder), (folder / "model.safetensors").read_bytes()))
+        shutil.rmtree(folder)
+    assert said[0] == said[1] and left[0] == left[1]
+
+
+def test_the_literal_command_goes_on_after_ctrl_c(text, capsys):
+    assert_goes_on_after(anew, signal.SIGINT, text, capsys)
+
+
+def test_the_literal_command_refuses_bad_input_in_one_line(tmp_path):
+    with started(tmp_path, [INSTALLED, "train", "--training.batch_size=0"], start=anew) as running:
+        ended = running.end(60)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("course-lm: error: ") and ended.err.count("\n") == 1

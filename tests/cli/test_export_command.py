@@ -16,7 +16,6 @@ def export(run, to):
     return ["export", str(run), "--to", str(to)]
 
 
-@pytest.mark.long
 def test_transformers_continue_a_text_as_generate_does(finished, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     assert main(export(finished, tmp_path / "new" / "exported")) == 0

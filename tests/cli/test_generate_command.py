@@ -13,6 +13,7 @@ from course_lm.cli import main
 from course_lm.cli.finished_run import open_run
 from course_lm.model import generate
 from course_lm.tokenizer import decode, encode_documents, eos_id
+from tests import fork_server
 from tests.cli.refusals import assert_refused
 
 
@@ -133,18 +134,16 @@ def test_ctrl_c_ends_the_line_and_says_so_in_another(finished, capsys, monkeypat
     assert (printed.out, printed.err) == ("one\n", "course-lm: interrupted\n")
 
 
-@pytest.mark.long
-def test_a_reader_that_has_had_enough_ends_the_command_without_a_word(finished):
-    code = "import sys; from course_lm.cli import main; sys.exit(main())"
-    arguments = [sys.executable, "-c", code, "generate", str(finished), "--number=200", "--max_new_tokens=50"]
-    process = subprocess.Popen(
-        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    )
-    assert process.stdout is not None and process.stderr is not None
-    process.stdout.read(1)
-    process.stdout.close()
-    assert (process.stderr.read(), process.wait(timeout=60)) == (b"", 0)
-    process.stderr.close()
+def test_a_reader_that_has_had_enough_ends_the_command_without_a_word(finished, tmp_path):
+    words = [sys.executable, "-m", "course_lm", "generate", str(finished), "--number=200", "--max_new_tokens=50"]
+    reading, writing = os.pipe()
+    with open(tmp_path / "err", "wb") as err:
+        files = [writing, err.fileno()]
+        process = fork_server.Process(fork_server.python, words, tmp_path, fork_server.environment(), files=files)
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    assert (process.wait(60), (tmp_path / "err").read_text()) == (0, "")
 
 
 def test_what_the_terminal_cannot_show_comes_as_escapes(finished, capsys, monkeypatch):

@@ -28,7 +28,6 @@ def refuse_to_read(*arguments: object) -> None:
     raise AssertionError("the text was read")
 
 
-@pytest.mark.long
 def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(text, capsys):
     assert main(arguments("train", text, "--training.max_steps=3")) == 0
     printed = capsys.readouterr()
@@ -41,7 +40,6 @@ def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(tex
     assert (text.parent / "runs" / "toy" / "tokenizer.json").exists()
 
 
-@pytest.mark.long
 def test_a_run_says_how_a_large_text_was_cut_also_where_it_finds_the_store(text, capsys, monkeypatch):
     text.write_text(text.read_text().replace("\n\n", "\n"), encoding="utf-8")
     said = []
@@ -53,7 +51,6 @@ def test_a_run_says_how_a_large_text_was_cut_also_where_it_finds_the_store(text,
     assert said[0] == said[1] and f"{text} (no blank line divides it: each line is a document): " in said[0]
 
 
-@pytest.mark.long
 def test_a_run_goes_on_from_the_store_that_it_finds_and_from_one_that_was_built_anew(text, capsys, monkeypatch):
     constant = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_ratio=0", "--lr_scheduler.warmup_steps=1"]
     assert main(arguments("train", text, *constant, "--training.max_steps=2")) == 0
@@ -66,26 +63,22 @@ def test_a_run_goes_on_from_the_store_that_it_finds_and_from_one_that_was_built_
     assert max(json.loads(line)["step"] for line in lines) == 4
 
 
-@pytest.mark.long
 def test_a_time_budget_is_turned_into_steps(text, capsys):
     assert main(arguments("train", text, "--training.time_budget=0.03")) == 0
     assert "lowest validation loss" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_a_range_test_reads_a_large_text(text, capsys):
     sweep = ["--start_lr=1e-3", "--end_lr=1", "--num_iter=4", f"--png={text.parent / 'curve.png'}"]
     assert main(arguments("find-lr", text, *sweep)) == 0
     assert "steps taken" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_a_profile_reads_a_large_text(text, capsys):
     assert main(arguments("profile", text, "--repeats=1", f"--output={text.parent / 'profile'}")) == 0
     assert "documents to train on" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_a_run_on_a_large_text_is_evaluated_on_its_own_part_without_reading_it(text, capsys, monkeypatch):
     assert main(arguments("train", text, "--training.max_steps=3", "--data.test_fraction=0.2")) == 0
     run, small = str(text.parent / "runs" / "toy"), text.with_name("small.txt")

@@ -18,7 +18,6 @@ def in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "SECONDS", 0.0)
 
 
-@pytest.mark.long
 def test_the_command_prints_both_tables_and_writes_three_files(capfd, tmp_path):
     arguments = [*SMALL, "--training.gradient_accumulation_steps=2", "--output", "here/profile"]
     assert main(["profile", "--config=tiny", *arguments]) == 0

@@ -148,7 +148,6 @@ def test_a_key_that_an_older_run_lacks_is_no_difference(runs):
     assert differing([read_run(runs / "new"), read_run(runs / "slow")]) == []
 
 
-@pytest.mark.long
 def test_a_comparison_has_differences_to_the_first_and_a_picture(runs, capsys):
     fast, slow = table_of(capsys, "compare", "fast", "runs/slow")
     assert fast["val_loss_difference"] == 0 and slow["val_loss_difference"] == pytest.approx(0.5)
@@ -156,7 +155,6 @@ def test_a_comparison_has_differences_to_the_first_and_a_picture(runs, capsys):
     assert (runs.parent / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("key", ["data__vocab_size", "training__seed"])
 def test_losses_of_unlike_texts_or_tokens_are_not_compared_and_it_says_why(runs, capsys, key):
     make_run(runs / "other", **{key: 301})
@@ -167,7 +165,6 @@ def test_losses_of_unlike_texts_or_tokens_are_not_compared_and_it_says_why(runs,
     assert printed.count("the first") == 2, "bits per byte and seconds have differences, the loss has none"
 
 
-@pytest.mark.long
 def test_unlike_tokenizers_are_found_where_the_settings_are_alike(runs, capsys):
     for name in ("fast", "slow"):
         (runs / name / "tokenizer.json").write_text(name)
@@ -197,7 +194,6 @@ def test_the_picture_of_unlike_texts_shows_bits_per_byte_alone(runs):
     assert np.asarray(line.get_ydata()).tolist() == [1.55, 1.525] and "bits per byte" in left.get_ylabel()
 
 
-@pytest.mark.long
 def test_a_run_is_drawn_from_its_log_alone(runs, capsys):
     assert main(["plot", "slow", "--png", "slow.png"]) == 0
     assert "lowest validation loss 3.550 at step 20" in capsys.readouterr().out

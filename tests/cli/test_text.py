@@ -127,7 +127,6 @@ def test_a_configuration_that_has_the_text_keeps_the_name_that_it_had(tmp_path):
 # A run
 
 
-@pytest.mark.long
 def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(capsys):
     assert main(["train", "my.txt", *SMALL, "--training.max_steps=2"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
@@ -136,7 +135,6 @@ def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(c
     assert second == "the run is kept in runs/my, named after its text; --experiment_name gives it another name"
 
 
-@pytest.mark.long
 def test_the_same_command_goes_on_and_so_does_the_saved_configuration(capsys, tmp_path):
     assert main(["train", "my.txt", *SMALL, "--training.max_steps=2"]) == 0
     for again in (["train", "my.txt", *SMALL, "--training.max_steps=2"], ["train", "--config=runs/my/config.yaml"]):
@@ -146,7 +144,6 @@ def test_the_same_command_goes_on_and_so_does_the_saved_configuration(capsys, tm
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()] == ["my"]
 
 
-@pytest.mark.long
 def test_another_text_of_the_same_name_is_refused_and_another_name_is_asked_for(capsys, tmp_path, text):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "my.txt").write_bytes(text.read_bytes())

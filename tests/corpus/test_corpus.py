@@ -49,14 +49,13 @@ def test_the_generator_reproduces_the_shipped_stories_byte_for_byte(tmp_path: Pa
     assert (tmp_path / "stories.jsonl").read_bytes() == data_file("stories.jsonl").read_bytes()
 
 
-@pytest.mark.long
 def test_every_story_has_one_derivation_whose_cost_is_the_stored_neg_log_p(stories: Corpus) -> None:
     assert stories.neg_log_p is not None
     for text, stored in zip(stories.documents, stories.neg_log_p, strict=True):
         assert story_derivations(text) == [pytest.approx(stored, abs=1e-6)], text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_reading_recovers_the_cost_of_writing_for_any_seed(seed: int) -> None:
     [story] = generate_stories(1, seed)
@@ -186,12 +185,10 @@ def _gap_to_floor(tokenize: Callable[[str], Sequence], train: Corpus, held_out: 
     return min(_trigram_loss(known, tokens, discount) for discount in (0.25, 0.5, 0.75)) - floor
 
 
-@pytest.mark.long
 def test_a_trigram_of_words_stays_0_3_nats_per_token_above_the_floor(stories: Corpus) -> None:
     assert _gap_to_floor(_words, *stories.split()) >= 0.3
 
 
-@pytest.mark.long
 def test_a_trigram_of_bpe_tokens_stays_0_3_nats_per_token_above_the_floor(stories: Corpus) -> None:
     train, held_out = stories.split()
     tokenizer = train_tokenizer(train.documents, vocab_size=1024)
@@ -201,7 +198,6 @@ def test_a_trigram_of_bpe_tokens_stays_0_3_nats_per_token_above_the_floor(storie
 # Splits
 
 
-@settings(deadline=None)
 @given(documents=documents, seed=st.integers(0, 1000), val_fraction=st.floats(0.01, 0.99))
 def test_no_document_is_in_two_splits(documents: list[str], seed: int, val_fraction: float) -> None:
     everything = load_corpus([*documents, *documents])
@@ -214,7 +210,6 @@ def test_no_document_is_in_two_splits(documents: list[str], seed: int, val_fract
     assert sorted(train.documents + held_out.documents) == sorted(set(documents))
 
 
-@settings(deadline=None)
 @given(documents=documents, more=documents, seed=st.integers(0, 1000))
 def test_adding_documents_moves_none(documents: list[str], more: list[str], seed: int) -> None:
     fillers = [f"filler {i}" for i in range(40)]  # so that no split is empty
@@ -389,7 +384,6 @@ def test_neg_log_p_of_another_length_is_refused() -> None:
 # Hugging Face datasets, from local files
 
 
-@pytest.mark.long
 def test_a_dataset_folder_is_read_by_split(folder: Path) -> None:
     assert load_corpus(f"hf:{folder}:validation").documents == ["validation one", "validation two"]
 

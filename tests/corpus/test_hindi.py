@@ -307,7 +307,6 @@ def test_own_needs_an_owner_in_its_clause() -> None:
     assert sentences_with("^अपन") == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -376,7 +375,6 @@ def test_every_count_of_gold_occurs_and_none_exceeds_the_words(corpus: Corpus) -
 # Probabilities
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("text", GRADED)
 def test_the_three_graded_sentences_are_in_the_grammar_each_in_one_way(text: str) -> None:
     assert len(sentence_derivations(text)) == 1
@@ -392,26 +390,23 @@ def check_derivations(texts: list[str], costs: list[float], tolerance: float) ->
         assert sentence_derivations(text) == [pytest.approx(cost, abs=tolerance)], text
 
 
-@pytest.mark.long
 def test_stored_sentences_have_one_derivation_with_the_stored_cost(corpus: Corpus) -> None:
     assert corpus.neg_log_p is not None
     check_derivations(corpus.documents[::24], corpus.neg_log_p[::24], 1e-6)
 
 
-@pytest.mark.slow(seconds=35)
 def test_every_stored_sentence_has_one_derivation_with_the_stored_cost(corpus: Corpus) -> None:
     assert corpus.neg_log_p is not None
     check_derivations(corpus.documents, corpus.neg_log_p, 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_reading_recovers_the_cost_of_writing_for_any_seed(seed: int) -> None:
     sentence = draw_sentence(random.Random(seed))
     check_derivations([sentence.text], [sentence.neg_log_p], 1e-9)
 
 
-@pytest.mark.long
 def test_sentences_come_as_often_as_their_probability_says() -> None:
     rng = random.Random(3)
     drawn = Counter(draw_sentence(rng).text for _ in range(10_000))

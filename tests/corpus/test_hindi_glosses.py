@@ -16,7 +16,6 @@ def glossed_corpus() -> list[list[GlossedWord]]:
     return [gloss_words(text) for text in load_corpus("hindi").documents]
 
 
-@pytest.mark.long
 def test_every_word_of_every_sentence_has_latin_letters_and_a_gloss() -> None:
     latin, gloss = set(), set()
     for text, words in zip(load_corpus("hindi").documents, glossed_corpus(), strict=True):
@@ -28,7 +27,6 @@ def test_every_word_of_every_sentence_has_latin_letters_and_a_gloss() -> None:
     assert [some for some in gloss if not re.fullmatch(r"[A-Za-z][A-Za-z./-]*(?:\.1SG)?(?:\.[A-Z]+)*", some)] == []
 
 
-@pytest.mark.long
 def test_different_words_look_different_in_latin_letters() -> None:
     written: dict[str, set[str]] = {}
     for word in {word for words in glossed_corpus() for word in words}:
@@ -59,7 +57,6 @@ def counted(words: list[GlossedWord]) -> dict[str, int]:
     return dict(found)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("count", ["words", "case_markers", "fused_cases", "verbs", "inflections", "compounds"])
 def test_the_glosses_show_what_gold_counts(count: str) -> None:
     corpus = load_corpus("hindi")

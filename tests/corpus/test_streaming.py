@@ -327,7 +327,6 @@ def test_a_document_may_be_as_long_as_is_allowed(tmp_path, name):
 # Datasets, from local files
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 def test_a_dataset_that_is_streamed_has_the_documents_of_one_that_is_held(tmp_path, monkeypatch, name):
     pytest.importorskip("datasets")

@@ -98,7 +98,6 @@ def test_frequency_equals_a_count_by_hand():
     assert frequency.compute_difficulty(["a", "a a a b", "b b", ""]) == pytest.approx(expected)
 
 
-@pytest.mark.long
 def test_frequency_can_count_in_a_corpus_by_name():
     stories = load_corpus("stories").documents
     by_name = FrequencyBasedCurriculum({"reference": "stories"}).compute_difficulty(stories[:20])

@@ -48,7 +48,6 @@ def same(left, right):
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("threshold_on", ["score", "quantile"])
 @pytest.mark.parametrize("mode", MODES)
 def test_an_epoch_reads_exactly_the_documents_below_the_threshold(mode, threshold_on):
@@ -66,7 +65,6 @@ def test_an_epoch_reads_exactly_the_documents_below_the_threshold(mode, threshol
         assert loader.describe_epoch()["examples"] == len(admitted)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_with_everything_admitted_it_is_the_loader_itself(mode):
     loader = curriculum(mode, schedule="none")
@@ -94,7 +92,6 @@ def test_fewer_documents_than_a_batch_are_all_admitted(schedule):
     assert loader.describe_epoch()["examples"] == 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["linear", "root", "exponential", "step", "performance", "none"])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_length_of_every_epoch_is_known_beforehand(mode, schedule):
@@ -162,7 +159,6 @@ def test_with_a_schedule_and_a_strategy_that_listens_the_smaller_threshold_holds
     assert manager.threshold(10) == 1.0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["linear", "performance"])
 @pytest.mark.parametrize("mode", MODES)
 def test_it_goes_on_at_any_batch_as_if_it_had_not_stopped(mode, schedule):

@@ -251,7 +251,6 @@ def test_a_line_without_full_stops_costs_no_more_than_its_length():
     assert time.process_time() - started < 10
 
 
-@pytest.mark.long
 def test_twenty_thousand_sentences_take_two_seconds_of_one_core():
     sentences = [" ".join(PIECES[(7 * start + step) % len(PIECES)] for step in range(15)) for start in range(4_000)]
     started = time.process_time()

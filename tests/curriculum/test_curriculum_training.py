@@ -42,16 +42,9 @@ def run(folder: Path, strategy: str, schedule: str, mode: str, act: Act = quiet,
     return start(config, loader, validation, counting(act))
 
 
-# Each strategy, schedule and mode in a few of the cases; the slow set has the others.
-COMBINATIONS = [
-    pytest.param(strategy, schedule, mode, marks=pytest.mark.slow(seconds=1) if (i + j + k) % 6 else pytest.mark.long)
-    for k, mode in enumerate(("fixed", "packed"))
-    for i, strategy in enumerate(STRATEGIES)
-    for j, schedule in enumerate(SCHEDULES)
-]
-
-
-@pytest.mark.parametrize(("strategy", "schedule", "mode"), COMBINATIONS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("mode", ["fixed", "packed"])
 def test_every_curriculum_trains_and_goes_on_bit_for_bit(strategy, schedule, mode, tmp_path):
     straight = run(tmp_path / "straight", strategy, schedule, mode)
     expected = outcome(tmp_path / "straight")

@@ -1,19 +1,16 @@
 """What a rank holds and sends, measured: two steps of a wrapped model, the second one counted.
 
-A module of its own, since processes that a test starts import the function that they run.
+A module of its own, since ranks import the function that they run.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -66,10 +63,10 @@ class Case:
         return replace(self, **changes)
 
 
-def on_real_ranks(case: Case, folder: Path) -> list[dict[str, int]]:
-    """What each rank of so many processes measured."""
-    mp.spawn(_rank, (case, str(folder)), nprocs=case.ranks)  # type: ignore[attr-defined]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(case.ranks)]
+def on_a_real_rank(case: Case) -> dict[str, int]:
+    """What a rank of as many processes as the case has measures."""
+    mesh = _mesh(case)
+    return _measure(case, mesh) | _profiled_traffic(case, mesh)
 
 
 def on_a_simulated_rank(case: Case, rank: int, with_values: bool = True) -> dict[str, int]:
@@ -99,16 +96,6 @@ def replicate(model: GPT) -> nn.Module:
     """The model in `DistributedDataParallel`, as the loop puts it there."""
     group = Group(dist.get_rank(), dist.get_world_size(), process_group=dist.group.WORLD)
     return wrap(model, DistributedConfig("ddp"), group)
-
-
-def _rank(rank: int, case: Case, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=case.ranks)
-    mesh = _mesh(case)
-    measured = _measure(case, mesh) | _profiled_traffic(case, mesh)
-    Path(folder, f"{rank}.json").write_text(json.dumps(measured))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _mesh(case: Case) -> DeviceMesh | None:

@@ -1,7 +1,7 @@
 """Ranks for tests: processes that join over gloo, run one function of a test module together, and wait for the next.
 
-They start once a session, and join again after an error, which parts them. A function that hangs costs its test the
-time-out, and the processes, which are then started anew.
+The fork server starts them once a session, and they join again after an error, which parts them. A function that
+hangs costs its test the time-out, and the processes, which are then started anew.
 """
 
 import importlib
@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch.distributed as dist
+
+from tests.fork_server import Process
 
 JOINED = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -45,7 +46,7 @@ class Pool:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self._processes: list[BaseProcess] = []
+        self._processes: list[Process] = []
         self._connections: list[Connection] = []
         self._joined = False
 
@@ -95,7 +96,7 @@ class Pool:
                     answers[rank] = Outcome(error=RuntimeError(f"the process of rank {rank} died"))
         outcomes = [answers[rank] for rank in range(self.world)]
         self._joined = all(outcome.error is None for outcome in outcomes)
-        if ends or not all(process.is_alive() for process in self._processes):
+        if ends or not all(process.poll() is None for process in self._processes):
             self.close()
         return outcomes
 
@@ -108,7 +109,7 @@ class Pool:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.join()
+            process.wait()
         self._processes, self._connections, self._joined = [], [], False
 
     def _new_store(self) -> int:
@@ -117,14 +118,10 @@ class Pool:
         return self._store.port
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")  # PyTorch is imported once for all ranks
-        context.set_forkserver_preload(["course_lm.trainer", "torch.distributed.fsdp"])
         for rank in range(self.world):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, self.world, there), daemon=True)
-            process.start()
+            here, there = multiprocessing.Pipe()
+            self._processes.append(Process(serve, rank, self.world, files=[there.fileno()]))
             there.close()
-            self._processes.append(process)
             self._connections.append(here)
 
 
@@ -135,14 +132,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def serve(rank: int, world: int, connection: Connection) -> None:
+def serve(rank: int, world: int, pipe: int) -> None:
     """The life of one rank: join, call, answer."""
-    import torch
-
     from course_lm.distributed import connect, leave
 
-    torch.set_num_threads(1)
-    os.fsync = lambda fd: None  # as in conftest.py
+    connection = Connection(pipe)
     while True:
         try:
             port, module, name, args, ends = pickle.loads(connection.recv_bytes())

@@ -35,7 +35,6 @@ def train(strategy: str, length: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_all_ranks_take_the_steps_that_rank_0_decides_and_timing_changes_no_bit(ranks: Ranks, strategy: str) -> None:
     first, second = ranks(2).run(train, strategy, {"time_budget": 0.1})

@@ -33,10 +33,7 @@ from tests.distributed.pool import Pool
 from tests.full_disk import leaving_free, small_disk
 from tests.training_run import NAME, assert_same, configure, loaders, model_of, without_measures
 
-pytestmark = [
-    pytest.mark.slow(seconds=20),
-    pytest.mark.filterwarnings("ignore:the checkpoint was saved with distributed"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:the checkpoint was saved with distributed")
 
 Ranks = Callable[[int], Pool]
 SHARDED = DistributedConfig(strategy="fsdp", checkpoint="sharded")

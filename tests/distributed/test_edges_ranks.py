@@ -110,7 +110,6 @@ def one_rank() -> dict[str, Any]:
     return {"world": group.world, "joined": group.joined, "initialised": dist.is_initialized()}
 
 
-@pytest.mark.slow(seconds=5)
 def test_one_rank_alone_is_joined_and_makes_no_process_group(ranks: Ranks) -> None:
     assert ranks(1).run(one_rank) == [{"world": 1, "joined": True, "initialised": False}]
 
@@ -161,9 +160,8 @@ def with_a_group_of_its_own(port: int, make: Callable[[], Made], config: Trainin
     return train(make, config)
 
 
-@pytest.mark.ranks  # torch now and then aborts a process that leaves one group and makes another
-@pytest.mark.slow(seconds=5)
 def test_a_process_group_of_the_programs_own_is_taken(ranks: Ranks) -> None:
+    # torch now and then aborts a process that leaves one group and makes another
     config = config_of(DDP)
     (alone,) = ranks(1).run(train, plain, config)
     try:
@@ -176,19 +174,16 @@ def test_a_process_group_of_the_programs_own_is_taken(ranks: Ranks) -> None:
 # One run, however many ranks, whatever they are given.
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, DDP), (4, FSDP), (4, HYBRID)])
 def test_dropout_is_that_of_one_process(ranks: Ranks, world: int, distributed: DistributedConfig) -> None:
     assert_same_run(ranks, world, plain, config_of(distributed))
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_gradient_checkpointing_changes_nothing(ranks: Ranks, distributed: DistributedConfig) -> None:
     assert_same_run(ranks, 2, partial(plain, checkpointing=True), config_of(distributed))
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, HYBRID)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_each_number_format_gives_the_run_of_one_process(
@@ -215,8 +210,6 @@ def overflowing_in_low_rows() -> Made:
     return model, {}
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, FSDP), (4, HYBRID)])
 def test_an_overflow_in_one_ranks_parts_lowers_the_loss_scale_on_all(
     ranks: Ranks, world: int, distributed: DistributedConfig
@@ -253,7 +246,6 @@ def wholly_sharded_with_an_optimizer() -> Made:
     return model, {"optimizer": torch.optim.AdamW(model.parameters(), lr=3e-3)}
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("make", [in_ddp, after_fully_shard, wholly_sharded_with_an_optimizer])
 def test_a_model_that_is_wrapped_already_trains_as_one_process_would(ranks: Ranks, make: Any) -> None:
     assert_same_run(ranks, 2, make, config_of(DDP))
@@ -273,7 +265,6 @@ class SometimesUsed(nn.Module):
         return logits.index_add(0, rows, self.second(logits[rows])) if len(rows) else logits
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_weights_that_only_some_ranks_use_are_trained_as_by_one_process(
@@ -306,7 +297,6 @@ def made_of(kind: type[nn.Module]) -> Made:
     return kind().double(), {}
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_weights_that_no_rank_uses_stay_as_they_are(ranks: Ranks, distributed: DistributedConfig) -> None:
     assert_same_run(ranks, 2, partial(made_of, NeverUsed), config_of(distributed))
@@ -371,8 +361,6 @@ def with_running_mean() -> Made:
     return Running(), {}
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -391,8 +379,6 @@ def test_what_ranks_with_parts_cannot_train_is_refused_in_one_line(ranks: Ranks,
     assert any(part in said for part in message.split("|")), said
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -404,8 +390,6 @@ def test_what_ranks_with_whole_models_cannot_train_is_refused_too(ranks: Ranks, 
     assert message in refusals(ranks, 2, make, config_of(DDP))
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=5)
 def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_update(ranks: Ranks) -> None:
     """torch would add up the gradient of one table on one rank and that of the other table on the other."""
     config = config_of(FSDP, gradient_accumulation_steps=2)
@@ -413,8 +397,6 @@ def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_
     assert "the ranks of a sharded model must all use the same of its weights in a step" in said
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(("kind", "told"), [("adafactor", "got Adafactor"), ("muon", "got MuonWithAdamW")])
 def test_what_looks_at_whole_matrices_is_refused_by_its_name_where_weights_are_sharded(
     ranks: Ranks, kind: str, told: str
@@ -423,33 +405,27 @@ def test_what_looks_at_whole_matrices_is_refused_by_its_name_where_weights_are_s
     assert told in refusals(ranks, 2, plain, config)
 
 
-@pytest.mark.slow(seconds=5)
 def test_adafactor_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> None:
     config = replace(config_of(DDP), optimizer=OptimizerConfig(type="adafactor", learning_rate=1e-2))
     assert_same_run(ranks, 2, plain, config, 1e-5)  # it divides the gradient of a key's bias by its own size: rounding
 
 
-@pytest.mark.slow(seconds=5)
 def test_muon_trains_where_each_rank_has_the_whole_model(ranks: Ranks) -> None:
     config = replace(config_of(DDP), optimizer=OptimizerConfig(type="muon", learning_rate=1e-2))
     assert_same_run(ranks, 2, plain, config)
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_the_average_of_the_weights_is_that_of_one_process(ranks: Ranks, distributed: DistributedConfig) -> None:
     config = config_of(distributed, average_weights=0.8, restore_best=True, eval_steps=2)
     assert_same_run(ranks, 2, plain, config)
 
 
-@pytest.mark.slow(seconds=5)
 def test_sgd_trains_sharded_weights(ranks: Ranks) -> None:
     config = replace(config_of(FSDP), optimizer=OptimizerConfig(type="sgd", learning_rate=0.1))
     assert_same_run(ranks, 2, plain, config)
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=5)
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused_in_one_line(ranks: Ranks) -> None:
     said = refusals(ranks, 3, plain, config_of(HYBRID))
     assert said == "distributed.shard_size must divide the number of ranks, 3, got 2"
@@ -471,7 +447,6 @@ def quiet_in_ddp() -> Made:
     return (DistributedDataParallel(model) if connect().world > 1 else model), {}
 
 
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("make", [partial(plain, dropout=0.0), quiet_in_ddp], ids=["plain", "ddp"])
 def test_a_range_test_on_many_ranks_gives_the_losses_of_one(ranks: Ranks, make: Any) -> None:
     (alone,) = ranks(1).run(sweep, make)
@@ -503,8 +478,6 @@ def train_with_a_broken_loader(distributed: DistributedConfig, rank: int) -> Non
     Trainer(gpt(), config_of(distributed)).train(Breaking(batches, rank))
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(("distributed", "broken"), [(DDP, 0), (FSDP, 1), (DDP, 2)])
 def test_an_error_of_one_rank_ends_all_within_seconds(
     ranks: Ranks, distributed: DistributedConfig, broken: int
@@ -582,7 +555,6 @@ def count_made(steps: int) -> tuple[int, int]:
     return made[0], made[1]
 
 
-@pytest.mark.slow(seconds=5)
 def test_a_rank_makes_its_own_micro_batches_alone(ranks: Ranks) -> None:
     (alone,) = ranks(1).run(count_made, 2)
     assert alone[0] >= 6

@@ -14,8 +14,6 @@ from course_lm.monitoring.records import Record
 from course_lm.trainer import Trainer
 from tests.distributed.pool import Pool
 
-pytestmark = pytest.mark.slow(seconds=10)
-
 
 def batches() -> list[dict[str, Any]]:
     draw = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,10 +18,11 @@ from course_lm.distributed import DistributedConfig
 from course_lm.shards import part_of
 from tests.distributed.pool import TIMEOUT, Pool
 from tests.oracle import fast_path
-from tests.oracle.cases import Case, cases, count, deterministic
+from tests.oracle.cases import Case, cases, count
 from tests.oracle.fast_path import FastResult, assert_same
+from tests.sets import examples
 
-pytestmark = [pytest.mark.slow(seconds=20), pytest.mark.filterwarnings("ignore:skipped a step")]
+pytestmark = pytest.mark.filterwarnings("ignore:skipped a step")
 
 Ranks = Callable[[int], Pool]
 Answer = tuple[FastResult, FastResult]
@@ -41,7 +42,7 @@ def drawn(strategy: st.SearchStrategy[Case], number: int) -> list[tuple[Case, sp
     """Cases of a strategy, the same every time, and what the specification makes of them."""
     found: list[Case] = []
 
-    @settings(deterministic, max_examples=number)
+    @examples(number, number)
     @given(strategy)
     def keep(case: Case) -> None:
         found.append(case)
@@ -90,14 +91,9 @@ def test_two_ranks_land_on_the_specifications_weights_moments_and_k(ranks: Ranks
     check(ranks(2), strategy, drawn(any_case, 40)[::5])  # neighbours are much alike
 
 
-@pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize(
     ("world", "strategy"),
-    [
-        (3, "ddp"),
-        *(pytest.param(world, way, marks=pytest.mark.ranks) for world in (1, 2, 4) for way in ("ddp", "fsdp")),
-        *(pytest.param(*case, marks=pytest.mark.ranks) for case in [(3, "fsdp"), (4, "hybrid")]),
-    ],
+    [*((world, way) for world in (1, 2, 3, 4) for way in ("ddp", "fsdp")), (4, "hybrid")],
 )
 def test_any_number_of_ranks_lands_there_in_many_cases(ranks: Ranks, world: int, strategy: str) -> None:
     check(ranks(world), strategy, drawn(any_case, 180)[::3], timeout=900.0)

@@ -10,7 +10,7 @@ from course_lm.distributed.plan import STRATEGIES, Plan, activation_bytes, plan
 from course_lm.model import GPT, ModelConfig, count_parameters
 from course_lm.optim import OptimizerConfig
 from course_lm.shards import part_of
-from tests.distributed.measured import Case, on_a_simulated_rank, on_real_ranks, shard, simulated
+from tests.distributed.measured import Case, on_a_real_rank, on_a_simulated_rank, shard, simulated
 from tests.distributed.saved import measured_activations
 
 TINY = ModelConfig(n_layer=3, n_head=2, d_model=20, dropout=0.0)
@@ -37,10 +37,9 @@ REAL = {
 }
 
 
-@pytest.mark.slow(seconds=25)
 @pytest.mark.parametrize("name", REAL)
-def test_each_of_2_and_4_real_ranks_holds_and_sends_what_was_planned(name, tmp_path):
-    for rank, measured in enumerate(on_real_ranks(REAL[name], tmp_path)):
+def test_each_of_2_and_4_real_ranks_holds_and_sends_what_was_planned(ranks, name):
+    for rank, measured in enumerate(ranks(REAL[name].ranks).run(on_a_real_rank, REAL[name])):
         assert_as_planned(REAL[name], rank, measured)
 
 
@@ -55,14 +54,13 @@ def test_the_first_a_middle_and_the_last_of_many_ranks_hold_and_send_what_was_pl
         assert_as_planned(case, rank, on_a_simulated_rank(case, rank))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(Case(GPT2, 64, "fsdp", None, 128, 50257, 1024, batch_size=1), marks=pytest.mark.slow(seconds=5)),
+        Case(GPT2, 64, "fsdp", None, 128, 50257, 1024, batch_size=1),
         Case(GPT2, 256, "hybrid", 8, 32, 50257, 1024, batch_size=1),
-        pytest.param(Case(GPT2, 1024, "hybrid", 64, 32, 50257, 1024, batch_size=1), marks=pytest.mark.slow(seconds=5)),
-        pytest.param(Case(GPT2, 1024, "fsdp", None, 1, 50257, 1024, batch_size=1), marks=pytest.mark.slow(seconds=60)),
+        Case(GPT2, 1024, "hybrid", 64, 32, 50257, 1024, batch_size=1),
+        Case(GPT2, 1024, "fsdp", None, 1, 50257, 1024, batch_size=1),
     ],
     ids=lambda case: f"{case.strategy}-{case.ranks}",
 )

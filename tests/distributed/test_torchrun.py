@@ -5,7 +5,6 @@ Real ranks train a toy model; a run of one process, or one that nobody disturbed
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -20,14 +19,10 @@ import torch
 
 from course_lm.checkpoints import load_checkpoint
 from course_lm.trainer.run import sole_writer
-from tests.distributed.commands import NAME, Command, Ended, course_lm, started, torchrun, train, write_text
+from tests.distributed.commands import NAME, course_lm, torchrun, train, write_text
+from tests.fork_server import Command, Ended, Start, anew, forked, started
+from tests.sets import draws, of_set
 from tests.training_run import assert_same, outcome, without_measures
-
-
-def seldom(*values: object) -> Any:
-    """A case that `make test-ranks` runs, and `make test-slow` does not: a command takes many seconds."""
-    return pytest.param(*values, marks=pytest.mark.ranks)
-
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux: ranks are found in /proc")
 LONG = ("--training.max_steps=40", "--model.dropout=0.1")
@@ -53,17 +48,19 @@ class Runs:
             self._made[key] = output, ended
         return self._made[key]
 
-    def run(self, ranks: int | None, output: Path, *arguments: str) -> Ended:
+    def run(self, ranks: int | None, output: Path, *arguments: str, start: Start = forked) -> Ended:
         """Train, or go on training, to the end."""
-        with started(output, self.command(ranks, output, *arguments)) as command:
+        with started(output, self.command(ranks, output, *arguments), start=start) as command:
             return command.end()
 
     def command(self, ranks: int | None, output: Path, *arguments: str) -> list[str]:
         return course_lm(ranks, *train(self.text, output, *arguments))
 
-    def stop(self, ranks: int, output: Path, end: Callable[[Command], None], *arguments: str) -> Ended:
+    def stop(
+        self, ranks: int, output: Path, end: Callable[[Command], None], *arguments: str, start: Start = forked
+    ) -> Ended:
         """Start a run, and end it once it has made some steps; `end` gets the command."""
-        with started(output, self.command(ranks, output, *arguments)) as command:
+        with started(output, self.command(ranks, output, *arguments), start=start) as command:
             command.wait_until(lambda: steps(output) >= 4, "the fourth step")
             end(command)
             return command.end()
@@ -123,25 +120,46 @@ def press_ctrl_c(command: Command) -> None:
     command.process.send_signal(signal.SIGINT)
 
 
+# torchrun itself: processes that import torch anew
+
+
+def test_literal_torchrun_trains_as_a_forked_one_does(runs, tmp_path):
+    ended = runs.run(2, tmp_path, start=anew)
+    output, ended_forked = runs.made(2)
+    assert ended.code == 0 and ended.own == ended_forked.own == [], ended.err
+    assert_same(end_state(tmp_path), end_state(output))
+
+
+def test_literal_torchrun_that_is_terminated_stops_its_ranks_and_the_run_goes_on(runs, tmp_path):
+    stopped = runs.stop(2, tmp_path, terminate_torchrun, *LONG, start=anew)
+    assert stopped.out.count("stopped by SIGTERM after step") == 1 and not stopped.own, stopped.err
+    assert 4 <= steps(tmp_path) < 40
+    went_on = runs.run(None, tmp_path, *LONG)
+    assert went_on.code == 0 and went_on.out.count("resumed ") == 1, went_on.err
+    assert_close(tmp_path, runs.made(1, *LONG)[0], absolute=1e-4)
+
+
+def test_literal_torchrun_refuses_bad_input_once(runs, tmp_path):
+    assert_refused(runs.run(2, tmp_path, "--training.max_stps=3", start=anew), "max_stps")
+    assert not (tmp_path / NAME).exists()
+
+
 # The number of processes
 
 
-@pytest.mark.slow(seconds=100)
-@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, FSDP), seldom(4, DDP), seldom(2, FSDP)])
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, FSDP), (4, DDP), (2, FSDP)])
 def test_the_records_are_the_same_whatever_the_number_of_processes(runs, ranks, strategy):
     one, _ = runs.made(1, "--model.dropout=0.1")
     many, _ = runs.made(ranks, "--model.dropout=0.1", strategy)
     assert_close(many, one)
 
 
-@pytest.mark.slow(seconds=40)
-@pytest.mark.parametrize("ranks", [seldom(1), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_records_under_torchrun_are_those_of_a_plain_command(runs, ranks):
     assert_close(runs.made(ranks)[0], runs.made(None)[0])
 
 
-@pytest.mark.slow(seconds=30)
-@pytest.mark.parametrize(("ranks", "strategy"), [seldom(2, DDP), (4, FSDP)])
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, FSDP)])
 def test_one_process_writes(runs, ranks, strategy):
     output, ended = runs.made(ranks, "--model.dropout=0.1", strategy)
     for once in ("documents to train on", "optimizer steps", "xz -9e alone"):
@@ -158,10 +176,9 @@ def test_one_process_writes(runs, ranks, strategy):
 # Stopping and going on
 
 
-@pytest.mark.slow(seconds=90)
 @pytest.mark.parametrize(
     ("end", "then", "settings"),
-    [seldom(terminate_torchrun, None, (DDP,)), seldom(terminate_a_rank, 1, (FSDP,)), (press_ctrl_c, 2, SHARDED)],
+    [(terminate_torchrun, None, (DDP,)), (terminate_a_rank, 1, (FSDP,)), (press_ctrl_c, 2, SHARDED)],
 )
 def test_a_run_stopped_under_four_processes_goes_on_under_fewer(runs, tmp_path, end, then, settings):
     stopped = runs.stop(4, tmp_path, end, *settings, *LONG)
@@ -173,10 +190,9 @@ def test_a_run_stopped_under_four_processes_goes_on_under_fewer(runs, tmp_path, 
     assert_close(tmp_path, runs.made(1, *LONG)[0], absolute=1e-4)  # rounding grows from step to step
 
 
-@pytest.mark.slow(seconds=70)
 @pytest.mark.parametrize(
     ("ranks", "settings"),
-    [(2, (DDP,)), seldom(2, (FSDP,)), seldom(2, SHARDED), seldom(3, (DDP,)), (3, SHARDED)],
+    [(2, (DDP,)), (2, (FSDP,)), (2, SHARDED), (3, (DDP,)), (3, SHARDED)],
 )
 def test_a_stopped_run_ends_bit_for_bit_like_one_never_stopped(runs, tmp_path, ranks, settings):
     stopped = runs.stop(ranks, tmp_path, terminate_a_rank, *settings, *LONG)
@@ -188,8 +204,6 @@ def test_a_stopped_run_ends_bit_for_bit_like_one_never_stopped(runs, tmp_path, r
     assert_same(end_state(tmp_path), end_state(runs.made(ranks, *settings, *LONG)[0]))
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=20)
 def test_ctrl_c_before_the_first_step_says_so_once(runs, tmp_path):
     with started(tmp_path, runs.command(2, tmp_path)) as command:
         # the text is read, and the ranks have joined, from the moment that the folder is locked
@@ -213,22 +227,22 @@ def next_ranks(command: Command, known: set[int]) -> list[int]:
 
 def kill_at_random(command: Command, output: Path, kills: int) -> list[int]:
     """Kill a random rank at a random moment, again and again; return the steps that were recorded until then."""
-    draw, hit, known = random.Random(0), [0], set()
+    draw, hit, known = draws("killed ranks"), [0], set()
     for number in range(kills):
         ranks = next_ranks(command, known)
         if number % 3:
             command.wait_until(lambda: steps(output) > hit[-1], "the next step")
             time.sleep(draw.uniform(0, 0.3))
         else:
-            time.sleep(draw.uniform(0, 6))
+            time.sleep(draw.uniform(0, 1.5))
         os.kill(draw.choice(ranks), signal.SIGKILL)
         hit.append(steps(output))
     return hit
 
 
-@pytest.mark.slow(seconds=200)
-@pytest.mark.parametrize(("kills", "settings"), [seldom(10, (DDP,)), (4, SHARDED)])
-def test_a_run_whose_ranks_are_killed_and_started_anew_ends_like_one_never_disturbed(runs, tmp_path, kills, settings):
+@pytest.mark.parametrize("settings", [(DDP,), SHARDED])
+def test_a_run_whose_ranks_are_killed_and_started_anew_ends_like_one_never_disturbed(runs, tmp_path, settings):
+    kills = of_set(4, 10)
     long = (*settings, "--model.dropout=0.1", "--training.max_steps=300", "--training.save_steps=2")
     arguments = ["-m", "course_lm", *train(runs.text, tmp_path, *long)]
     with started(tmp_path, torchrun(2, "--max-restarts=20", program=arguments)) as command:
@@ -274,9 +288,8 @@ def end_in_trouble(runs: Runs, folder: Path, trouble: str, seconds: float, *argu
         return command.end(seconds)
 
 
-@pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("strategy", [DDP, seldom(FSDP)])
-@pytest.mark.parametrize(("error", "code"), [("OSError", 2), seldom("FloatingPointError", 1), ("LookupError", 1)])
+@pytest.mark.parametrize("strategy", [DDP, FSDP])
+@pytest.mark.parametrize(("error", "code"), [("OSError", 2), ("FloatingPointError", 1), ("LookupError", 1)])
 def test_a_rank_that_raises_ends_all_with_its_exit_code_and_its_message_once(runs, tmp_path, error, code, strategy):
     ended = end_in_trouble(runs, tmp_path, f"raise {error}('the dog has' + ' eaten it')", 30, strategy)
     assert ended.err.count("the dog has eaten it") == 1, ended.err
@@ -286,10 +299,10 @@ def test_a_rank_that_raises_ends_all_with_its_exit_code_and_its_message_once(run
     assert ("in troubled" in ended.err) == unforeseen
 
 
-@pytest.mark.slow(seconds=60)
 def test_a_rank_that_hangs_ends_the_run_after_the_time_out_that_the_message_names(runs, tmp_path):
-    # torchrun gives a rank that does not obey SIGTERM thirty seconds
-    ended = end_in_trouble(runs, tmp_path, "time.sleep(3600)", 60, "--distributed.timeout_seconds=5")
+    # torchrun gives a rank that does not obey SIGTERM thirty seconds, which nobody need wait for here
+    hang = "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); time.sleep(3600)"
+    ended = end_in_trouble(runs, tmp_path, hang, 30, "--distributed.timeout_seconds=5")
     (line,) = ended.own
     assert "rank 0 has waited for another rank for 5 s (distributed.timeout_seconds)" in line
     assert exit_codes(ended)[-1] == 1 and set(exit_codes(ended)) <= {1, -9, -15}, ended.err
@@ -312,7 +325,6 @@ Trainer(model_of(), configure("runs"), loss_fn=counting(act)).train(*loaders("pa
 """
 
 
-@pytest.mark.slow(seconds=20)
 def test_a_program_of_ones_own_ends_when_a_rank_raises_and_every_rank_says_which(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -349,51 +361,49 @@ def assert_refused(ended: Ended, *parts: str) -> None:
     assert ended.err.count("Traceback") <= ended.err.count("torch/distributed/run.py"), ended.err
 
 
-@pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("case", [next(iter(BAD)), *map(seldom, [*BAD][1:])])
+@pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused_once_and_nothing_is_written(runs, tmp_path, case):
     arguments, part = BAD[case]
     assert_refused(runs.run(2, tmp_path, *arguments), part)
     assert not (tmp_path / NAME).exists()
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=30)
 def test_a_shard_size_that_does_not_divide_four_ranks_is_refused_once(runs, tmp_path):
     arguments = ["--distributed.strategy=hybrid", "--distributed.shard_size=3"]
     assert_refused(runs.run(4, tmp_path, *arguments), "divide the number of ranks, 4, got 3")
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("late", ["0", "1"])
+# The command, for which one rank comes late.
+LATE = """
+import os, runpy, time
+
+if os.environ["RANK"] == "{late}":
+    time.sleep(1)
+runpy.run_module("course_lm", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
 def test_a_misspelt_key_is_said_once_whichever_rank_is_late(runs, tmp_path, late):
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import os, time\nif os.environ.get('RANK') == '{late}':\n    time.sleep(3)\n"
-    )
-    words = runs.command(2, tmp_path, "--training.max_stps=3")
-    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
-    with started(tmp_path, words, environment) as command:
+    script = tmp_path / "script.py"
+    script.write_text(LATE.format(late=late))
+    words = torchrun(2, program=[str(script), *train(runs.text, tmp_path, "--training.max_stps=3")])
+    with started(tmp_path, words) as command:
         assert_refused(command.end(), "max_stps")
 
 
-@pytest.mark.long
 def test_world_size_without_torchrun_is_refused(runs, tmp_path):
     with started(tmp_path, runs.command(None, tmp_path), {"WORLD_SIZE": "2"}) as command:
         assert_refused(command.end(), "WORLD_SIZE is 2", "torchrun")
     assert not (tmp_path / NAME).exists()
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=20)
 def test_a_range_test_on_several_ranks_is_refused(runs, tmp_path):
     words = course_lm(2, "find-lr", *train(runs.text, tmp_path)[1:])
     with started(tmp_path, words) as command:
         assert_refused(command.end(), "find-lr runs in one process")
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=20)
 def test_a_folder_in_which_another_run_trains_is_refused(runs, tmp_path):
     with sole_writer(tmp_path / NAME):
         assert_refused(runs.run(2, tmp_path), "another process is training in")
@@ -404,8 +414,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=40)
 def test_a_folder_that_holds_a_run_with_other_settings_is_refused_and_stays_as_it_is(runs, tmp_path):
     shutil.copytree(runs.made(None)[0] / NAME, tmp_path / NAME)
     before = files(tmp_path / NAME)
@@ -431,8 +439,6 @@ SETTINGS = {
 }
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=50)
 @pytest.mark.parametrize("strategy", [DDP, FSDP])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_settings_mean_under_torchrun_what_they_mean_without(runs, case, strategy):
@@ -443,22 +449,16 @@ def test_settings_mean_under_torchrun_what_they_mean_without(runs, case, strateg
         assert steps(together) == 4
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=30)
 def test_gradient_checkpointing_under_fsdp_changes_nothing(runs):
     assert_close(runs.made(2, FSDP, "--model.gradient_checkpointing=true")[0], runs.made(2, FSDP)[0])
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=30)
 @pytest.mark.parametrize("strategy", [DDP, FSDP])
 def test_bf16_is_as_near_to_one_process_as_its_rounding(runs, strategy):
     arguments = ["--training.precision=bf16"]
     assert_close(runs.made(2, strategy, *arguments)[0], runs.made(None, *arguments)[0], absolute=3e-3)
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=30)
 @pytest.mark.parametrize("settings", [(DDP,), SHARDED])
 def test_the_best_weights_come_back_at_the_end(runs, settings):
     rate = ["--optimizer.learning_rate=0.5", "--lr_scheduler.type=constant", "--lr_scheduler.warmup_steps=0"]
@@ -472,8 +472,6 @@ def test_the_best_weights_come_back_at_the_end(runs, settings):
     torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=40)
 def test_resume_never_puts_the_old_run_aside_once(runs, tmp_path):
     shutil.copytree(runs.made(None)[0] / NAME, tmp_path / NAME)
     ended = runs.run(2, tmp_path, "--training.resume=never")
@@ -482,8 +480,6 @@ def test_resume_never_puts_the_old_run_aside_once(runs, tmp_path):
     assert_close(tmp_path, runs.made(None)[0])
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=30)
 def test_a_finished_run_started_again_has_nothing_left_to_train(runs, tmp_path):
     shutil.copytree(runs.made(2)[0] / NAME, tmp_path / NAME)
     ended = runs.run(2, tmp_path)
@@ -491,8 +487,6 @@ def test_a_finished_run_started_again_has_nothing_left_to_train(runs, tmp_path):
     assert_close(tmp_path, runs.made(2)[0])
 
 
-@pytest.mark.ranks
-@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("words", [["train", "--help"], ["plan", "--config=tiny", "--ranks=2"]])
 def test_rank_0_alone_prints(tmp_path, words: Sequence[str]):
     with started(tmp_path, course_lm(2, *words)) as many, started(tmp_path, course_lm(None, *words)) as one:

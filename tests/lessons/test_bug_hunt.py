@@ -48,7 +48,6 @@ def test_what_an_audit_holds_against_no_loop_is_held_against_an_answer(place, ri
     assert report.status == "wrong" and words in report.message
 
 
-@pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("place", range(3))
 def test_each_loop_to_mend_has_three_faults_that_the_check_names(place):
     notebook = nbformat.read(LESSON, as_version=4)

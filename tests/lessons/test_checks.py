@@ -66,7 +66,6 @@ def test_an_answer_that_returns_none_or_raises_not_implemented_is_not_written_ye
         assert check_of(exercise)(unwritten).status == "not written yet"
 
 
-@pytest.mark.long
 @of_each_exercise
 def test_typical_wrong_answers_are_rejected_by_name(lesson, exercise):
     wrong = answers_of(lesson).WRONG_ANSWERS[exercise.check]
@@ -83,7 +82,6 @@ def test_right_answers_written_in_another_way_pass(lesson, exercise):
         assert check_of(exercise)(answer).passed, check_of(exercise)(answer)
 
 
-@pytest.mark.long
 @of_each_exercise
 def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, exercise):
     mutants = store.of_lesson(lesson[3:]).get(exercise.check)
@@ -558,7 +556,6 @@ def test_a_prediction_shows_question_and_explanations_as_text(shown):
     assert sorted(options) == ["- It <b>rises: No. It falls.", "- It falls: Yes. See the plot."]
 
 
-@pytest.mark.long
 def test_the_place_of_the_right_option_is_drawn_and_is_the_same_each_time(shown):
     options = {"a": "Yes.", "b": "No.", "c": "No."}
     for number in [*range(60), *range(60)]:

@@ -16,8 +16,6 @@ from course_lm.classroom import checks
 from course_lm.classroom.checks.report import Report
 from tests.lessons.exercises import define
 
-pytestmark = pytest.mark.slow(seconds=30)
-
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "tests" / "lessons" / "fresh_answers").glob("*/[0-9][0-9]_*.md"))
 # The words of a report that names the mistake; one that only shows a number, a run or an error has none of them. Where

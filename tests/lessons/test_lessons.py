@@ -52,7 +52,6 @@ def python(code, **environment):
     ).stdout
 
 
-@pytest.mark.long
 def test_setup_fixes_threads_and_every_random_source_and_prints_versions():
     draw = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
     program = f"from course_lm.classroom.lessons import setup; setup(seed=3, threads=1); {draw}"
@@ -61,7 +60,6 @@ def test_setup_fixes_threads_and_every_random_source_and_prints_versions():
     assert "course_lm" in first and "torch 2." in first and "1 CPU thread, seed 3" in first
 
 
-@pytest.mark.long
 def test_warnings_after_setup_name_no_file():
     program = "import warnings; from course_lm.classroom.lessons import setup; setup(threads=1)\n"
     program += "import sys; sys.stderr = sys.stdout; warnings.warn('careful')"
@@ -124,7 +122,6 @@ def test_an_empty_folder_is_an_error_and_not_a_pass(folder):
         workspace.lesson_paths()
 
 
-@pytest.mark.long
 def test_run_reports_seconds_and_changes_no_file(folder, capsys):
     path = save(folder, "00_first", "print(1 + 1)")
     before = path.read_bytes()
@@ -134,7 +131,6 @@ def test_run_reports_seconds_and_changes_no_file(folder, capsys):
     assert "00_first" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_run_says_which_cell_failed_and_how_and_goes_on(folder, capsys):
     broken = save(folder, "00_broken", "x = 1", "raise ValueError('first line\\nlast line')", "print('not reached')")
     good = save(folder, "01_good", "print('fine')")
@@ -143,14 +139,12 @@ def test_run_says_which_cell_failed_and_how_and_goes_on(folder, capsys):
     assert "ValueError: last line" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_a_cell_that_takes_too_long_fails_its_lesson(folder, monkeypatch):
     monkeypatch.setattr(lessons, "CELL_TIMEOUT_SECONDS", 1)
     (result,) = lessons.run([save(folder, "00_slow", "import time", "time.sleep(30)")])
     assert result.error is not None and result.error.startswith("code cell 2: CellTimeoutError")
 
 
-@pytest.mark.long
 def test_written_twice_a_lesson_does_not_change(folder):
     path = save(folder, "00_first", "x = 2", "print(x)", "import os; print(os.path.basename(os.getcwd()) != '')")
     lessons.write([path])
@@ -162,7 +156,6 @@ def test_written_twice_a_lesson_does_not_change(folder):
     assert cells[2].outputs[0].text == "2\n"
 
 
-@pytest.mark.long
 def test_write_stores_nothing_of_the_machine_or_the_browser(folder):
     path = save(folder, "00_first", WIDGET_CELL, COLOUR_CELL)
     lessons.write([path])
@@ -175,14 +168,12 @@ def test_write_stores_nothing_of_the_machine_or_the_browser(folder):
     assert notebook.cells[2].outputs[0].text == "red\n"
 
 
-@pytest.mark.long
 def test_a_widget_leaves_no_trace_where_outputs_are_not_compared(folder):
     path = save(folder, "00_first", WIDGET_CELL, tags=["nbval-ignore-output"])
     lessons.write([path])
     assert nbformat.read(path, as_version=4).cells[1].outputs == []
 
 
-@pytest.mark.long
 def test_a_lesson_that_fails_is_not_written(folder):
     path = save(folder, "00_broken", "print('new')", "1 / 0")
     before = path.read_bytes()
@@ -191,7 +182,6 @@ def test_a_lesson_that_fails_is_not_written(folder):
     assert path.read_bytes() == before
 
 
-@pytest.mark.long
 def test_an_absolute_path_in_an_output_is_refused(folder):
     path = save(folder, "00_path", "print('saved to /home/someone/runs/model.pt')")
     before = path.read_bytes()
@@ -306,7 +296,6 @@ def test_without_the_lab_extra_the_message_names_it(monkeypatch, call):
         call()
 
 
-@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="stops the server by a POSIX signal")
 def test_the_lab_really_serves_and_stops_when_told(tmp_path):
     variables = {"JUPYTER_PORT": "18923", "JUPYTER_TOKEN": "secret"}

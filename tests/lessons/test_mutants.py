@@ -43,7 +43,6 @@ def test_the_store_holds_the_solution_of_the_notebook(lesson, check):
     assert imports == stored.imports, "run `make mutants`"
 
 
-@pytest.mark.slow(seconds=1)
 @of_each_exercise
 def test_made_again_the_store_is_the_same(lesson, check):
     stored = store.of_lesson(lesson)[check]
@@ -57,7 +56,6 @@ def test_each_edit_that_no_case_tells_from_the_solution_is_accepted_as_equal(les
     assert not surviving, "add a case, or write into the store why each of these changes nothing"
 
 
-@pytest.mark.slow(seconds=1)
 @of_each_exercise
 def test_no_mutant_is_accepted_and_each_with_results_is_named_by_its_own_words(lesson, check):
     question, outcomes = stored_question(lesson, check), stored_outcomes(lesson, check)
@@ -68,7 +66,6 @@ def test_no_mutant_is_accepted_and_each_with_results_is_named_by_its_own_words(l
             assert name_mistake(question, got, known) == one.named, one.words
 
 
-@pytest.mark.slow(seconds=1)
 @of_each_exercise
 def test_each_case_is_needed_or_shown_for_the_reader(lesson, check):
     question = stored_question(lesson, check)
@@ -78,7 +75,6 @@ def test_each_case_is_needed_or_shown_for_the_reader(lesson, check):
     assert set(question.shown) <= set(question.cases)
 
 
-@pytest.mark.long
 @of_each_exercise
 def test_a_mistake_by_hand_can_be_made_and_told_from_the_solution(lesson, check):
     question = stored_question(lesson, check)
@@ -87,7 +83,6 @@ def test_a_mistake_by_hand_can_be_made_and_told_from_the_solution(lesson, check)
         assert any(signatures.of(outcomes_of(question, one.make()))), one.words
 
 
-@pytest.mark.slow(seconds=1)
 @of_each_exercise
 def test_a_check_answers_at_once(lesson, check):
     right, wrong = mutants.seconds_of_check(lesson, check)

@@ -194,7 +194,6 @@ def test_what_folds_away_is_not_counted_as_words(good):
     assert rules.number_of_words(good) == []
 
 
-@pytest.mark.long
 def test_nbval_refuses_an_output_that_has_changed(tmp_path):
     lesson = tmp_path / "00_small.ipynb"
     cells = [new_code_cell("1 + 1", execution_count=1), new_code_cell("print('3')", execution_count=2)]
@@ -211,7 +210,7 @@ def test_the_readme_has_a_row_for_every_lesson_in_order():
     assert re.findall(r"^\| \[.*\]\(notebooks/(.*)\.ipynb\) \|", readme, re.MULTILINE) == list(ABOUT)
 
 
-@pytest.mark.slow(seconds=20)
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("name", ABOUT)
 def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
     file, right, wrong = ABOUT[name].SABOTAGE

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from course_lm.classroom.ranks import Ranks
 
-pytestmark = pytest.mark.long
-
 FACTOR = 3.0
 
 # As in a notebook: the function is in no module that a spawned process could import.
@@ -113,7 +111,6 @@ def test_a_hung_rank_is_ended_and_the_collective_named(two):
     assert str(told.value).endswith(f"waiting in all_reduce, called by leaves_early in line {line}")
 
 
-@pytest.mark.slow(seconds=5)
 def test_all_hung_ranks_are_named():
     with (
         Ranks(3) as three,
@@ -127,9 +124,7 @@ def test_a_killed_rank_ends_the_call(two):
         two.run(dies)
 
 
-@pytest.mark.parametrize(
-    "fault", [raises_on_rank_1, *(pytest.param(one, marks=pytest.mark.slow(seconds=5)) for one in (leaves_early, dies))]
-)
+@pytest.mark.parametrize("fault", [raises_on_rank_1, leaves_early, dies])
 def test_after_a_failed_call_the_next_one_works(two, fault):
     with pytest.raises((RuntimeError, TimeoutError)):
         two.run(fault, timeout_seconds=1)
@@ -141,7 +136,6 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_its_rank(two):
         two.run(lambda: (number for number in range(3)))
 
 
-@pytest.mark.slow(seconds=5)
 def test_after_close_run_starts_new_processes():
     ranks = Ranks(2)
     before = ranks.run(os.getpid)
@@ -153,14 +147,7 @@ def test_after_close_run_starts_new_processes():
 KILL = "import threading, os, signal; threading.Timer(2, os.kill, (os.getpid(), signal.SIGKILL)).start();"
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param("pass", marks=pytest.mark.slow(seconds=5)),
-        pytest.param(KILL, marks=pytest.mark.slow(seconds=5)),
-        f"{KILL} import time; ranks.run(time.sleep, 60)",
-    ],
-)
+@pytest.mark.parametrize("end", ["pass", KILL, f"{KILL} import time; ranks.run(time.sleep, 60)"])
 def test_no_rank_outlives_the_kernel(end):
     told = python(PROGRAM + f"import os\nranks = Ranks(2)\nprint(*ranks.run(os.getpid), flush=True)\n{end}")
     ranks = [int(number) for number in told.stdout.split()]

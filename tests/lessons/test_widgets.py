@@ -150,7 +150,6 @@ def test_the_words_below_a_batch_count_its_positions_targets_and_padding(mode):
     assert f"{len(loader)} steps" in of_epoch and f"padding {padding_share(loader):.1%}" in of_epoch
 
 
-@pytest.mark.long
 @modes
 def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
     choice, rows, length, _, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
@@ -207,9 +206,8 @@ def rates_of_yaml(text, folder):
     return build_schedule(config.lr_scheduler, peak_lr=config.optimizer.learning_rate, total_steps=steps), steps
 
 
-@pytest.mark.long
 @given(kind=st.sampled_from([*schedules.SCHEDULES]), numbers=st.fixed_dictionaries(NUMBERS))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_yaml_to_copy_is_accepted_and_gives_exactly_the_drawn_rates(tmp_path, kind, numbers):
     warmup_steps, min_lr = int(numbers["warmup_steps"] * numbers["total_steps"]), numbers["min_lr"] * numbers["peak_lr"]
     curve = {"type": kind, **numbers, "warmup_steps": warmup_steps, "min_lr": min_lr}
@@ -309,7 +307,6 @@ def blocks_of(box):
     return {block[2]: block for block in re.split("^(?=# [ABC] )", text, flags=re.MULTILINE) if block}
 
 
-@pytest.mark.long
 def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
     box = widgets.schedule_explorer()
     assert list(blocks_of(box)) == ["A", "B"]
@@ -321,7 +318,6 @@ def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
     assert (rates["A"][0](8), rates["A"][0](80), rates["C"][0](2_000)) == (3e-3, 0.0, 6e-4)
 
 
-@pytest.mark.long
 def test_a_column_shows_the_controls_that_its_type_reads():
     box = widgets.schedule_explorer(own={"mine": one_cycle})
     for kind, own in {
@@ -339,7 +335,6 @@ def test_a_column_shows_the_controls_that_its_type_reads():
     assert list(controls_of(box, "C")) == ["type"] and list(blocks_of(box)) == ["A", "B"]
 
 
-@pytest.mark.long
 def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none(tmp_path):
     box = widgets.schedule_explorer()
     controls_of(box, "A")["type"].value = "step"
@@ -368,7 +363,6 @@ def test_without_a_schedule_the_explorer_asks_for_one():
     assert "choose a schedule" in box.words.value
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [name for name in schedules.SCHEDULES if not name.endswith("_with_warmup")])
 def test_every_control_of_the_schedule_explorer_changes_words_and_picture(kind):
     box = widgets.schedule_explorer()
@@ -456,7 +450,6 @@ def test_a_sweep_of_few_points_can_be_explored(count):
     assert "no usable slope" in widgets.lr_finder_explorer(result).words.value
 
 
-@pytest.mark.long
 def test_every_control_of_the_finder_explorer_changes_picture_and_words():
     *controls, picture, words = parts(widgets.lr_finder_explorer(sweep(noise=0.3)))
     for control in controls:

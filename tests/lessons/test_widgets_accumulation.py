@@ -107,7 +107,6 @@ def test_a_micro_batch_has_a_colour_and_a_weight_and_a_line_divides_it_from_the_
     assert [text.get_text()[:2] for text in left.texts] == ["× "] * 3
 
 
-@pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
     *controls, picture, words = parts(widgets.accumulation_explorer(make_model(), make_batch()))
     for control, value in zip(controls, (1, 5, 7, "by length"), strict=True):

@@ -47,7 +47,6 @@ def lengths_read(schedule, **config):
     return [sum(len(batch) for (batch,) in loader) for loader in loaders]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("threshold_on", ["score", "quantile"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_words_hold_what_the_loader_reads(difficulty, schedule, threshold_on):
@@ -108,7 +107,6 @@ def options_of(control):
     return [control.min + number * control.step for number in range(count + 1)]
 
 
-@pytest.mark.long
 def test_every_key_press_changes_picture_and_words():
     *controls, picture, words = parts(widgets.pacing_explorer())
     controls[0].value = "step"  # stays the same for several epochs, so that a press moves it the least

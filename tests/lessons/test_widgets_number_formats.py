@@ -40,7 +40,6 @@ def test_the_bits_are_those_of_the_number_in_memory(value):
     assert brain == f"{pattern:016b}"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("value", [0.1, 3e-7, 12345.678])
 def test_the_words_give_the_nearest_number_and_its_relative_error(name, value):
@@ -49,7 +48,6 @@ def test_the_words_give_the_nearest_number_and_its_relative_error(name, value):
     assert f"error {abs(nearest / value - 1):.1e}" in line_of(name, value)
 
 
-@pytest.mark.long
 def test_underflow_overflow_subnormal_and_exact_numbers_are_called_so():
     assert "underflow" in line_of("fp16", 1e-8) and "underflow" not in line_of("bf16", 1e-8)
     assert "overflow" in line_of("fp16", 1e5) and "overflow" not in line_of("bf16", 1e5)

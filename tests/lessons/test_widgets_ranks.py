@@ -104,7 +104,6 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are():
         widgets.draw_ranks("GPT-5")
 
 
-@pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
     *controls, picture, words = parts(widgets.ranks_explorer())
     for control, value in zip(controls, ("GPT-2 small", 8, "hybrid", True), strict=True):

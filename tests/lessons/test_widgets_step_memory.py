@@ -66,7 +66,6 @@ def test_a_measurement_leaves_the_random_generator_alone():
     assert torch.equal(after, torch.rand(1))
 
 
-@pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
     *controls, picture, words = parts(widgets.step_memory_explorer())
     for control, value in zip(controls, (2, 16, 32, "bf16", True), strict=True):

@@ -66,7 +66,6 @@ def test_with_checkpointing_one_layer_is_held_beside_the_inputs_of_all():
     assert parts["activations"] == pytest.approx(kept + one_layer, rel=0.02)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("n_layer", "d_model", "vocab_size"), [(1, 32, 8192), (2, 64, 512), (3, 96, 2048)])
 def test_the_count_is_the_most_that_a_step_holds_at_one_time(n_layer, d_model, vocab_size, checkpointing):
@@ -108,7 +107,6 @@ def test_the_words_hold_the_parts_and_what_fits():
     assert f"24 GiB hold {widgets.rows_that_fit(24, 12, 768, 1024, 50_257)} rows" in words
 
 
-@pytest.mark.long
 def test_every_control_of_the_explorer_changes_picture_and_words():
     *controls, picture, words = parts(widgets.memory_explorer())
     for control, value in zip(controls, (24, 1024, 512, 8192, 32, "bf16"), strict=True):

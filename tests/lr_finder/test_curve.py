@@ -162,7 +162,6 @@ def assert_unusable(reading: Suggestion, reason: str) -> None:
     assert reading.message.startswith("no usable slope: ") and reason in reading.message, reading.message
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("count", [20, 100, 300])
 def test_flat_noise_is_hardly_ever_taken_for_a_descent(count, smoothing):

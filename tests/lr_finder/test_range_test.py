@@ -233,7 +233,6 @@ def make_held_out(count: int = 3) -> list[dict[str, Any]]:
     return make_packed(4 + count)[4:]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_on_a_validation_loader_the_points_are_those_of_torch_lr_finder(momentum, accumulation_steps):
@@ -750,7 +749,6 @@ def test_warnings_of_the_model_come_through():
         find_lr(model, make_batches(), build(model), **SWEEP)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("module", "warnings"), [("course_lm.lr_finder", 0), ("torch_lr_finder", 1)])
 def test_importing_the_module_warns_of_nothing_in_a_notebook_and_the_library_alone_does(module, warnings):
     code = "import ipykernel.zmqshell, torch, matplotlib.pyplot, warnings; warnings.simplefilter('always'); "

@@ -39,7 +39,6 @@ def batches_of(mode: str = "dynamic", batch_size: int = 4, documents: list[str] 
     )
 
 
-@pytest.mark.long
 @settings(max_examples=25)
 @given(st.sampled_from(["fixed", "dynamic", "bucketed", "packed"]), st.integers(1, 13))
 def test_the_metrics_do_not_depend_on_batch_size_or_mode(mode, batch_size):

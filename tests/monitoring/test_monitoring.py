@@ -97,7 +97,6 @@ def test_throughput_without_elapsed_time_is_nan() -> None:
     assert math.isnan(Throughput(clock=lambda: 1.0).update(5))
 
 
-@pytest.mark.long
 def test_importing_monitoring_loads_no_tracker() -> None:
     code = "import sys, course_lm.monitoring; print(sorted({'tensorboard', 'wandb', 'ipywidgets'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -91,7 +91,6 @@ def test_a_model_without_matrices_has_no_statistics() -> None:
     assert layer_statistics(nn.LayerNorm(3)) == update_ratios(nn.LayerNorm(3), {}) == {}
 
 
-@pytest.mark.long
 def test_the_update_ratio_of_plain_gradient_descent_is_the_rate_times_gradient_over_weight() -> None:
     model = tiny_gpt()
     before = copy_weights(model)

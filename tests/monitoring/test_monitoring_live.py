@@ -183,7 +183,6 @@ def points(line: Line2D) -> tuple[list[float], list[float]]:
     return xs, ys
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "records",
     [
@@ -229,7 +228,6 @@ def notebook() -> Any:
         return client.execute(cwd=str(ROOT))
 
 
-@pytest.mark.long
 def test_in_a_notebook_a_run_of_200_steps_leaves_one_bar_and_one_picture(notebook: Any) -> None:
     outputs = notebook.cells[0].outputs
     bar, picture = outputs
@@ -240,7 +238,6 @@ def test_in_a_notebook_a_run_of_200_steps_leaves_one_bar_and_one_picture(noteboo
     assert notebook.cells[1].outputs[0].text == "True 200\n"
 
 
-@pytest.mark.long
 def test_the_bar_in_a_notebook_ends_full_with_every_metric(notebook: Any) -> None:
     state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"].values()
     texts = [part["state"].get("value", "") for part in state if part["model_name"] == "HTMLModel"]
@@ -251,7 +248,6 @@ def test_the_bar_in_a_notebook_ends_full_with_every_metric(notebook: Any) -> Non
     assert [(bar["value"], bar["bar_style"]) for bar in bars] == [(200.0, "success")]
 
 
-@pytest.mark.slow(seconds=5)
 def test_a_cell_with_a_live_picture_passes_nbval_when_its_output_is_not_compared(notebook: Any, tmp_path: Path) -> None:
     path = tmp_path / "live.ipynb"
     nbformat.write(notebook, path)
@@ -342,7 +338,6 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.mark.long
 def test_interrupting_the_kernel_leaves_the_model_usable_and_the_history_complete(tmp_path: Path) -> None:
     kernel = Kernel()
     try:

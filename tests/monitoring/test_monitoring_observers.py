@@ -210,7 +210,6 @@ def a_process_that_logs(logger: JSONLLogger, first: int) -> Iterator[int]:
         os.waitpid(child, 0)
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_process_that_is_killed_leaves_whole_lines_and_one_torn_one_at_most(tmp_path: Path) -> None:
     path, first = tmp_path / "metrics.jsonl", 1

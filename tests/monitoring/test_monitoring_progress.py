@@ -6,17 +6,16 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 from functools import partial
-from pathlib import Path
 
 import pytest
 from tqdm import tqdm
 
 from course_lm.monitoring import Observers, ProgressBar, progress
 from course_lm.monitoring.progress import _LEAST_WIDTH
+from tests.fork_server import ROOT, Process, environment, python
 from tests.records import Recorder, train_record, validation_record
 
 
@@ -64,10 +63,8 @@ def terminal_output(columns: int) -> str:
     """What a run of 200 steps writes to a terminal of this width."""
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    command = [sys.executable, "-m", "tests.small_run"]
-    run = subprocess.Popen(
-        command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=Path(__file__).parents[2], close_fds=True
-    )
+    words = [sys.executable, "-m", "tests.small_run"]
+    run = Process(python, words, ROOT, environment(), files=[terminal, terminal])
     os.close(terminal)
     written = b""
     try:
@@ -99,7 +96,6 @@ def test_metrics_are_shown_as_long_as_the_whole_line_fits() -> None:
     assert len(seen) > 3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("columns", "shown"), [(80, ["loss", "val", "tok/s"]), (120, ["loss", "val", "tok/s", "lr", "norm"])]
 )

@@ -90,7 +90,6 @@ def wandb_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-@pytest.mark.long
 def test_wandb_offline_reads_back_every_metric_at_its_step(tmp_path: Path, wandb_is_quiet: None) -> None:
     logger = WandbLogger("my-lm", name="a-run", folder=tmp_path / "toy", settings={"learning_rate": 0.125})
     logger.start(0, 20)
@@ -108,7 +107,6 @@ def test_wandb_offline_reads_back_every_metric_at_its_step(tmp_path: Path, wandb
     assert {item.key: item.value_json for item in run.config.update}["learning_rate"] == "0.125"
 
 
-@pytest.mark.long
 def test_a_run_that_goes_on_is_a_second_wandb_run_of_the_same_group(tmp_path: Path, wandb_is_quiet: None) -> None:
     for start in (0, 2):
         logger = WandbLogger("my-lm", folder=tmp_path / "toy")

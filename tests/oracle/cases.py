@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, assume, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -19,14 +19,6 @@ from course_lm.model import GPT, ModelConfig
 PAD, EOS, VOCABULARY, LONGEST, WIDTH = 0, 1, 13, 8, 8
 
 Batch = Mapping[str, Any]
-
-deterministic = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes, and the cases are small as they are
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
 
 
 class FixedDropout(nn.Module):

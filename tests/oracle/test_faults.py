@@ -1,12 +1,13 @@
 """Each fault of the specification is seen: under it, the comparison with the package fails."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lm import spec
+from tests.sets import examples
 
-from .cases import FAULT_CASES, Case, deterministic, fault_cases
+from .cases import FAULT_CASES, fault_cases
 from .fast_path import assert_same, run_train_step, run_trainer
 
 NEEDS_VALIDATION = {
@@ -28,32 +29,19 @@ DIFFERENCE = {
 }
 
 
-def assert_only_the_fault_differs(case: Case, fault: str) -> None:
+def test_every_fault_has_its_cases() -> None:
+    assert FAULT_CASES.keys() == spec.FAULTS.keys()
+
+
+@pytest.mark.filterwarnings("ignore:skipped a step")
+@pytest.mark.parametrize("fault", spec.FAULTS)
+@examples(4, 32)
+@given(data=st.data())
+def test_the_comparison_fails_under_the_fault_and_under_it_alone(fault: str, data: st.DataObject) -> None:
+    case = data.draw(fault_cases(fault))
     honest, faulty = case.train(), case.train(fault)
     for run in [run_trainer] if fault in NEEDS_VALIDATION else [run_trainer, run_train_step]:
         got = run(case)
         assert_same(honest, got)
         with pytest.raises(AssertionError, match=DIFFERENCE.get(fault, "^(weights differ|k is)")):
             assert_same(faulty, got)
-
-
-def test_every_fault_has_its_cases() -> None:
-    assert FAULT_CASES.keys() == spec.FAULTS.keys()
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:skipped a step")
-@pytest.mark.parametrize("fault", spec.FAULTS)
-@settings(deterministic, max_examples=6)
-@given(data=st.data())
-def test_the_comparison_fails_under_the_fault(fault: str, data: st.DataObject) -> None:
-    assert_only_the_fault_differs(data.draw(fault_cases(fault)), fault)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:skipped a step")
-@pytest.mark.parametrize("fault", spec.FAULTS)
-@settings(deterministic, max_examples=32)
-@given(data=st.data())
-def test_the_comparison_fails_under_the_fault_in_many_cases(fault: str, data: st.DataObject) -> None:
-    assert_only_the_fault_differs(data.draw(fault_cases(fault)), fault)

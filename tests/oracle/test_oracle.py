@@ -5,33 +5,27 @@ import random
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from course_lm.step import train_step
+from tests.sets import examples
 
-from .cases import LONGEST, Batch, Case, cases, count, deterministic, make_batch, make_model
+from .cases import LONGEST, Batch, Case, cases, count, make_batch, make_model
 from .fast_path import ScalingOnly, assert_same, run_train_step, run_trainer
 
-pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:skipped a step")]
+pytestmark = [pytest.mark.filterwarnings("ignore:skipped a step")]
 
 any_case = cases(ragged=True, first_overflows=None)
 
 
-@settings(deterministic, max_examples=100)
+@examples(60, 400)
 @given(any_case)
 def test_train_step_lands_on_the_specifications_weights_moments_and_k(case: Case) -> None:
     assert_same(case.train(), run_train_step(case))
 
 
-@pytest.mark.slow(seconds=20)
-@settings(deterministic, max_examples=400)
-@given(any_case)
-def test_train_step_lands_there_in_many_cases(case: Case) -> None:
-    assert_same(case.train(), run_train_step(case))
-
-
-@settings(deterministic, max_examples=100)
+@examples(30, 200)
 @given(any_case)
 def test_train_step_lands_there_under_a_gradient_scaler_too(case: Case) -> None:
     assert_same(case.train(), run_train_step(case, ScalingOnly("fp16", "cpu")))
@@ -40,20 +34,13 @@ def test_train_step_lands_there_under_a_gradient_scaler_too(case: Case) -> None:
 trained = any_case.filter(lambda case: all(count(*epoch) > 0 for epoch in case.epochs))  # else `Trainer` refuses
 
 
-@settings(deterministic, max_examples=100)
+@examples(60, 400)
 @given(trained)
 def test_trainer_lands_on_the_specifications_weights_moments_and_k(case: Case) -> None:
     assert_same(case.train(), run_trainer(case))
 
 
-@pytest.mark.slow(seconds=30)
-@settings(deterministic, max_examples=400)
-@given(trained)
-def test_trainer_lands_there_in_many_cases(case: Case) -> None:
-    assert_same(case.train(), run_trainer(case))
-
-
-@settings(deterministic, max_examples=30)
+@examples(10, 60)
 @given(cases(max_grad_norms=(0.001, 0.05)))
 def test_clipping_by_value_lands_where_the_specification_does_that_clips_each_number(case: Case) -> None:
     expected = case.train("clip_by_value")
@@ -64,7 +51,7 @@ def test_clipping_by_value_lands_where_the_specification_does_that_clips_each_nu
         assert_same(expected, result)
 
 
-@settings(deterministic, max_examples=30)
+@examples(10, 60)
 @given(cases(max_grad_norms=(0.001, 0.05), windows=(2, 4)))
 def test_the_key_for_clipping_by_value_lands_there_too(case: Case) -> None:
     assert_same(case.train("clip_by_value"), run_trainer(case, by_value=True))
@@ -88,7 +75,7 @@ def _trimmed(batch: Batch) -> Batch:
     return {name: value[:, :width] for name, value in batch.items()}
 
 
-@settings(deterministic, max_examples=100)
+@examples(30, 200)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["tiny", "gpt"]), st.data())
 def test_the_gradient_of_ragged_micro_batches_is_that_of_the_one_concatenated_batch(seed, kind, data) -> None:
     rng = random.Random(seed)

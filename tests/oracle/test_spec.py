@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from course_lm import spec
 from course_lm.spec import Settings, train
+from tests.sets import examples
 
 from .cases import (
     Batch,
@@ -25,7 +26,6 @@ from .cases import (
     TinyTransformer,
     cases,
     count,
-    deterministic,
     make_batch,
     make_model,
     without_targets,
@@ -118,7 +118,6 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] =
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_weights_and_moments_equal_those_of_torch(name: str, decay: float) -> None:
@@ -618,8 +617,7 @@ def test_a_fault_of_the_validation_shows_in_its_loss_and_in_no_weight(fault: str
 small_case = cases(models=("tiny",), accumulation=(1, 3), windows=(1, 2), ragged=True, first_overflows=None)
 
 
-@pytest.mark.long
-@hypothesis.settings(deterministic, max_examples=20)
+@examples(20, 100)
 @hypothesis.given(small_case, st.sets(st.sampled_from(sorted(spec.FAULTS)), min_size=5))
 def test_any_set_of_faults_makes_a_run(case: Case, faults: set[str]) -> None:
     result = case.train(*faults)

@@ -103,7 +103,6 @@ def test_each_operation_of_a_step_is_in_one_part(precision, checkpointing, monke
     assert other.seconds < 0.05 * profile.step_seconds < sum(part.seconds for part in named)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_parts_add_up_to_the_step_that_they_are_measured_in(precision, monkeypatch):
     # the processor's time and not the wall clock's, which runs on while another process has the core
@@ -201,7 +200,6 @@ def test_gelu_is_a_part_of_the_perceptron(clock, monkeypatch):
     assert seconds_of(profiled(*make())) == {"perceptron": LAYERS}
 
 
-@pytest.mark.long
 def test_a_perceptron_that_works_many_times_over_is_named_first():
     model, _ = make()
     profile = profiled(model, replace_up(model, Redundant), repeats=3)
@@ -426,7 +424,6 @@ def test_the_owners_add_up_with_batches_of_a_loader(precision, mode):
     assert memory.found_bytes == pytest.approx(memory.peak_bytes, rel=0.01)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_owners_add_up_for_a_model_of_a_million_parameters(precision, checkpointing):
@@ -455,7 +452,6 @@ print(memory.found_bytes, memory.peak_bytes)
 """
 
 
-@pytest.mark.long
 def test_the_owners_add_up_when_nothing_else_has_run_in_the_process():
     # with two threads, for each of which a matrix product asks for buffers
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}

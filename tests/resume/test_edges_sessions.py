@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -29,6 +28,7 @@ from course_lm.checkpoints import load_checkpoint
 from course_lm.config import TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.trainer import Trainer, resume
+from tests.sets import examples
 from tests.training_run import (
     DOCUMENTS,
     LENGTH,
@@ -296,23 +296,8 @@ def is_intact(path: Path, written_at: int) -> bool:
     return True
 
 
-QUIET: dict[str, Any] = {
-    "deadline": None,
-    "phases": [Phase.generate],
-    "suppress_health_check": list(HealthCheck),
-    "derandomize": True,
-    "database": None,
-}
-
-
-@pytest.mark.long
 def test_a_session_ends_as_the_unbroken_run_or_in_a_refusal(capsys):
-    run_state_machine_as_test(Session, settings=settings(max_examples=12, stateful_step_count=6, **QUIET))
-
-
-@pytest.mark.slow(seconds=200)
-def test_three_hundred_sessions_end_as_the_unbroken_run_or_in_a_refusal(capsys):
-    run_state_machine_as_test(Session, settings=settings(max_examples=300, stateful_step_count=8, **QUIET))
+    run_state_machine_as_test(Session, settings=examples(75, 300, stateful_step_count=8))
 
 
 def test_a_key_of_the_table_of_other_runs_is_one_of_the_configuration():

@@ -1,69 +1,62 @@
 """Claims about runs that are ended from outside: whenever that is, they go on and end where they would have ended.
 
 Every test ends real processes and compares, bit for bit, all checkpoints, records and settings that the run leaves
-with those of a run that nobody ended (C13, C14, C18). `-s` prints where each process was.
+with those of a run that nobody ended (C13, C14, C18). The moments are the day's. `-s` prints where each process was.
 """
 
 import os
 import random
 import signal
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pytest
 
 from course_lm.checkpoints import latest_checkpoint, load_checkpoint
 from tests.full_disk import leaving_free, small_disk
-from tests.resume.kill_server import Child, Server
+from tests.resume.killable import Child
+from tests.sets import draws, of_set
 from tests.training_run import NAME, assert_same, outcome
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux: a process is ended by its handle")
-LONG_RUN = {"num_epochs": 32}
-SHORT_RUN = {"num_epochs": 5}
-KILLS = ["in a save"] * 17 + ["in training"] * 5 + ["anywhere"] * 3
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
-    yield server
-    server.close()
+RUN = {"num_epochs": of_set(8, 32)}
+TIMES = of_set(8, 25)
+PLACES = ["in a save", "in training", "anywhere"]
 
 
 class Straight:
     """A run that nobody ends: what it leaves, and how long its parts take."""
 
-    def __init__(self, server: Server, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         started = time.perf_counter()
-        child = server.start(folder, **config)
-        assert child.finish() == 0, server.log.read_text()
+        child = Child(folder, **RUN)
+        assert child.finish() == 0, child.said()
         self.outcome = outcome(folder)
         times = {kind: [when for when, event in child.seen if event.startswith(kind)] for kind in ("writing", "wrote")}
         self.seconds_of_a_save = mean(end - begin for begin, end in zip(times["writing"], times["wrote"], strict=True))
         self.seconds_between_saves = (child.seen[-1][0] - started) / len(times["wrote"])
 
+    def assert_ends_like_this(self, folder: Path) -> None:
+        """Go on with the run in the folder, to its end, and compare."""
+        child = Child(folder, **RUN)
+        assert child.finish() == 0, child.said()
+        assert_same(outcome(folder), self.outcome)
+
 
 @pytest.fixture(scope="module")
-def long_run(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    return Straight(server, tmp_path_factory.mktemp("long"), LONG_RUN)
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    return Straight(tmp_path_factory.mktemp("straight"))
 
 
-@pytest.fixture(scope="module")
-def short_run(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    return Straight(server, tmp_path_factory.mktemp("short"), SHORT_RUN)
-
-
-def wait_for_moment(child: Child, where: str, straight: Straight, draw: random.Random, far: int) -> None:
-    """Let the child run to a random moment; `far` bounds how many saves it gets done."""
+def wait_for_moment(child: Child, where: str, straight: Straight, draw: random.Random) -> None:
+    """Let the child run to a random moment, at most two or three saves on."""
     if where == "in a save":
-        child.wait_for("writing", draw.randint(1, far))
+        child.wait_for("writing", draw.randint(1, 3))
         time.sleep(draw.uniform(0, 0.85 * straight.seconds_of_a_save))
     elif where == "in training":
-        child.wait_for("batch", draw.randint(1, 5 * far))
+        child.wait_for("batch", draw.randint(1, 10))
         time.sleep(draw.uniform(0, straight.seconds_between_saves / 4))
     else:
         time.sleep(draw.uniform(0, 2 * straight.seconds_between_saves))
@@ -74,104 +67,78 @@ def newest(folder: Path) -> str:
     return "no checkpoint" if path is None else f"{path.name} after step {load_checkpoint(path)['step']}"
 
 
-def kill_and_go_on(
-    server: Server, straight: Straight, folder: Path, config: dict[str, Any], plan: list[str], far: int
-) -> int:
-    """Kill the run once for each entry of the plan, let it end, and compare; return the kills inside a save."""
-    draw = random.Random(1)
-    hits = []
-    for where in plan:
-        child = server.start(folder, **config)
-        wait_for_moment(child, where, straight, draw, far)
-        child.send(signal.SIGKILL)
-        assert child.finish() == -signal.SIGKILL, f"the run was over before it was killed {len(plan)} times: {hits}"
+def end_again_and_again(folder: Path, end: Callable[[Child, int], None], *codes: int) -> list[str]:
+    """Start the run, or go on with it, and `end` it, the n-th time as `end` is told; where it was each time."""
+    hits: list[str] = []
+    for number in range(TIMES):
+        child = Child(folder, **RUN)
+        end(child, number)
+        assert child.finish() in codes, f"the run was over before it was ended {TIMES} times: {hits} {child.said()}"
         hits.append(child.hit)
-        print(f"kill {len(hits):2} while {child.hit}; newest whole: {newest(folder)}")
-    assert server.start(folder, **config).finish() == 0, server.log.read_text()
-    assert_same(outcome(folder), straight.outcome)
-    counts = Counter(hit.split()[0] for hit in hits)
-    print(dict(counts))
-    return counts["writing"]
+        print(f"end {number + 1:2} while {child.hit}; newest whole: {newest(folder)}")
+    return hits
 
 
-@pytest.mark.long
-def test_a_run_killed_three_times_ends_like_one_never_killed(server, short_run, tmp_path):
-    kill_and_go_on(server, short_run, tmp_path, SHORT_RUN, ["in a save", "in training", "in a save"], far=2)
+@pytest.mark.parametrize("where", PLACES)
+def test_a_run_killed_at_random_moments_ends_like_one_never_killed(straight, tmp_path, where):
+    draw = draws(f"killed {where}")
 
-
-@pytest.mark.slow(seconds=60)
-def test_a_run_killed_at_25_random_moments_ends_like_one_never_killed(server, long_run, tmp_path):
-    plan = random.Random(0).sample(KILLS, len(KILLS))
-    inside = kill_and_go_on(server, long_run, tmp_path, LONG_RUN, plan, far=6)
-    assert len(plan) == 25 and inside >= 10
-
-
-def terminate_and_go_on(server: Server, straight: Straight, folder: Path, config: dict[str, Any], times: int) -> None:
-    draw = random.Random(2)
-    for number in range(times):
-        child = server.start(folder, **config)
-        # not "anywhere": before the run starts, SIGTERM finds Python's own handling
-        wait_for_moment(child, ("in training", "in a save")[number % 2], straight, draw, far=2)
-        child.send(signal.SIGTERM)
-        assert child.finish() == 128 + signal.SIGTERM, server.log.read_text()
-        print(f"stop {number + 1:2} while {child.hit}; newest whole: {newest(folder)}")
-    assert server.start(folder, **config).finish() == 0, server.log.read_text()
-    assert_same(outcome(folder), straight.outcome)
-
-
-@pytest.mark.slow(seconds=10)
-def test_a_run_terminated_three_times_ends_like_one_never_stopped(server, short_run, tmp_path):
-    terminate_and_go_on(server, short_run, tmp_path, SHORT_RUN, times=3)
-
-
-@pytest.mark.slow(seconds=60)
-def test_a_run_terminated_at_25_random_moments_ends_like_one_never_stopped(server, long_run, tmp_path):
-    terminate_and_go_on(server, long_run, tmp_path, LONG_RUN, times=25)
-
-
-@pytest.mark.slow(seconds=60)
-def test_a_run_killed_while_it_obeys_a_first_signal_ends_like_one_never_stopped(server, long_run, tmp_path):
-    draw = random.Random(3)
-    for _ in range(15):
-        child = server.start(tmp_path, **LONG_RUN)
-        wait_for_moment(child, "in training", long_run, draw, far=2)
-        child.send(signal.SIGTERM)
-        time.sleep(draw.uniform(0, 2 * long_run.seconds_of_a_save))
+    def kill(child: Child, number: int) -> None:
+        wait_for_moment(child, where, straight, draw)
         child.send(signal.SIGKILL)
-        assert child.finish() in (-signal.SIGKILL, 128 + signal.SIGTERM)
-    assert server.start(tmp_path, **LONG_RUN).finish() == 0, server.log.read_text()
-    assert_same(outcome(tmp_path), long_run.outcome)
+
+    hits = end_again_and_again(tmp_path, kill, -signal.SIGKILL)
+    straight.assert_ends_like_this(tmp_path)
+    assert where != "in a save" or sum(hit.startswith("writing") for hit in hits) >= TIMES // 2
+
+
+def test_a_run_terminated_at_random_moments_ends_like_one_never_stopped(straight, tmp_path):
+    draw = draws("terminated")
+
+    def terminate(child: Child, number: int) -> None:
+        # not "anywhere": before the run starts, SIGTERM finds Python's own handling
+        wait_for_moment(child, PLACES[number % 2], straight, draw)
+        child.send(signal.SIGTERM)
+
+    end_again_and_again(tmp_path, terminate, 128 + signal.SIGTERM)
+    straight.assert_ends_like_this(tmp_path)
+
+
+def test_a_run_killed_while_it_obeys_a_first_signal_ends_like_one_never_stopped(straight, tmp_path):
+    draw = draws("killed while it obeys")
+
+    def terminate_and_kill(child: Child, number: int) -> None:
+        wait_for_moment(child, "in training", straight, draw)
+        child.send(signal.SIGTERM)
+        time.sleep(draw.uniform(0, 2 * straight.seconds_of_a_save))
+        child.send(signal.SIGKILL)
+
+    end_again_and_again(tmp_path, terminate_and_kill, -signal.SIGKILL, 128 + signal.SIGTERM)
+    straight.assert_ends_like_this(tmp_path)
 
 
 # No room
 
 
-def last_words(server: Server) -> str:
-    return server.log.read_text().splitlines()[-1]
+def test_a_run_whose_files_may_not_grow_stops_with_one_error_and_goes_on_when_they_may(straight, tmp_path):
+    draw = draws("files may not grow")
+    for _ in range(of_set(3, 8)):
+        child = Child(tmp_path, room=(draw.randint(1, 4), draw.randint(5_000, 70_000)), **RUN)
+        assert child.finish() == 2, child.said()
+        last = child.said().splitlines()[-1]
+        assert "cannot write" in last and "File too large" in last
+    straight.assert_ends_like_this(tmp_path)
 
 
-@pytest.mark.slow(seconds=10)
-def test_a_run_whose_files_may_not_grow_stops_with_one_error_and_goes_on_when_they_may(server, short_run, tmp_path):
-    draw = random.Random(4)
-    for _ in range(3):
-        child = server.start(tmp_path, room=(draw.randint(1, 4), draw.randint(5_000, 70_000)), **SHORT_RUN)
-        assert child.finish() == 2, server.log.read_text()
-        assert "cannot write" in last_words(server) and "File too large" in last_words(server)
-    assert server.start(tmp_path, **SHORT_RUN).finish() == 0, server.log.read_text()
-    assert_same(outcome(tmp_path), short_run.outcome)
-
-
-@pytest.mark.long
-def test_a_run_on_a_disk_that_fills_up_stops_with_one_error_and_goes_on_when_there_is_room(server, short_run, tmp_path):
-    draw = random.Random(5)
+def test_a_run_on_a_disk_that_fills_up_stops_with_one_error_and_goes_on_when_there_is_room(straight, tmp_path):
+    draw = draws("disk that fills up")
     with small_disk(tmp_path / "disk", megabytes=4) as disk:
-        rooms = [0, 2_000, draw.randrange(80_000, 200_000), *(draw.randrange(70_000) for _ in range(3)), 0]
-        for room in rooms:
+        for room in [0, 2_000, draw.randrange(80_000, 200_000), *(draw.randrange(70_000) for _ in range(3)), 0]:
             before = newest(disk)
             with leaving_free(disk, room):
-                status = server.start(disk, **SHORT_RUN).finish()
-            assert status == 2, f"the run was over with {room} bytes of room"
-            assert "No space left on device" in last_words(server)
+                child = Child(disk, **RUN)
+                code = child.finish()
+            assert code == 2, f"the run was over with {room} bytes of room"
+            assert "No space left on device" in child.said().splitlines()[-1]
             assert newest(disk) == before or room > 70_000
-        assert server.start(disk, **SHORT_RUN).finish() == 0, server.log.read_text()
-        assert_same(outcome(disk), short_run.outcome)
+        straight.assert_ends_like_this(disk)

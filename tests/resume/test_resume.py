@@ -3,7 +3,6 @@
 And about going on when the newest checkpoint is damaged: the run goes on from the one before, and says so (C14).
 """
 
-import random
 import shutil
 import warnings
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from torch import Tensor
 from course_lm.checkpoints import latest_checkpoint, load_checkpoint
 from course_lm.loss import next_token_loss
 from course_lm.trainer import Trainer
+from tests.sets import draws, of_set
 from tests.training_run import (
     NAME,
     Act,
@@ -75,40 +75,30 @@ def straight(mode: str, precision: str, device: str = "cpu") -> tuple[dict[str, 
     return left, ends
 
 
-def assert_stop_changes_nothing(folder: Path, mode: str, precision: str, micro_batch: int, device: str = "cpu") -> None:
-    stop_and_go_on(partial(run, folder, mode, precision, device), micro_batch)
-    assert_same(outcome(folder), straight(mode, precision, device)[0], f"stopped at micro-batch {micro_batch}")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("mode", MODES)
-def test_stopping_after_any_step_changes_no_bit(tmp_path, mode, precision, device):
-    ends = straight(mode, precision, device)[1]
-    for micro_batch in ends:
-        assert_stop_changes_nothing(tmp_path / str(micro_batch), mode, precision, micro_batch, device)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("mode", "precision"), [("fixed", "bf16"), ("dynamic", "fp16"), ("packed", "fp32")])
-def test_stopping_in_the_middle_changes_no_bit(tmp_path, mode, precision):
-    ends = straight(mode, precision)[1]
-    assert_stop_changes_nothing(tmp_path, mode, precision, ends[len(ends) // 2])
-
-
-@pytest.mark.long
-def test_stopping_after_every_single_step_changes_no_bit(tmp_path):
-    left, ends = straight("bucketed", "fp16")
+def test_a_run_that_is_stopped_after_each_step_is_the_same_to_the_bit(tmp_path, mode, precision, device):
+    left, ends = straight(mode, precision, device)
     stops = 0
-    while run(tmp_path, "bucketed", "fp16", act=interrupt_at(1)).interrupted:
+    while run(tmp_path, mode, precision, device, interrupt_at(1)).interrupted:
         stops += 1
         assert stops <= len(ends)
     assert stops == len(ends)
     assert_same(outcome(tmp_path), left)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_is_stopped_once_is_the_same_to_the_bit(tmp_path, mode, precision, device):
+    left, ends = straight(mode, precision, device)
+    for micro_batch in draws(f"{mode} {precision}").sample(ends, of_set(1, len(ends))):
+        folder = tmp_path / str(micro_batch)
+        stop_and_go_on(partial(run, folder, mode, precision, device), micro_batch)
+        assert_same(outcome(folder), left, f"stopped at micro-batch {micro_batch}")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_in_fp16_steps_overflow_and_the_run_learns_on(mode):
     left, ends = straight(mode, "fp16")
@@ -142,8 +132,17 @@ def ranking(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
     return names
 
 
-def go_on_damaged(stopped: Path, folder: Path, ranking: list[str], damage: Damage, to_the_end: bool) -> None:
-    """Damage the newest checkpoint of a copy; it is passed over with a warning, and the run goes on from the next."""
+def go_on_damaged(stopped: Path, folder: Path, ranking: list[str], damages: list[Damage]) -> None:
+    """Each damage to the newest checkpoint of a copy: it is passed over with a warning, and the next one is found.
+
+    With some of them the run then goes on to its end, as if nothing had happened.
+    """
+    followed = draws("damage").sample(damages, of_set(5, len(damages)))
+    for number, damage in enumerate(damages):
+        pass_over_damaged(stopped, folder / str(number), ranking, damage, damage in followed)
+
+
+def pass_over_damaged(stopped: Path, folder: Path, ranking: list[str], damage: Damage, to_the_end: bool) -> None:
     shutil.copytree(stopped, folder)
     newest = folder / NAME / ranking[0]
     content = bytearray(newest.read_bytes())
@@ -175,20 +174,12 @@ def cuts(stopped: Path) -> list[Damage]:
     return [cut(length) for length in range(0, size, 4096)]
 
 
-@pytest.mark.long
 def test_a_newest_checkpoint_cut_at_any_4_kib_is_passed_over(stopped, ranking, tmp_path):
-    for number, cut in enumerate(cuts(stopped)):
-        go_on_damaged(stopped, tmp_path / str(number), ranking, cut, to_the_end=False)
-
-
-@pytest.mark.slow
-def test_a_run_whose_newest_checkpoint_is_cut_at_any_4_kib_ends_as_if_it_had_not_been(stopped, ranking, tmp_path):
-    for number, cut in enumerate(cuts(stopped)):
-        go_on_damaged(stopped, tmp_path / str(number), ranking, cut, to_the_end=True)
+    go_on_damaged(stopped, tmp_path, ranking, cuts(stopped))
 
 
 def flips(count: int) -> list[Damage]:
-    draw = random.Random(6)
+    draw = draws("flips")
 
     def flip(place: float, bit: int) -> Damage:
         def damage(content: bytearray) -> None:
@@ -199,19 +190,10 @@ def flips(count: int) -> list[Damage]:
     return [flip(draw.random(), draw.randrange(8)) for _ in range(count)]
 
 
-@pytest.mark.long
 def test_a_newest_checkpoint_with_any_bit_flipped_is_passed_over(stopped, ranking, tmp_path):
-    for number, flip in enumerate(flips(200)):
-        go_on_damaged(stopped, tmp_path / str(number), ranking, flip, to_the_end=False)
+    go_on_damaged(stopped, tmp_path, ranking, flips(of_set(100, 400)))
 
 
-@pytest.mark.slow
-def test_a_run_whose_newest_checkpoint_has_a_bit_flipped_ends_as_if_it_had_not(stopped, ranking, tmp_path):
-    for number, flip in enumerate(flips(200)):
-        go_on_damaged(stopped, tmp_path / str(number), ranking, flip, to_the_end=True)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_run_with_every_checkpoint_but_one_damaged_goes_on_from_that_one(stopped, ranking, tmp_path, place):
     damage_all_but(stopped, tmp_path, ranking, place)
@@ -220,7 +202,6 @@ def test_a_run_with_every_checkpoint_but_one_damaged_goes_on_from_that_one(stopp
     assert_same(outcome(tmp_path), straight("bucketed", "fp32")[0])
 
 
-@pytest.mark.long
 def test_a_run_with_nothing_but_its_best_goes_on_from_there(stopped, ranking, tmp_path, capsys):
     damage_all_but(stopped, tmp_path, ranking, 3)
     with pytest.warns(UserWarning, match="passing over a checkpoint"):

@@ -31,7 +31,6 @@ def page_faults(mode: str) -> int:
 
 
 @needs_glibc
-@pytest.mark.long
 def test_glibc_agrees_and_then_gives_freed_tensors_out_again_without_fresh_pages():
     assert page_faults("tuned") < 0.5 * page_faults("as it is")
 

@@ -249,18 +249,13 @@ def stop_and_go_on(folder: Path, kind: str, stop: int, workers: bool = False) ->
     assert_same(end_of(folder), straight(kind, workers))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "stop",
-    [2, BATCHES + 1, *(pytest.param(stop, marks=pytest.mark.slow(seconds=1)) for stop in (BATCHES, BATCHES + 3))],
-)
+@pytest.mark.parametrize("stop", [2, BATCHES, BATCHES + 1, BATCHES + 3])
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.filterwarnings("ignore:it cannot be checked")
 def test_every_loader_goes_on_to_the_bit(kind, stop, tmp_path):
     stop_and_go_on(tmp_path, kind, stop)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop", [2, BATCHES, BATCHES + 1, BATCHES + 3])
 @pytest.mark.parametrize("kind", WITH_WORKERS)
 @pytest.mark.filterwarnings("ignore:it cannot be checked")
@@ -268,7 +263,6 @@ def test_every_loader_with_workers_goes_on_to_the_bit(kind, stop, tmp_path):
     stop_and_go_on(tmp_path, kind, stop, workers=True)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", UNPROVEN)
 def test_what_cannot_be_checked_at_the_start_of_an_epoch_is_said_once(kind, tmp_path):
     make = LOADERS[kind]
@@ -280,7 +274,6 @@ def test_what_cannot_be_checked_at_the_start_of_an_epoch_is_said_once(kind, tmp_
     assert len([one for one in caught if "it cannot be checked that epoch 1" in str(one.message)]) == 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind not in UNPROVEN])
 def test_a_loader_that_hides_nothing_goes_on_without_a_warning(kind, tmp_path):
     with pytest.raises(OSError, match="the node"):
@@ -399,7 +392,6 @@ def test_a_used_up_iterator_does_not_stand_for_a_new_one(tmp_path):
         run(tmp_path, stream)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", WITH_WORKERS)
 def test_no_worker_outlives_a_run_that_ended_within_an_epoch_and_it_can_be_prolonged(kind):
     loader, config = WITH_WORKERS[kind](), configure(max_steps=4)
@@ -437,7 +429,6 @@ def spoil(loader: Any, trainer: Trainer) -> None:
         padding_share(loader)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in LOADERS if kind not in DRAWS_FOR_ALL])
 def test_reading_the_training_loader_in_between_changes_nothing_of_the_training(kind, tmp_path):
     def trained(folder: Path, disturb: bool) -> Any:
@@ -461,7 +452,6 @@ def test_reading_the_training_loader_in_between_changes_nothing_of_the_training(
     assert_same(trained(tmp_path / "a", disturb=True), trained(tmp_path / "b", disturb=False))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stop", [2, BATCHES + 3])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_one_loader_serves_training_and_validation(kind, stop, tmp_path):
@@ -499,7 +489,6 @@ def failing_once(loader: Any, at: int, **training: Any) -> tuple[Trainer, list[l
     return trainer, seen
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_after_a_step_that_failed_training_goes_on_with_its_window(kind, at):
@@ -649,7 +638,6 @@ def test_a_validation_leaves_the_generator_of_cuda_alone():
 # Lengths
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:skipped a step")
 def test_a_stream_that_never_holds_a_target_ends_in_one_error():
     class Endless(IterableDataset):

@@ -103,7 +103,6 @@ def never(*arguments: Any, **named: Any) -> Any:
 # No trace
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("mode", "precision"), [("bucketed", "fp16"), ("packed", "bf16"), ("dynamic", "fp32")])
 def test_a_run_with_a_budget_is_the_run_of_the_steps_that_it_makes(tmp_path, machine, mode, precision):
     budgeted = run(tmp_path / "budget", machine, mode, time_budget=1.0, precision=precision)
@@ -289,7 +288,6 @@ def test_a_trial_ends_at_its_deadline_but_makes_two_passes():
         assert now[0] == end
 
 
-@pytest.mark.slow(seconds=15)
 def test_a_run_of_six_real_seconds_ends_in_time(tmp_path, monkeypatch):
     """In seconds of the processor, which other processes do not lengthen."""
     monkeypatch.setattr(timing, "clock", time.process_time)
@@ -451,7 +449,6 @@ def command(folder: Path, *arguments: str) -> list[str]:
     return ["train", *SMALL, f"--data.corpus={text}", f"--training.output_dir={folder}", *arguments]
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("ticking")
 def test_the_command_says_what_a_budget_makes(tmp_path, capsys):
     assert cli.main(command(tmp_path)) == 0
@@ -462,7 +459,6 @@ def test_the_command_says_what_a_budget_makes(tmp_path, capsys):
     assert records[-1]["step"] == steps
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("ticking")
 def test_a_curriculum_follows_the_steps_that_a_budget_makes_and_is_repeated(tmp_path, capsys):
     settings = ["--curriculum.enabled=true", "--curriculum.strategy=length"]

@@ -113,7 +113,6 @@ def validated_as(trainer: Trainer, values: list[float]) -> Trainer:
 # The loop
 
 
-@pytest.mark.long
 def test_the_loss_falls_on_text_that_can_be_learned():
     trainer = Trainer(tiny_gpt(), configure(num_epochs=15))
     history = trainer.train(toy_batches(12), toy_batches(4, seed=1))
@@ -121,7 +120,6 @@ def test_the_loss_falls_on_text_that_can_be_learned():
     assert history.validation[-1]["val_loss"] < 0.5
 
 
-@pytest.mark.long
 @settings(max_examples=15)
 @given(batches=st.integers(1, 7), accumulation=st.integers(1, 4), epochs=st.integers(1, 3))
 def test_a_run_takes_as_many_steps_as_it_says(batches, accumulation, epochs):
@@ -316,7 +314,6 @@ def test_a_plain_dataloader_trains():
     assert trainer.step == 6
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mode", ["fixed", "dynamic", "bucketed", "packed"])
 def test_every_mode_of_batching_trains(mode):
     tokenizer = train_tokenizer(DOCUMENTS, 262)
@@ -789,7 +786,6 @@ def hugging_face_model(kind: str) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mode", ["dynamic", "packed"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_hugging_face_model_trains_unchanged(kind, mode, tmp_path):

@@ -9,7 +9,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ STORED = Path(__file__).with_name("durations.json")
 SHORTEST = 0.05  # seconds; what takes less has no entry
 # The most seconds that a test of these sets takes. `slow` has what `test` has not, `nightly` everything.
 LIMITS = {"check": 0.1, "test": 0.2}
-SECONDS_A_DAY = 15.0  # of the cases of one test in `slow`; `nightly` has them all
+SECONDS_A_DAY = 10.0  # of the cases of one test in `slow`; `nightly` has them all
 WEEK = 7
 # One browser and one JupyterLab; processes that come in time only where they do not fill the machine twice.
 FOLDERS = ("tests/browser", "tests/distributed")
@@ -43,7 +43,9 @@ class Durations:
         return known.get(name, known.get(without_case(name), 0.0))
 
     def whole(self, item: pytest.Item) -> float:
-        """Seconds of the test by itself: with the shared fixtures that it needs."""
+        """Seconds of the test with the shared fixtures that it needs; one that says how often it runs is long."""
+        if item.get_closest_marker("daily"):
+            return inf
         return self.own(item) + sum(self.fixtures.get(name, 0.0) for name in shared_fixtures(item))
 
 
@@ -89,7 +91,7 @@ def of_this_set(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def of_today(items: Iterable[pytest.Item], durations: Durations) -> Iterator[pytest.Item]:
-    """Of a test whose cases take long together, those of the day: all of them within a week, if it does not say less."""
+    """Of a test whose cases take long together, those of the day: within a week all, if it does not say less."""
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[without_case(item.nodeid)].append(item)

@@ -395,6 +395,7 @@ def test_stored_sentences_have_one_derivation_with_the_stored_cost(corpus: Corpu
     check_derivations(corpus.documents[::24], corpus.neg_log_p[::24], 1e-6)
 
 
+@pytest.mark.daily(0)
 def test_every_stored_sentence_has_one_derivation_with_the_stored_cost(corpus: Corpus) -> None:
     assert corpus.neg_log_p is not None
     check_derivations(corpus.documents, corpus.neg_log_p, 1e-6)

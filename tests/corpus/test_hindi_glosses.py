@@ -16,6 +16,7 @@ def glossed_corpus() -> list[list[GlossedWord]]:
     return [gloss_words(text) for text in load_corpus("hindi").documents]
 
 
+@pytest.mark.daily(0)
 def test_every_word_of_every_sentence_has_latin_letters_and_a_gloss() -> None:
     latin, gloss = set(), set()
     for text, words in zip(load_corpus("hindi").documents, glossed_corpus(), strict=True):

@@ -60,6 +60,7 @@ def test_one_lucky_look_is_no_crossing():
     assert crossing(curve) is None
 
 
+@pytest.mark.daily(0)
 def test_a_run_repeats():
     run = next(run for run in RACE if run["batch_size"] == 8)
     again, _ = run_to_target(8, run["learning_rate"], run["seed"], most=10_000)

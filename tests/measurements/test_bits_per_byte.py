@@ -35,6 +35,7 @@ def test_the_page_of_measurements_shows_the_table():
     assert table(RESULTS) in PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.daily(0)
 def test_a_run_repeats():
     settings = {"arm": BASE, "learning_rate": 2e-3, "seed": 0, "steps": 2}
     assert measure(settings) == measure(settings)

@@ -105,6 +105,7 @@ def test_without_a_curriculum_the_rows_are_those_of_the_loader(corpus):
         assert mine["input_ids"].equal(theirs["input_ids"])
 
 
+@pytest.mark.daily(0)
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_a_stored_run_repeats_to_an_eighth_of_its_tokens(corpus):
     """On other kernels too, so within what rounding does to so short a run."""

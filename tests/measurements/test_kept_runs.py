@@ -37,6 +37,7 @@ def test_no_schedule_had_its_best_peak_at_the_end_of_the_sweep():
         assert schedule_runs.PEAKS[0] < best < schedule_runs.PEAKS[-1]
 
 
+@pytest.mark.daily(0)
 def test_a_run_of_each_table_repeats():
     """On other kernels too, so within what rounding does to so short a run."""
     run = SCHEDULES["count"][0]

@@ -40,6 +40,7 @@ def test_the_first_epoch_admits_a_fifth_of_the_tokens_and_the_pace_is_linear():
     assert loader.manager.threshold(PACING["num_steps"] // 2) == pytest.approx(0.6)
 
 
+@pytest.mark.daily(0)
 def test_a_stored_run_repeats():
     """On other kernels too, so within what rounding does to it; another Python has another documentation."""
     if RESULTS["settings"]["python"] != platform.python_version():

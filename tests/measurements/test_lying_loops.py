@@ -46,6 +46,7 @@ def test_readme_says_what_the_picture_shows():
     assert f"against {STEPS} training steps" in readme
 
 
+@pytest.mark.daily(0)
 def test_a_run_repeats():
     again = lying_loops.measure("runs", {"loop": "labels not shifted", "seed": 0})
     (run,) = [run for run in RUNS if (run["loop"], run["seed"]) == ("labels not shifted", 0)]

@@ -39,6 +39,7 @@ def test_every_run_has_spent_its_budget_within_a_step_and_a_half():
         assert abs(run["flops"] - run["budget"]) < 1.5 * step
 
 
+@pytest.mark.daily(0)
 def test_a_run_repeats():
     run = next(run for run in RUNS if (run["d_model"], run["budget"]) == (64, BUDGETS[0]))
     again = scaling.measure("runs", {key: run[key] for key in ("d_model", "budget", "learning_rate", "seed")})

@@ -34,6 +34,7 @@ def test_lesson_05_says_what_the_runs_show():
             assert round(ends["cosine"] - ends["WSD"], 2) == 0.06
 
 
+@pytest.mark.daily(0)
 def test_a_run_repeats():
     run = next(run for run in RUNS if (run["schedule"], run["steps"]) == ("cosine", STEPS[0]))
     again = schedule_race.measure("runs", {key: value for key, value in run.items() if key != "val_loss"})

@@ -45,6 +45,7 @@ def test_lesson_12_says_what_the_runs_show():
     assert min(twice) < min(once) and max(once) < max(twice)
 
 
+@pytest.mark.daily(0)
 def test_a_run_repeats():
     run = next(run for run in RUNS if (run["rows"], run["passes"]) == (ROWS[0], 4))
     again = training_lengths.measure("runs", {key: run[key] for key in ("rows", "passes", "learning_rate", "seed")})

@@ -90,7 +90,7 @@ class Process:
         with suppress(EOFError, ConnectionError):
             if self._line.poll(seconds):
                 return self._line.recv()
-        raise RuntimeError(f"the fork server gives no answer:\n{(_place() / 'log').read_text()}")
+        raise RuntimeError(f"the fork server gives no answer:\n{read_log()}")
 
 
 # The server
@@ -105,6 +105,11 @@ def _place() -> Path:
 
 # The "place"; the "process", which is kept so that its standard input stays open; in a process of it, its exit "code".
 _server: dict[str, Any] = {}
+
+
+def read_log() -> str:
+    """What the server has printed, and those of its processes that have no files to print to."""
+    return (_place() / "log").read_text()
 
 
 def _start_server() -> None:
@@ -210,9 +215,12 @@ def python(words: Sequence[str], folder: Path, variables: dict[str, str], out: i
     os.environ.update(variables)
     np.random.seed()  # random.random() has another seed in each process anyway, and torch the same in all
     words = words[1:]
-    if words[0] == "-u":
+    line_by_line = words[0] == "-u"
+    if line_by_line:
         words = words[1:]
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", 1 if line_by_line else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     if words[0] == "-m":
         sys.argv = [*words[1:]]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

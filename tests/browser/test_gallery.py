@@ -115,6 +115,7 @@ def test_a_button_that_copies_leaves_its_text_on_the_clipboard(gallery):
         assert gallery.page.evaluate("navigator.clipboard.readText()") == button.get_attribute("data-text")
 
 
+@pytest.mark.daily(len(SHOWING))
 @pytest.mark.parametrize("number", range(len(SHOWING)), ids=[path.stem for path in SHOWING])
 def test_every_control_changes_the_picture_and_the_words(gallery, number):
     assert explorers(gallery)[number].explore() == []

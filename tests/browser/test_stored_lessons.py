@@ -22,6 +22,7 @@ def test_its_pictures_have_alternative_texts_and_all_is_whole_on_the_screen(less
     assert lesson.flaws() == []
 
 
+@pytest.mark.daily(len(LESSONS))
 def test_axe_finds_nothing_in_the_light_and_in_the_dark(lesson):
     assert lesson.violations() == []
 

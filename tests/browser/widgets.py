@@ -117,11 +117,12 @@ class Explorer:
             (control.locator(kind.part).first if kind.part else control).focus()
             for key in keys.split():
                 self.notebook.page.keyboard.press(key)
-            picture, words = self.root.evaluate(FOLLOWED, [self.patience, REST_SECONDS])
+            # Later presses may change only one of the two: a bar at 100 % stays there.
+            rest = REST_SECONDS if number == 0 else 0
+            picture, words = self.root.evaluate(FOLLOWED, [self.patience, rest])
             if not picture and not words:
                 yield f"press {number + 1}, {keys}, changes nothing"
                 return
-            # Later presses may change only one of the two: a bar at 100 % stays there.
             if number == 0 and not picture:
                 yield f"{keys} leaves the picture as it was"
             if number == 0 and not words:

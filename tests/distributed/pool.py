@@ -9,15 +9,17 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 
-from tests.fork_server import Process
+from tests.fork_server import Process, read_log
 
 JOINED = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -25,6 +27,7 @@ JOINED = (
 )
 TIMEOUT = 90.0  # of a test's function, in seconds; the start of the processes is in it
 WAIT = 45.0  # of a rank for another
+THREADS = 60  # of a rank that goes on; four ranks of 700 threads each kept two cores busy with that alone
 
 
 @dataclass
@@ -93,10 +96,10 @@ class Pool:
                     answers[rank] = pickle.loads(self._connections[rank].recv_bytes())
                 except EOFError:
                     ends = True  # none can be asked again
-                    answers[rank] = Outcome(error=RuntimeError(f"the process of rank {rank} died"))
+                    answers[rank] = Outcome(error=RuntimeError(f"the process of rank {rank} died:\n{read_log()}"))
         outcomes = [answers[rank] for rank in range(self.world)]
         self._joined = all(outcome.error is None for outcome in outcomes)
-        if ends or not all(process.poll() is None for process in self._processes):
+        if ends or not all(process.poll() is None for process in self._processes) or self._is_crowded():
             self.close()
         return outcomes
 
@@ -111,6 +114,10 @@ class Pool:
         for process in self._processes:
             process.wait()
         self._processes, self._connections, self._joined = [], [], False
+
+    def _is_crowded(self) -> bool:
+        """Whether groups that calls have made and left behind are many: gloo's threads wake all the time."""
+        return psutil.Process(self._processes[0].pid).num_threads() > THREADS
 
     def _new_store(self) -> int:
         """Where the ranks find each other and leave their words; as torchrun's, it outlives them."""
@@ -136,6 +143,7 @@ def serve(rank: int, world: int, pipe: int) -> None:
     """The life of one rank: join, call, answer."""
     from course_lm.distributed import connect, leave
 
+    sys.path.append(os.path.dirname(__file__))  # pytest imports a test module under its bare name
     connection = Connection(pipe)
     while True:
         try:

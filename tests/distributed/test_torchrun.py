@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from course_lm.checkpoints import load_checkpoint
 from course_lm.trainer.run import sole_writer
 from tests.distributed.commands import NAME, course_lm, torchrun, train, write_text
-from tests.fork_server import Command, Ended, Start, anew, forked, started
+from tests.fork_server import SECONDS, Command, Ended, Start, anew, forked, started
 from tests.sets import draws, of_set
 from tests.training_run import assert_same, outcome, without_measures
 
@@ -225,16 +226,20 @@ def next_ranks(command: Command, known: set[int]) -> list[int]:
     return list(ranks.values())
 
 
+def has_come(output: Path, step: int, late: float) -> bool:
+    return steps(output) >= step or time.monotonic() > late
+
+
 def kill_at_random(command: Command, output: Path, kills: int) -> list[int]:
     """Kill a random rank at a random moment, again and again; return the steps that were recorded until then."""
     draw, hit, known = draws("killed ranks"), [0], set()
     for number in range(kills):
         ranks = next_ranks(command, known)
-        if number % 3:
-            command.wait_until(lambda: steps(output) > hit[-1], "the next step")
-            time.sleep(draw.uniform(0, 0.3))
-        else:
-            time.sleep(draw.uniform(0, 1.5))
+        step = hit[-1] + draw.randint(1, 8)
+        # every third time it may be before the ranks have joined
+        late = time.monotonic() + (draw.uniform(0, 1) if number % 3 == 0 else SECONDS)
+        command.wait_until(partial(has_come, output, step, late), f"step {step}")
+        time.sleep(draw.uniform(0, 0.05))
         os.kill(draw.choice(ranks), signal.SIGKILL)
         hit.append(steps(output))
     return hit
@@ -243,7 +248,8 @@ def kill_at_random(command: Command, output: Path, kills: int) -> list[int]:
 @pytest.mark.parametrize("settings", [(DDP,), SHARDED])
 def test_a_run_whose_ranks_are_killed_and_started_anew_ends_like_one_never_disturbed(runs, tmp_path, settings):
     kills = of_set(4, 10)
-    long = (*settings, "--model.dropout=0.1", "--training.max_steps=300", "--training.save_steps=2")
+    length = f"--training.max_steps={15 * kills}"  # more than it makes until the last kill
+    long = (*settings, "--model.dropout=0.1", length, "--training.save_steps=2")
     arguments = ["-m", "course_lm", *train(runs.text, tmp_path, *long)]
     with started(tmp_path, torchrun(2, "--max-restarts=20", program=arguments)) as command:
         hit = kill_at_random(command, tmp_path, kills)

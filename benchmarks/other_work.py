@@ -27,13 +27,12 @@ ARMS = {
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 SET_BY_ARMS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
-BUSY = (0, 1, 2)
 BOTH = ("as it comes", "chosen as it runs")
-JOBS = {  # the name of the job, how many run at once, and the arms
-    "a step, ms": ("step", 1, tuple(ARMS)),
-    "a step of each of two trainings, ms": ("step", 2, BOTH),
-    "train, s": ("train", 1, BOTH),
-    "lesson 08, s": ("lesson", 1, BOTH),
+JOBS = {  # the name of the job, how many run at once, the arms, and beside how many busy processes
+    "a step, ms": ("step", 1, tuple(ARMS), (0, 1, 2)),
+    "a step of each of two trainings, ms": ("step", 2, BOTH, (0,)),
+    "train, 60 steps, s": ("train", 1, BOTH, (0, 1)),
+    "lesson 08, s": ("lesson", 1, BOTH, (0, 1)),
 }
 STEP_SECONDS = 6.0
 
@@ -47,15 +46,16 @@ def main() -> None:
     if options.child:
         print(milliseconds_of_a_step())
         return
-    for title, (job, at_once, arms) in JOBS.items():
+    for title, (job, at_once, arms, besides) in JOBS.items():
         taken: dict[tuple[str, int], list[float]] = defaultdict(list)
         for _ in range(options.rounds):
-            for busy in BUSY:
+            for busy in besides:
                 for arm in arms:
                     with busy_processes(busy):
                         taken[arm, busy] += [measure(job, arm, at_once)]
-        rows = [[arm, *(cell(taken[arm, busy]) for busy in BUSY)] for arm in arms]
-        print(f"\n{title}\n\n" + markdown(["alone", "beside one", "beside two"], rows), flush=True)
+        rows = [[arm, *(cell(taken[arm, busy]) for busy in besides)] for arm in arms]
+        heads = ["alone", "beside one", "beside two"][: len(besides)]
+        print(f"\n{title}\n\n" + markdown(heads, rows), flush=True)
 
 
 def cell(values: list[float]) -> str:
@@ -67,10 +67,10 @@ def measure(job: str, arm: str, at_once: int) -> float:
     """What the job takes: a step's milliseconds, the mean where several run at once, or a command's seconds."""
     environment = {name: value for name, value in os.environ.items() if name not in SET_BY_ARMS} | ARMS[arm]
     with tempfile.TemporaryDirectory() as folder:
-        small = ["--config", "small", "--training.max_steps", "60", "--training.output_dir", folder]
+        short = ["--training.max_steps=60", f"--training.output_dir={folder}"]
         command = {
             "step": [sys.executable, __file__, "--child"],
-            "train": [sys.executable, "-m", "course_lm", "train", *small],
+            "train": [sys.executable, "-m", "course_lm", "train", *short],
             "lesson": [sys.executable, "-m", "course_lm", "lessons", "08"],
         }[job]
         started = time.perf_counter()

@@ -267,7 +267,6 @@ def test_a_run_whose_ranks_are_killed_and_started_anew_ends_like_one_never_distu
 TROUBLE = """
 import os, sys, time
 from pathlib import Path
-from subprocess import Popen
 from course_lm.cli import main
 from course_lm.trainer import loop
 

@@ -84,7 +84,7 @@ def of_this_set(items: list[pytest.Item]) -> list[pytest.Item]:
     elif SET == "slow":
         items = [item for item in items if not is_lesson(item) and durations.whole(item) > LIMITS["test"]]
         chosen = set(of_today(items, durations))
-        items = [item for item in items if item in chosen]  # in pytest's order: cases that share a fixture together
+        items = [item for item in items if item in chosen]  # in pytest's order, by the fixtures that cases share
     seconds: defaultdict[str, float] = defaultdict(float)
     for item in items:
         seconds[together(item.nodeid)] += durations.own(item) + is_lesson(item)  # of a lesson's cell: a guess

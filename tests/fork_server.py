@@ -3,7 +3,7 @@
 A process of the server has a session, files, a folder and an environment of its own. Signals end it as any other, and
 it ends as the interpreter ends. What only the start of an interpreter gives, it has from the server: the hash seed, and
 what libraries read of the environment when they are imported. `started` gives it whole commands, torchrun and the ranks
-that torchrun starts among them; with `start=Popen` a command is a real one, for tests of what the server might hide.
+that torchrun starts among them; with `start=anew` a command is a real one, for tests of what the server might hide.
 
 For each order two processes are forked: a guard, and the process that was asked for. The guard tells how that one
 ended, and kills it when the client is gone, so nothing is left of a test that was killed.
@@ -17,6 +17,7 @@ import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +26,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -47,7 +47,7 @@ RANKS = "ranks"  # the file in which a forked torchrun notes its ranks
 
 
 class Process:
-    """A process of the server, with what tests and torchrun use of `Popen`.
+    """A process of the server, with what tests and torchrun use of `subprocess.Popen`.
 
     function: one that the server can import; what it returns is the exit code. It gets the arguments, and then the
         numbers of its files. files: open ones of this process.
@@ -55,11 +55,10 @@ class Process:
 
     def __init__(self, function: Callable[..., int | None], *arguments: Any, files: Sequence[int]) -> None:
         line = socket.socket(socket.AF_UNIX)
-        with _server_expected():
-            line.connect(str(_place() / "socket"))
-            socket.send_fds(line, [b"files"], files)
-            self._line = Connection(line.detach())
-            self._line.send((function, arguments))
+        line.connect(str(_place() / "socket"))
+        socket.send_fds(line, [b"files"], files)
+        self._line = Connection(line.detach())
+        self._line.send((function, arguments))
         self.pid = self._hear(START)
         self.returncode: int | None = None
 
@@ -72,7 +71,7 @@ class Process:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; return the exit code."""
         if self.returncode is None and not self._line.poll(timeout):
-            raise TimeoutExpired(f"process {self.pid}", timeout or 0)
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         code = self.poll()
         assert code is not None
         return code
@@ -88,10 +87,10 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def _hear(self, seconds: float) -> int:
-        with _server_expected():
+        with suppress(EOFError, ConnectionError):
             if self._line.poll(seconds):
                 return self._line.recv()
-            raise EOFError(f"no answer in {seconds} s")
+        raise RuntimeError(f"the fork server gives no answer:\n{read_log()}")
 
 
 # The server
@@ -108,15 +107,6 @@ def _place() -> Path:
 _server: dict[str, Any] = {}
 
 
-@contextmanager
-def _server_expected() -> Iterator[None]:
-    """Report a server, or a guard, that died."""
-    try:
-        yield
-    except (EOFError, ConnectionError) as error:
-        raise RuntimeError(f"the fork server is gone ({error!r}):\n{read_log()}") from error
-
-
 def read_log() -> str:
     """What the server has printed, and those of its processes that have no files to print to."""
     return (_place() / "log").read_text()
@@ -131,9 +121,9 @@ def _start_server() -> None:
     with socket.socket(socket.AF_UNIX) as door, open(place / "log", "wb") as log:
         door.bind(str(place / "socket"))
         door.listen()
-        process = Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(door.fileno()), str(place)],
-            stdin=PIPE,  # closed when this process ends
+            stdin=subprocess.PIPE,  # closed when this process ends
             stdout=log,
             stderr=log,
             cwd=ROOT,
@@ -158,8 +148,8 @@ def serve(door: str, place: str) -> int | str | None:
     """
     for name in IMPORTED:
         importlib.import_module(name)
-    torchrun = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler")
-    torchrun.Popen = forked  # type: ignore[attr-defined]
+    handlers = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler")
+    handlers.SubprocessHandler._popen = _fork_rank
     os.fsync = lambda fd: None  # as in conftest.py
     _server["place"] = Path(place)  # where torchrun, a process of this server, orders its ranks
     gc.collect()
@@ -232,28 +222,33 @@ def python(words: Sequence[str], folder: Path, variables: dict[str, str], out: i
     sys.stdout = open(1, "w", 1 if line_by_line else -1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     if words[0] == "-m":
-        sys.argv = [*words[1:]]  # runpy sets the first
+        sys.argv = [*words[1:]]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = [*words], str(Path(words[0]).parent)
         runpy.run_path(words[0], run_name="__main__")
 
 
-def forked(
-    args: Sequence[str],
-    env: dict[str, str],
-    cwd: Path | None = None,
-    stdout: BinaryIO | None = None,
-    stderr: BinaryIO | None = None,
-    start_new_session: bool = True,
-) -> Process:
-    """What `Popen` does with the words of an interpreter, by a process of the server."""
-    files = [1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno()]
-    process = Process(python, args, cwd or Path.cwd(), env, files=files)
-    if "RANK" in env:
-        with open(RANKS, "a") as file:
-            file.write(f"{env['RANK']} {process.pid}\n")
-    return process
+def _fork_rank(handler: object, words: Sequence[str], variables: dict[str, str]) -> Process:
+    """What torchrun calls in place of its own start of a process."""
+    rank = Process(python, words, Path.cwd(), variables, files=[1, 2])
+    with open(RANKS, "a") as file:
+        file.write(f"{variables['RANK']} {rank.pid}\n")
+    return rank
+
+
+Started = Process | subprocess.Popen[bytes]
+Start = Callable[[Sequence[str], Path, dict[str, str], BinaryIO, BinaryIO], Started]
+
+
+def forked(words: Sequence[str], folder: Path, variables: dict[str, str], out: BinaryIO, err: BinaryIO) -> Started:
+    """Start a command that begins with `python` as a process of the server."""
+    return Process(python, words, folder, variables, files=[out.fileno(), err.fileno()])
+
+
+def anew(words: Sequence[str], folder: Path, variables: dict[str, str], out: BinaryIO, err: BinaryIO) -> Started:
+    """Start a command as a shell does."""
+    return subprocess.Popen(words, cwd=folder, env=variables, stdout=out, stderr=err, start_new_session=True)
 
 
 @dataclass(frozen=True)
@@ -273,7 +268,7 @@ class Ended:
 class Command:
     """A command that runs in `folder`, its output kept in two files."""
 
-    def __init__(self, process: Process | Popen[bytes], folder: Path, files: tuple[Path, Path]) -> None:
+    def __init__(self, process: Started, folder: Path, files: tuple[Path, Path]) -> None:
         self.process, self.folder, self.files = process, folder, files
 
     def ranks(self) -> dict[int, int]:
@@ -293,7 +288,7 @@ class Command:
         """Wait for the end of the command; an AssertionError where it does not come in time."""
         try:
             code = self.process.wait(seconds)
-        except TimeoutExpired:
+        except subprocess.TimeoutExpired:
             raise AssertionError(f"the command did not end in {seconds} s: {self.texts()[1]}") from None
         return Ended(code, *self.texts())
 
@@ -303,31 +298,25 @@ class Command:
         return out, err
 
 
-Start = Callable[..., Process | Popen[bytes]]
-
-
 @contextmanager
 def started(
     folder: Path, words: Sequence[str], variables: dict[str, str] | None = None, start: Start = forked
 ) -> Iterator[Command]:
     """A command in a session of its own, of which nothing is left when the body ends.
 
-    folder: where the command is started, and where its output is kept. variables: added to this process's. start:
-        `forked`, or `Popen` for a real interpreter.
+    folder: where the command is started, and where its output is kept. variables: added to this process's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RANKS).write_text("")
     number = len(list(folder.glob("*.out")))
     files = folder / f"{number}.out", folder / f"{number}.err"
     with files[0].open("wb") as out, files[1].open("wb") as err:
-        variables = environment(**(variables or {}))
-        process = start(words, env=variables, cwd=folder, stdout=out, stderr=err, start_new_session=True)
+        process = start(words, folder, environment(**(variables or {})), out, err)
     try:
         yield Command(process, folder, files)
     finally:
         if process.poll() is None:  # torchrun gives its ranks sessions of their own
-            with suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
             process.kill()
             process.wait(SECONDS)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
 import safetensors.torch
@@ -17,7 +16,7 @@ from course_lm.checkpoints import load_checkpoint, weights_for_use
 from course_lm.cli import main
 from tests.cli.refusals import assert_refused
 from tests.cli.small_runs import SMALL, write_text
-from tests.fork_server import Start, forked, started
+from tests.fork_server import Start, anew, forked, started
 
 
 @pytest.fixture
@@ -337,7 +336,7 @@ INSTALLED = str(Path(sys.executable).with_name("course-lm"))
 def test_the_literal_command_leaves_the_run_that_a_forked_one_leaves(text, tmp_path):
     folder = text.parent / "runs" / "toy"
     said, left = [], []
-    for start, program in ((Popen, [INSTALLED]), (forked, command())):
+    for start, program in ((anew, [INSTALLED]), (forked, command())):
         with started(tmp_path, [*program, *train(text, "--training.max_steps=3")], start=start) as running:
             ended = running.end()
         assert ended.code == 0 and "warning" not in ended.err.lower(), ended.err
@@ -348,11 +347,11 @@ def test_the_literal_command_leaves_the_run_that_a_forked_one_leaves(text, tmp_p
 
 
 def test_the_literal_command_goes_on_after_ctrl_c(text, capsys):
-    assert_goes_on_after(Popen, signal.SIGINT, text, capsys)
+    assert_goes_on_after(anew, signal.SIGINT, text, capsys)
 
 
 def test_the_literal_command_refuses_bad_input_in_one_line(tmp_path):
-    with started(tmp_path, [INSTALLED, "train", "--training.batch_size=0"], start=Popen) as running:
+    with started(tmp_path, [INSTALLED, "train", "--training.batch_size=0"], start=anew) as running:
         ended = running.end(60)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("course-lm: error: ") and ended.err.count("\n") == 1

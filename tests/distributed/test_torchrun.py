@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ import torch
 from course_lm.checkpoints import load_checkpoint
 from course_lm.trainer.run import sole_writer
 from tests.distributed.commands import NAME, course_lm, torchrun, train, write_text
-from tests.fork_server import SECONDS, Command, Ended, Start, forked, started
+from tests.fork_server import SECONDS, Command, Ended, Start, anew, forked, started
 from tests.sets import draws, of_set
 from tests.training_run import assert_same, outcome, without_measures
 
@@ -126,14 +125,14 @@ def press_ctrl_c(command: Command) -> None:
 
 
 def test_literal_torchrun_trains_as_a_forked_one_does(runs, tmp_path):
-    ended = runs.run(2, tmp_path, start=Popen)
+    ended = runs.run(2, tmp_path, start=anew)
     output, ended_forked = runs.made(2)
     assert ended.code == 0 and ended.own == ended_forked.own == [], ended.err
     assert_same(end_state(tmp_path), end_state(output))
 
 
 def test_literal_torchrun_that_is_terminated_stops_its_ranks_and_the_run_goes_on(runs, tmp_path):
-    stopped = runs.stop(2, tmp_path, terminate_torchrun, *LONG, start=Popen)
+    stopped = runs.stop(2, tmp_path, terminate_torchrun, *LONG, start=anew)
     assert stopped.out.count("stopped by SIGTERM after step") == 1 and not stopped.own, stopped.err
     assert 4 <= steps(tmp_path) < 40
     went_on = runs.run(None, tmp_path, *LONG)
@@ -142,7 +141,7 @@ def test_literal_torchrun_that_is_terminated_stops_its_ranks_and_the_run_goes_on
 
 
 def test_literal_torchrun_refuses_bad_input_once(runs, tmp_path):
-    assert_refused(runs.run(2, tmp_path, "--training.max_stps=3", start=Popen), "max_stps")
+    assert_refused(runs.run(2, tmp_path, "--training.max_stps=3", start=anew), "max_stps")
     assert not (tmp_path / NAME).exists()
 
 

@@ -12,7 +12,6 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ import pytest
 from course_lm import cli
 from course_lm.config import find_config
 from course_lm.corpus import load_corpus
-from tests.fork_server import forked, started
+from tests.fork_server import anew, forked, started
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -107,7 +106,7 @@ def run(folder, command):
     programs = {".venv/bin/course-lm": [sys.executable, "-m", "course_lm"], ".venv/bin/python": [sys.executable]}
     forks = words[0] in programs
     words = [*programs[words[0]], *words[1:]] if forks else ["bash", "-c", command]
-    with started(folder, words, start=forked if forks else Popen) as running:
+    with started(folder, words, start=forked if forks else anew) as running:
         return running.end(300)
 
 

@@ -60,7 +60,8 @@ def main() -> None:
 
 def cell(values: list[float]) -> str:
     """The median, and the range."""
-    return "{} ({} to {})".format(*spread(values, ".3g"))
+    shown = spread(values, ",.0f" if min(values) >= 100 else ".3g")
+    return "{} ({} to {})".format(*shown)
 
 
 def measure(job: str, arm: str, at_once: int) -> float:

@@ -1,9 +1,10 @@
 """How the threads of one computation wait for each other, on a machine that does other work too.
 
-A thread of OpenMP that has done its part waits for the others, and it waits by spinning, for milliseconds. Where every
-thread has a core of its own, that is the fastest way to wait. Where another process wants a core as well, the thread
-that is waited for does not run, and the one that spins keeps a core from it: a step then takes twice as long, and on
-some machines fifty times (`python benchmarks/other_work.py`).
+A thread of OpenMP that has done its part waits for the others, and it waits by spinning, for milliseconds. Where
+every thread has a core of its own, that is faster than to sleep and be woken. Where another process wants a core as
+well, the thread that is waited for does not run, and the one that spins keeps a core from it: beside one busy process
+a step then takes three times as long, and each of two trainings at once five times (`python
+benchmarks/other_work.py`).
 
 GNU's libgomp spins about a thousand times less while it manages more threads than there are CPUs (its manual, under
 GOMP_SPINCOUNT). So a process can choose, and choose again: a watcher looks how long this process's threads have waited

@@ -6,7 +6,7 @@ well, the thread that is waited for does not run, and the one that spins keeps a
 a step then takes three times as long, and each of two trainings at once five times (`python
 benchmarks/other_work.py`).
 
-GNU's libgomp spins about a thousand times less while it manages more threads than there are CPUs (its manual, under
+GNU's libgomp spins 100 rounds in place of 300,000 while it manages more threads than there are CPUs (its manual, under
 GOMP_SPINCOUNT). So a process can choose, and choose again: a watcher looks how long this process's threads have waited
 for a core, and starts as many idle threads as tip that balance, or ends them. The number of threads that compute does
 not change, so no bit of a result does.

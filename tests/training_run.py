@@ -96,6 +96,8 @@ def outcome(folder: Path) -> dict[str, Any]:
 def without_measures(value: Any) -> Any:
     """A copy without speed, memory and the name of the output folder: what a machine measures, or a test chooses."""
     if isinstance(value, dict):
+        if isinstance(value.get("history"), Tensor):  # as a checkpoint has it
+            value = {**value, "history": [json.loads(line) for line in bytes(value["history"].numpy()).splitlines()]}
         return {key: without_measures(part) for key, part in value.items() if key not in (*MEASURED, "output_dir")}
     if isinstance(value, list):
         return [without_measures(part) for part in value]

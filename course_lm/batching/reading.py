@@ -1,15 +1,15 @@
-"""Reading any loader a second time without a trace: generators, epoch and position are put back as they were.
+"""Reading any loader a second time without a trace, and reading one with the random numbers of each place.
 
-With it comes what else training must know of a loader of any kind: the states of its generators, whether it may hide
-more state than that, a stream of random numbers for it alone, and a digest that tells two batches apart.
+With it comes what else training must know of a loader of any kind: whether it may hide state that nobody can save, and
+a digest that tells two batches apart.
 """
 
 import hashlib
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,17 +18,21 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_lm.batching.capabilities import counts_epochs, from_start, keeps_position, parts_of, takes_epoch
 from course_lm.batching.share import EVERYTHING, Share
-from course_lm.checkpoints import rng_state, set_rng_state
+from course_lm.reproducibility import seed_of, seeded
 
 Undo = Callable[[], None]
+END: Any = object()  # not None, which a loader might yield
+
+# the seed that a generator of a loader came with, and the one that it was given last
+_SEEDS: WeakKeyDictionary[torch.Generator, tuple[int, int]] = WeakKeyDictionary()
 
 
 @contextmanager
 def read_from_start(loader: Iterable[Any], share: Share = EVERYTHING) -> Iterator[Iterable[Any]]:
     """Read a loader's epoch 0 from its start, the same batches each time, whoever else is reading it.
 
-    When the body ends, by an error too, the global generators, those of the loader, its epoch and its position are what
-    they were. Inside, the global generators of Python, NumPy and torch start from a fixed seed.
+    When the body ends, by an error too, the global generators of the CPU, those of the loader, its epoch and its
+    position are what they were. Inside, the global generators start from a fixed seed.
 
     Args:
         share: what this one of several ranks needs; a loader that can leave out batches has None for the others.
@@ -36,18 +40,32 @@ def read_from_start(loader: Iterable[Any], share: Share = EVERYTHING) -> Iterato
     Yields:
         What to read in place of the loader.
     """
-    # The random state is taken first and put back last: asking a loader for its position may draw a seed.
-    undo = [keep_random_state(loader), keep_position(loader), keep_epochs(loader)]
-    try:
-        with RandomStream(0):
+    with seeded(0):  # around all: to ask a loader for its position may draw a seed
+        undo = [keep_generators(loader), keep_position(loader), keep_epochs(loader)]
+        try:
             batches = from_start(loader, share)
             if batches is None:
                 set_epoch(loader, 0)
                 batches = second_reader(loader)
             yield batches
-    finally:
-        for put_back in reversed(undo):
-            put_back()
+        finally:
+            for put_back in reversed(undo):
+                put_back()
+
+
+def read_by_place(batches: Iterator[Any], seed: int, epoch: int, start: int) -> Iterator[Any]:
+    """The batches of an epoch from number `start` on, each read with random numbers of its place alone.
+
+    What a loader draws from the global generators of the CPU follows from the run's seed, the epoch and the number of
+    the batch. So it depends on nothing else that draws, and a run that goes on reads the same.
+    """
+    while True:
+        with seeded(seed_of(seed, epoch, start, 1)):  # 1: other numbers than a step draws with (seed, epoch, batch)
+            batch = next(batches, END)
+        if batch is END:
+            return
+        yield batch
+        start += 1
 
 
 def second_reader(loader: Any) -> Any:
@@ -60,15 +78,13 @@ def second_reader(loader: Any) -> Any:
     return reader
 
 
-def keep_random_state(loader: Any) -> Undo:
-    """A function that sets the global generators, and those that a loader holds, back to their states of now."""
-    state = rng_state()
+def keep_generators(loader: Any) -> Undo:
+    """A function that sets the generators that a loader holds back to their states of now."""
     generators = [(generator, generator.get_state()) for generator in _generators(loader)]
 
     def put_back() -> None:
-        for generator, generator_state in generators:
-            generator.set_state(generator_state)
-        set_rng_state(state)
+        for generator, state in generators:
+            generator.set_state(state)
 
     return put_back
 
@@ -101,56 +117,15 @@ def keep_epochs(loader: Any) -> Undo:
     return put_back
 
 
-class RandomStream:
-    """In its `with` blocks the global generators of Python, NumPy and torch's CPU give a sequence of its own.
-
-    It begins with `seed`; each block goes on where the one before ended, and what is drawn outside does not matter.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._inside: Any = None  # before the first block
-        self._outside: Any = None
-
-    def __enter__(self) -> None:
-        self._outside = _host_state()
-        if self._inside is None:
-            random.seed(self.seed)
-            np.random.seed(self.seed % 2**32)  # NumPy takes no more than 32 bits
-            torch.default_generator.manual_seed(self.seed)  # torch.manual_seed would seed accelerators too
-        else:
-            _set_host_state(self._inside)
-
-    def __exit__(self, *error: object) -> None:
-        self._inside = _host_state()
-        _set_host_state(self._outside)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the sequence stands, as plain data."""
-        with self:
-            return {**rng_state(), "cuda": None, "mps": None}  # the stream is of the CPU's generators only
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned."""
-        with self:
-            set_rng_state(state)
-
-
-def generator_states(loader: Any) -> list[Tensor]:
-    """The states of the generators that a loader, its samplers and its dataset hold."""
-    return [generator.get_state() for generator in _generators(loader)]
-
-
-def set_generator_states(loader: Any, states: list[Tensor]) -> None:
-    """Restore what `generator_states` returned; ValueError where the loader does not hold as many generators."""
-    generators = _generators(loader)
-    if len(generators) != len(states):
-        raise ValueError(
-            f"the training loader holds {len(generators)} torch.Generator objects, the one that the checkpoint was "
-            f"saved with held {len(states)}: build it as it was"
-        )
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state.cpu())  # loading may have moved it to a device; set_state takes the CPU's
+def seed_own_generators(loader: Any, seed: int, epoch: int) -> None:
+    """Seed the `torch.Generator`s that a loader holds for an epoch; the seed that each came with still matters."""
+    for number, generator in enumerate(_generators(loader)):
+        own, last = _SEEDS.get(generator, (0, None))
+        if generator.initial_seed() != last:  # it is new here, or its owner has seeded it since
+            own = generator.initial_seed()
+        last = seed_of(seed, epoch, own, number)
+        generator.manual_seed(last)
+        _SEEDS[generator] = own, last
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
@@ -166,9 +141,9 @@ def set_next_epoch(loader: Any) -> None:
 
 
 def may_hide_state(loader: Any) -> bool:
-    """Whether an epoch may depend on state that nobody can save.
+    """Whether an epoch may depend on more than its place and the run's seed.
 
-    What can be saved is the number of the epoch, the generators that the loader's parts hold, and the global ones.
+    An epoch may depend on its number, on the generators that the loader's parts hold, and on the global ones.
     """
     if not isinstance(loader, DataLoader):
         return not takes_epoch(loader)
@@ -181,7 +156,7 @@ def may_hide_state(loader: Any) -> bool:
 def with_fresh_workers(loader: Any) -> Any:
     """The loader, or, where its worker processes persist, a copy that starts new ones.
 
-    Persistent workers would go on with the random state in which the last epoch left them.
+    Persistent workers would go on with the random numbers of the last epoch.
     """
     return second_reader(loader) if isinstance(loader, DataLoader) and loader.persistent_workers else loader
 
@@ -213,17 +188,6 @@ def digest_of(batch: Any) -> str:
 
     add(batch)
     return digest.hexdigest()[:16]
-
-
-def _host_state() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def _set_host_state(state: tuple[Any, ...]) -> None:
-    in_python, in_numpy, in_torch = state
-    random.setstate(in_python)
-    np.random.set_state(in_numpy)
-    torch.set_rng_state(in_torch)
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

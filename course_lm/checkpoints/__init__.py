@@ -1,8 +1,8 @@
 """Checkpoints (lesson 11): a file holds a whole state or does not exist, and loading it runs no code.
 
 files.py saves, verifies and finds them, shard_files.py the parts that several ranks have written beside one;
-atomic_write.py replaces a file at once; archive.py reads what a file would build. rng.py, weights.py and
-optimizer_state.py take parts of a state and put them back; state_form.py checks a whole one.
+atomic_write.py replaces a file at once; archive.py reads what a file would build. weights.py and optimizer_state.py
+take parts of a state and put them back; state_form.py checks a whole one.
 """
 
 from course_lm.checkpoints.atomic_write import atomic_file, check_folder
@@ -19,7 +19,6 @@ from course_lm.checkpoints.files import (
     prune_checkpoints,
     save_checkpoint,
 )
-from course_lm.checkpoints.rng import rng_state, set_rng_state
 from course_lm.checkpoints.weights import describe_difference, export_weights, load_weights, weights_for_use
 
 __all__ = [
@@ -38,8 +37,6 @@ __all__ = [
     "load_weights",
     "prepare_save",
     "prune_checkpoints",
-    "rng_state",
     "save_checkpoint",
-    "set_rng_state",
     "weights_for_use",
 ]

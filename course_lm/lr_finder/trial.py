@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from course_lm.batching.reading import Undo, keep_position, keep_random_state, second_reader
+from course_lm.batching.reading import Undo, keep_generators, keep_position, second_reader
+from course_lm.reproducibility import generators_kept
 from course_lm.step import all_parameters
 
 
@@ -24,20 +25,20 @@ def restored(model: nn.Module, optimizer: Optimizer, loader: Iterable[Any]) -> I
     Yields:
         A second reader over the same data, from the loader's position on. Read it in place of the loader.
     """
-    # the random state is taken first and put back last: to ask a loader for its position may draw a seed
-    undo = [
-        keep_random_state(loader),
-        keep_position(loader),
-        _weights(model, optimizer),
-        _modules(model),
-        _optimizer(optimizer),
-    ]
-    try:
-        _put_aside(model, optimizer)
-        yield second_reader(loader)
-    finally:
-        for put_back in reversed(undo):
-            put_back()
+    with generators_kept():  # around all: to ask a loader for its position may draw a seed
+        undo = [
+            keep_generators(loader),
+            keep_position(loader),
+            _weights(model, optimizer),
+            _modules(model),
+            _optimizer(optimizer),
+        ]
+        try:
+            _put_aside(model, optimizer)
+            yield second_reader(loader)
+        finally:
+            for put_back in reversed(undo):
+                put_back()
 
 
 def _put_aside(model: nn.Module, optimizer: Optimizer) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tqdm.auto import tqdm
 
-from course_lm.checkpoints import atomic_file, rng_state, set_rng_state
+from course_lm.checkpoints import atomic_file
 from course_lm.monitoring.records import History, Record
 
 
@@ -44,12 +44,11 @@ class Display(Protocol):
 
 
 class Observers:
-    """Several observers as one, none of which disturbs the run by an exception or by drawing random numbers.
+    """Several observers as one, none of which disturbs the run by an exception.
 
     One that raises an `Exception` is warned about once, closed and left out; `KeyboardInterrupt` and `SystemExit` end
-    the run. The global random generators are put back after each call, so an observer whose draws are to differ from
-    call to call needs a generator of its own. Nothing else is guarded: an observer that writes into the model, or
-    leaves it in eval mode, changes the run.
+    the run. What an observer draws at random reaches no step either: each of these seeds the generators by its place.
+    Nothing else is guarded: an observer that writes into the model, or leaves it in eval mode, changes the run.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -80,7 +79,7 @@ class Observers:
         self._show("say", lambda display: display.say(text))
 
     def _show(self, method: str, call: Callable[[Display], None]) -> None:
-        """As `_tell`, for those that can; the generators are left alone, which would make an accelerator wait."""
+        """As `_tell`, for those that can."""
         for observer in self.active[:]:
             if isinstance(observer, Display):
                 try:
@@ -89,15 +88,12 @@ class Observers:
                     self._leave_out(observer, method, error)
 
     def _tell(self, method: str, call: Callable[[Observer], None], reverse: bool = False) -> None:
-        with contextlib.ExitStack() as after:
-            # An observer that samples a text would otherwise change the dropout of the next step.
-            after.callback(set_rng_state, rng_state())
-            # Over a copy, since an observer that fails is taken out.
-            for observer in self.active[::-1] if reverse else self.active[:]:
-                try:
-                    call(observer)
-                except Exception as error:  # not BaseException: Ctrl-C in an observer ends the run
-                    self._leave_out(observer, method, error)
+        # over a copy, since an observer that fails is taken out
+        for observer in self.active[::-1] if reverse else self.active[:]:
+            try:
+                call(observer)
+            except Exception as error:  # not BaseException: Ctrl-C in an observer ends the run
+                self._leave_out(observer, method, error)
 
     def _leave_out(self, observer: Observer, method: str, error: Exception) -> None:
         self.active.remove(observer)
@@ -131,7 +127,7 @@ class JSONLLogger:
         self.close()
         old = self.path.read_bytes() if self.path.exists() else b""
         if self.history is not None:
-            kept = b"".join(json_line(record) for record in self.history.state_dict())
+            kept = b"".join(json_line(record) for record in self.history.whole)
         else:
             # A last line that is whole may lack only its line end, where the process was killed.
             kept = b"".join(line.rstrip(b"\r\n") + b"\n" for line in old.split(b"\n") if _belongs(line, step))

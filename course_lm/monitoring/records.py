@@ -1,11 +1,12 @@
 """What is recorded at a log point, in which unit, and the records of a whole run."""
 
 import contextlib
+import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def summarise(results: Sequence[StepResult]) -> dict[str, float]:
         "tokens": target tokens of the completed steps.
         A skipped step counts in none of them; where no step was completed, all are nan but "tokens".
     """
-    columns = [_read(column) for column in zip(*results)] or [[]] * len(StepResult._fields)  # no step: no columns
+    columns = [column_of(column).tolist() for column in zip(*results)] or [[]] * len(StepResult._fields)  # no step
     losses, tokens, norms, skipped, _ = columns
     done = [index for index, was_skipped in enumerate(skipped) if not was_skipped]
     total = sum(int(tokens[index]) for index in done)
@@ -42,10 +43,10 @@ def summarise(results: Sequence[StepResult]) -> dict[str, float]:
     }
 
 
-def _read(column: Sequence[Tensor]) -> list[float]:
-    """The values on the host, in one transfer; those of a resumed run may lie on another device than later ones."""
-    device = column[-1].device
-    return torch.stack([value.to(device) for value in column]).tolist()
+def column_of(values: Sequence[Tensor]) -> Tensor:
+    """0-d tensors as one on the CPU (N,), in one transfer; those of a resumed run may lie on another device."""
+    device = values[-1].device
+    return torch.stack([value.to(device) for value in values]).cpu()
 
 
 def peak_memory(device: torch.device | str = "cpu") -> float:
@@ -105,6 +106,12 @@ class History(RunRecords):
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.records: list[Record] = [dict(record) for record in records]
+        self._lines: list[bytes] = []  # of the first records, as a checkpoint has them: each is written out once
+
+    @property
+    def whole(self) -> list[Record]:
+        """The records without a partial one at their end."""
+        return self.records[:-1] if self.records and self.records[-1].get("partial") else self.records
 
     def append(self, record: Record) -> None:
         """Add a copy of `record`, in place of a partial one."""
@@ -126,10 +133,31 @@ class History(RunRecords):
         pandas = import_extra("pandas", "lab")
         return pandas.DataFrame(self.records)
 
-    def state_dict(self) -> list[Record]:
-        """Return the records as a plain list, for a checkpoint. A partial one is left out: see above."""
-        return [dict(record) for record in self.records if not record.get("partial")]
+    def state_dict(self) -> Tensor:
+        """The records, without a partial one, as the bytes of a line of JSON for each (N,).
 
-    def load_state_dict(self, records: Iterable[Record]) -> None:
-        """Hold these records and no others."""
-        self.records[:] = [dict(record) for record in records]
+        A checkpoint keeps them as a tensor, so that its header stays short in a long run. Raises ValueError for a value
+        that JSON cannot hold.
+        """
+        whole = self.whole
+        del self._lines[len(whole) :]
+        self._lines += [_line_of(record) for record in whole[len(self._lines) :]]
+        content = bytearray(b"".join(self._lines))
+        return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+    def load_state_dict(self, state: Tensor) -> None:
+        """Hold the records that `state_dict` returned, and no others; ValueError where it is something else."""
+        lines = bytes(state.cpu().numpy()).splitlines(keepends=True)
+        records = [json.loads(line) for line in lines]
+        if not all(isinstance(record, dict) and {"event", "step", "epoch"} <= record.keys() for record in records):
+            raise ValueError("a record must be a dict with event, step and epoch")
+        self.records[:], self._lines = records, lines
+
+
+def _line_of(record: Record) -> bytes:
+    def plain(value: Any) -> Any:  # asked for what json does not know
+        if hasattr(value, "item"):  # a 0-d tensor or a NumPy scalar
+            return value.item()
+        raise ValueError(f"a record of the event {record['event']!r} holds a {type(value).__name__}; got {value!r}")
+
+    return json.dumps(record, default=plain).encode() + b"\n"

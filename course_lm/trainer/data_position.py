@@ -17,21 +17,21 @@ loader does not repeat itself and ValueError is raised before a step is taken. A
 batch: a loader that may hide what its next epoch depends on (an iterable of one's own, a sampler of one's own without
 `set_epoch`, an IterableDataset) goes on with a warning.
 
-Whatever a loader draws from the global generators of Python, NumPy and torch it draws from a stream that depends on
-(seed, epoch) alone, so that neither dropout nor validation can change the data. `torch.Generator`s that the loader,
-its samplers or its dataset hold are saved as they were when the epoch began. `set_epoch` of any of these is called.
-Worker processes start anew with each epoch, persistent ones too: they would otherwise keep their random state.
+Random numbers follow from the place, so none are saved. What a loader draws from the global generators of Python, NumPy
+and torch's CPU depends on (seed, epoch, batch) alone, and neither dropout nor validation can change the data.
+`torch.Generator`s that the loader, its samplers or its dataset hold are seeded from (seed, epoch) and the seed that
+they came with. `set_epoch` of any of these is called. Worker processes start anew with each epoch, persistent ones too.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
-from course_lm.batching import EVERYTHING, AnyBatch, Share, epoch_generator
+from course_lm.batching import EVERYTHING, AnyBatch, Share
 from course_lm.batching.capabilities import describe_epoch, fingerprint_of, length_of, report_performance
-from course_lm.batching.reading import RandomStream, digest_of, set_epoch
-from course_lm.trainer.sources import END, AnyIterable, Place, Source, place_of, source_of
+from course_lm.batching.reading import END, digest_of, set_epoch
+from course_lm.reproducibility import seed_of, seeded
+from course_lm.trainer.sources import AnyIterable, Place, Source, place_of, source_of
 
 
 class DataPosition:
@@ -41,7 +41,7 @@ class DataPosition:
     what is promised for which loader.
 
     Args:
-        seed: of the run; with the epoch it fixes what a loader draws from the global generators.
+        seed: of the run; with the place it fixes what a loader draws from the global generators.
         share: what this one of several ranks needs. Our own loaders give None in place of the other batches; any other
             loader is read whole on each rank.
 
@@ -51,7 +51,6 @@ class DataPosition:
 
     def __init__(self, seed: int = 0, share: Share = EVERYTHING) -> None:
         self.seed, self.share = seed, share
-        self._stream = RandomStream(seed)
         self._length: int | None = None  # what the loader says
         self._ended = False  # the iterator is exhausted: a tail window asks for more than there is
         self._told_of_length = False
@@ -97,7 +96,6 @@ class DataPosition:
     def end_epoch(self) -> None:
         """Go to the start of the next epoch."""
         self.epoch, self.batch, self._batches = self.epoch + 1, 0, None
-        self._source.end_epoch()
         set_epoch(self._source.loader, self.epoch)
 
     def report_performance(self, val_loss: float) -> None:
@@ -113,19 +111,16 @@ class DataPosition:
         if self._saved is not None:  # nothing was read since
             return self._saved
         source, ahead = self._source, self._source.runs_ahead and self._batches is not None
-        with RandomStream(self.seed):  # to be asked may start an iterator, which draws a seed
+        with seeded(self.seed):  # to be asked may start an iterator, which draws a seed
             state = source.state(self.epoch, self.batch)
         return {
             "epoch": self.epoch,
             "batch": self.batch,
             "loader": state,
             "data": fingerprint_of(source.loader),
-            "generators": source.generators(),
             "last": self._last,
             "untaken": [batch for batch, _ in self._untaken] if source.runs_ahead else [],
             "ended": ahead and self._ended,
-            # without it the stream begins anew: the epoch is read again up to the batch, and draws the same numbers
-            "stream": self._stream.state_dict() if ahead else None,
         }
 
     def load_state_dict(self, state: Place) -> None:
@@ -154,21 +149,18 @@ class DataPosition:
 
     def _open(self, loader: Any) -> None:
         """Start reading at the position; where that is refused, the position stays as it is."""
-        source = self._source if loader is self._source.loader else source_of(loader, self.share)
+        source = self._source if loader is self._source.loader else source_of(loader, self.share, self.seed)
         place = self._saved or place_of(self.epoch, self.batch, last=self._last)
-        stream = RandomStream(epoch_generator(self.seed, self.epoch).initial_seed())
         if self._saved is not None:  # before anything changes
             _check_data(place, loader)
-        with stream:
+        with seeded(seed_of(self.seed, self.epoch)):  # an iterator may draw a seed for its worker processes
             if not source.jumps:
                 set_epoch(loader, self.epoch)
             if self._saved is not None:
                 source.take_over(place, resumed=self._resumed)
             batches = source.read_from(place)
-        if place["stream"] is not None:
-            stream.load_state_dict(place["stream"])
         # set only when nothing can be refused any more
-        self._source, self._batches, self._stream, self._saved = source, batches, stream, None
+        self._source, self._batches, self._saved = source, batches, None
         self._untaken = [(batch, None) for batch in place["untaken"]]
         self._ended = place["ended"]
         self._length = None if source.jumps else length_of(loader)
@@ -176,8 +168,7 @@ class DataPosition:
     def _read(self) -> Any:
         assert self._batches is not None
         try:
-            with nullcontext() if self._source.jumps else self._stream:
-                batch = next(self._batches, END)
+            batch = next(self._batches, END)
             self._ended = batch is END
             return batch
         except BaseException:

@@ -9,7 +9,9 @@ import torch
 
 from course_lm.loss import perplexity
 from course_lm.monitoring import History, Observer, Observers, Throughput, peak_memory, summarise
+from course_lm.monitoring.records import column_of
 from course_lm.step import NonFiniteGradientError, StepResult
+from course_lm.validation import one_line
 
 MAX_SKIPPED_IN_A_ROW = 25  # fp16 may need 16: its scale starts at 2**16 and halves each time, down to 1
 MAX_EMPTY_IN_A_ROW = 1_000
@@ -131,26 +133,25 @@ class RunLog:
         return f"epoch {epoch:,}, steps {self._epoch_start + 1:,} to {step:,}: {', '.join(parts)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, unrecorded results and records, and the newest losses for whoever opens the file."""
-        records = self.history.state_dict()
-        train = next((record for record in reversed(records) if record["event"] == "train"), {})
-        validation = next((record for record in reversed(records) if record["event"] == "validation"), {})
+        """Counts, records, and the results that no record covers yet, each of their parts as one tensor (steps,)."""
         return {
             "tokens": self.tokens,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "empty_in_a_row": self.empty_in_a_row,
-            "train_loss": train.get("loss", math.nan),
-            "val_loss": validation.get("val_loss", math.nan),
-            "perplexity": validation.get("perplexity", math.nan),
             # this waits for an accelerator, as any saving does
-            "pending": [[part.cpu() for part in result] for result in self.pending],
-            "history": records,
+            "pending": StepResult(*map(column_of, zip(*self.pending)))._asdict() if self.pending else {},
+            "history": self.history.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.tokens, self.skipped = state["tokens"], state["skipped"]
+        """Go on from what `state_dict` returned; ValueError, in one line, where it is something else."""
+        try:
+            columns = StepResult(**state["pending"]) if state["pending"] else ()
+            pending = [StepResult(*parts) for parts in zip(*(column.unbind() for column in columns), strict=True)]
+            summarise(pending)
+            self.history.load_state_dict(state["history"])
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"the state's history or pending steps cannot be read: {one_line(error)}") from None
+        self.tokens, self.skipped, self.pending = state["tokens"], state["skipped"], pending
         self.skipped_in_a_row, self.empty_in_a_row = state["skipped_in_a_row"], state["empty_in_a_row"]
-        self.pending = [StepResult(*parts) for parts in state["pending"]]
-        self.history.load_state_dict(state["history"])

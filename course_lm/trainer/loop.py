@@ -1,8 +1,9 @@
 """The loop: next window, one step, then log, validate, checkpoint and stop, always in that order.
 
-`Trainer` keeps the books around `train_step`. Observers are told what happened; what they raise or draw at random does
-not change what happens next. Everything that the next step depends on is in `state_dict()`, so a run that stops after
-any step and goes on later leaves the same weights as one that never stopped.
+`Trainer` keeps the books around `train_step`. What a run has done is in its place in the data, its counts and its
+records. All else follows from these and from the configuration: the learning rate, the random numbers of each
+micro-batch, the lowest validation loss, the patience that is left. So a run that stops after any step and goes on later
+leaves the same weights as one that never stopped, and nothing that observers raise or draw at random changes them.
 
 Started by torchrun, each rank runs this same loop over its share of every window. Their number is no part of the run:
 all that decides what happens next is a sum or a maximum over the ranks, or said by rank 0, which alone writes.
@@ -29,17 +30,13 @@ from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
     as_plain,
-    library_versions,
     load_checkpoint,
     load_weights,
     prune_checkpoints,
-    rng_state,
     save_checkpoint,
-    set_rng_state,
     weights_for_use,
 )
 from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
-from course_lm.checkpoints.rng import check_rng_state
 from course_lm.checkpoints.state_form import check_run_state
 from course_lm.checkpoints.weights import check_weights
 from course_lm.config import LoopConfig, TrainingConfig
@@ -54,7 +51,7 @@ from course_lm.monitoring.layers import copy_matrices, measure_layers
 from course_lm.optim import build_optimizer, check_optimizer
 from course_lm.precision import Precision
 from course_lm.rates import fix_lr_scales
-from course_lm.reproducibility import deterministic_kernels, seed_everything, seed_of
+from course_lm.reproducibility import deterministic_kernels, seed_of
 from course_lm.schedules import build_schedule, check_schedule
 from course_lm.shards import empty_like_shard, gathered, hold_parts, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
@@ -71,9 +68,10 @@ from course_lm.trainer.resume import (
     describe_parts,
     holds_checkpoints,
     load_newest,
+    machine_of,
     put_aside,
+    warn_of_machine,
     warn_of_parts,
-    warn_of_versions,
     with_saved_length,
 )
 from course_lm.trainer.run import (
@@ -93,8 +91,8 @@ from course_lm.trainer.waiting import share_cores
 class Trainer:
     """Trains a model as its configuration says.
 
-    Under torchrun every rank makes one, and calls the same methods. Random numbers are then drawn for each micro-batch
-    by its place in the data, whichever rank computes it.
+    Under torchrun every rank makes one, and calls the same methods. The global random generators are seeded for each
+    micro-batch by the run's seed and its place in the data, whichever rank computes it.
 
     Args:
         model: any causal language model that `train_step` takes; it is moved to the configured device. For
@@ -160,27 +158,20 @@ class Trainer:
         decay = self.settings.average_weights
         self.average = None if decay is None else WeightAverage(self.model, decay)
         self.loss_fn, self.clip = loss_of(config, loss_fn), clip_of(config, clip)
-        self.schedule = schedule
-        self.schedule_settings: dict[str, Any] | None = None  # of a schedule that the configuration names
+        self.schedule, self._own_schedule = schedule, schedule is not None
         self.folder = run_folder(config)
         self.history = History()
         told = [*observers, *default_observers(config, self.history)] if self.group.leads else []
         self.log = RunLog(self.history, told, self.device, plain_loss=self.loss_fn is next_token_loss)
-        patience = self.settings.early_stopping_patience or sys.maxsize  # counted even so: a run may be given one later
-        self.stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
         self.position = DataPosition(self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
-        # whether random numbers depend on a micro-batch's place in the data alone: ranks have no other way to agree
-        self.draws_by_place = self.group.joined
-        self.step, self.validated_at, self.best_loss = 0, -1, math.inf
+        self.step = 0
         self.best_weights: dict[str, Tensor] | None = None
-        self.last_rate = math.nan  # of the last completed step
         self.total_steps: int | None = None
         self.interrupted: int | None = None
         self._started = started
         self._signal = 0  # that this rank has got
         self._buffers = BufferWatch(self.model, self.group)
-        self._owes_validation = False  # one was begun, and an error broke it off
-        self._generators: dict[str, Any] | None = None  # while no training runs: their state when it last did
+        self._out_of_patience = False
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
         self._loaded_from: Path | None = None
         self._begun = self._can_be_saved = self._fitted = False
@@ -211,16 +202,16 @@ class Trainer:
             self._start_or_resume(train_loader)
             try:
                 with on_interrupt(self.stop), explain_out_of_memory(self.config):
-                    self._make_up_for_validation(val_loader)
+                    if self._owes_validation():
+                        self._validate(val_loader)
+                        if not self.position.batch:
+                            self._save(f"epoch_{self.position.epoch}")
                     while not self._is_over():
                         self.train_epoch(train_loader, val_loader)
                     self._finish(val_loader)
             finally:
                 self._log_partial()
                 self.log.observers.close()
-                if self._generators is None:
-                    # what the caller draws before the next train() does not reach this run
-                    self._generators = rng_state()
         if self.interrupted is not None:
             self._say(farewell(self.interrupted, self.step, self.config))
         return self.history
@@ -252,7 +243,7 @@ class Trainer:
         """Turn `training.time_budget` into `training.max_steps`, and say so; `train` calls this first.
 
         A run that goes on keeps the steps that it was begun with. For a new one a few steps, validations and saves are
-        timed and undone: weights, optimizer, random generators and the data are what they were. Where `max_steps` is
+        timed and undone: weights, optimizer and the data are what they were. Where `max_steps` is
         given, nothing is timed. Rank 0 decides for all.
 
         Raises:
@@ -274,11 +265,16 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the run has come to its end, was stopped early, or was interrupted."""
-        if self.interrupted is not None or self.stopper.should_stop:
+        if self.interrupted is not None or self._out_of_patience:
             return True
         if self.settings.max_steps is not None:
             return self.step >= self.settings.max_steps
         return self.position.epoch >= self.settings.num_epochs
+
+    @property
+    def best_loss(self) -> float:
+        """The lowest validation loss so far; infinite before the first one."""
+        return math.inf if self.history.best is None else self.history.best["val_loss"]
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Let `train` finish the step, save and return, as the signal of this number does; from any thread and rank."""
@@ -344,8 +340,6 @@ class Trainer:
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
         matrices = self._matrices_to_compare()
-        # an error in the middle of the step has already used up random numbers
-        before, self._generators = rng_state(), None
         try:
             result = train_step(
                 self.runner,
@@ -359,21 +353,16 @@ class Trainer:
                 on_nonfinite=settings.on_nonfinite,
                 seeds=self._seeds(len(window)),
             )
-            if self.draws_by_place:
-                set_rng_state(before)  # where all ranks have it alike
             self._buffers.check(self.model)
-        except BaseException as error:
-            self._generators = before  # the step is taken again when training goes on
-            if isinstance(error, NonFiniteGradientError):
-                raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
-            raise
+        except NonFiniteGradientError as error:
+            raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
         # A flag left on an accelerator is not waited for: it is looked at when the results are logged.
         on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
         skipped = on_host and bool(result.skipped)
         # a skipped window is taken as well; the batches of a step that raised are not
         self.position.take(window)
         if not skipped:
-            self.step, self.last_rate = self.step + 1, float(rate)
+            self.step += 1
             if self.average is not None:
                 self.average.update(self.step)
         self.log.add(result, skipped, self.step)
@@ -398,10 +387,8 @@ class Trainer:
             self._raise_if_nonfinite()
             self._record("layers", **measure_layers(self.model, before))
 
-    def _seeds(self, window: int) -> list[int] | None:
+    def _seeds(self, window: int) -> list[int]:
         """The seeds of this rank's micro-batches in a window that begins where the run stands in its data."""
-        if not self.draws_by_place:
-            return None
         place, group = self.position, self.group
         # as many as `share` gives micro-batches; those beyond the window have no target, and their seed does not matter
         mine = range(group.rank, group.world * math.ceil(window / group.world), group.world)
@@ -410,7 +397,11 @@ class Trainer:
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
         self._raise_if_nonfinite()
-        self._record("train", **self.log.take_pending(self.last_rate))
+        self._record("train", **self.log.take_pending(self._last_rate()))
+
+    def _last_rate(self) -> float:
+        """The learning rate of the last completed step."""
+        return float(self.schedule(self.step - 1)) if self.step and self.schedule is not None else math.nan
 
     def _raise_if_nonfinite(self) -> None:
         """Raise for a bad step that an accelerator has skipped by itself; called where the host may wait."""
@@ -422,37 +413,44 @@ class Trainer:
         """Record the steps since the last record of a stopped run; one that goes on makes one record of them all."""
         if self.log.pending:
             with suppress(Exception):  # where the device itself has failed, its own error says more
-                self._record("train", **self.log.pending_metrics(self.last_rate), partial=True)
+                self._record("train", **self.log.pending_metrics(self._last_rate()), partial=True)
 
     def _record(self, event: str, **metrics: Any) -> None:
         self.log.record(event, self.step, self.position.epoch, **metrics)
 
     def _validate(self, val_loader: Iterable[AnyBatch] | None) -> None:
-        """Measure the validation loss, keep the best weights, and count for early stopping."""
-        if val_loader is None or self.validated_at == self.step:  # an epoch may end with an eval step
+        """Measure the validation loss, keep the best weights, and look whether patience has run out."""
+        if val_loader is None or self._is_validated():  # an epoch may end with an eval step
             return
         check_validation_loader(val_loader)  # `train_epoch` may be called without `train`, which has looked
-        self._owes_validation = True
         with self.log.throughput.paused():
             metrics = self.evaluate(val_loader)
-        self._owes_validation, self.validated_at = False, self.step
         self.position.report_performance(metrics["val_loss"])
+        lowest = self.best_loss
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
         self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
-        self.stopper.update(metrics["val_loss"])
-        if metrics["val_loss"] < self.best_loss:  # false for NaN
-            self.best_loss = metrics["val_loss"]
+        self._out_of_patience = self._patience_is_out()
+        if metrics["val_loss"] < lowest:  # false for NaN
             if self.folder is None:
                 with self._average_in_place():
                     self.best_weights = copy_weights(self.model)
             self._save("best")
 
-    def _make_up_for_validation(self, val_loader: Iterable[AnyBatch] | None) -> None:
-        """Validate where an error broke the last validation off, and save the epoch that ended with it."""
-        if self._owes_validation:
-            self._validate(val_loader)
-            if not self.position.batch:
-                self._save(f"epoch_{self.position.epoch}")
+    def _is_validated(self) -> bool:
+        return next((record["step"] == self.step for record in reversed(self.history.validation)), False)
+
+    def _owes_validation(self) -> bool:
+        """Whether one was due at this step and is missing: an error has broken it off."""
+        every = self.settings.eval_steps
+        due = self.step % every == 0 if every else not self.position.batch
+        return self.step > 0 and due and not self._is_validated()
+
+    def _patience_is_out(self) -> bool:
+        patience = self.settings.early_stopping_patience or sys.maxsize
+        stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
+        for record in self.history.validation:
+            stopper.update(record["val_loss"])
+        return stopper.should_stop
 
     def _save(self, name: str) -> None:
         if self.folder is None:
@@ -522,7 +520,7 @@ class Trainer:
                 validation=0.0 if val_loader is None else trial.time_validation(val_loader, self.evaluate),
                 save=0.0 if folder is None else trial.time_save(folder, self.save_checkpoint),
                 # nothing is pending, and the throughput starts anew with the run
-                record=trial.time_record(lambda: self.log.pending_metrics(self.last_rate)),
+                record=trial.time_record(lambda: self.log.pending_metrics(math.nan)),
                 layers=trial.time_record(self._try_layers) if settings.layer_statistics else 0.0,
             )
         steps, told = self.group.leader_does(lambda: fit(plan, costs, timing.clock() - started))
@@ -531,7 +529,6 @@ class Trainer:
 
     def _try_step(self, window: list[AnyBatch], precision: Precision) -> bool:
         """A step whose rate is 0, so that the weights stay; False where fp16 has overflowed and left the update out."""
-        before = rng_state()
         result = train_step(
             self.runner,
             share(window, self.group),
@@ -544,8 +541,6 @@ class Trainer:
             on_nonfinite="skip",
             seeds=self._seeds(len(window)),
         )
-        if self.draws_by_place:
-            set_rng_state(before)
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         return not (precision.scales and bool(result.skipped))
@@ -558,7 +553,7 @@ class Trainer:
         self.settings, self.config = settings, replace(self.config, training=settings)
 
     def _start_or_resume(self, train_loader: Iterable[AnyBatch]) -> None:
-        """Seed a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
+        """Begin a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
 
         Nothing is written before everything that can be refused was looked at.
         """
@@ -570,8 +565,6 @@ class Trainer:
             self._say(f"resumed {resumed} after step {self.step}")
         if self._loaded is not None and self._loaded["total_steps"] not in (None, self.total_steps):
             self._say(f"the run goes on to step {self.total_steps}; it was to end after {self._loaded['total_steps']}")
-        if self._generators is not None:
-            set_rng_state(self._generators)  # whatever was drawn since the run was left
         if self.finished:
             self._say(f"the run has come to its end after step {self.step}: nothing is left to train")
         if self.folder is not None:
@@ -580,12 +573,11 @@ class Trainer:
         self.log.start(self.step, self.total_steps)
 
     def _load_newest(self) -> Path | None:
-        """Seed a new run and load the newest state in its folder; return the file that it was in."""
+        """Load the newest state in the folder, where there is one; return the file that it was in."""
         folder = self.folder
         if folder is not None and self.settings.resume == "never":
             self.group.leader_does(lambda: put_aside(folder))
         if self.step == 0:
-            seed_everything(self.settings.seed, self.settings.deterministic)
             newest = None if folder is None else load_newest(folder, self.group, self._target)
             if newest is not None:
                 path, state = newest
@@ -604,7 +596,6 @@ class Trainer:
         if self.schedule is None:
             config, peak = self.config.lr_scheduler, self.config.optimizer.learning_rate
             self.schedule = build_schedule(config, peak_lr=peak, total_steps=self.total_steps)
-            self.schedule_settings = {**asdict(config), "peak_lr": peak, "total_steps": self.total_steps}
         if self._loaded is not None:
             check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
@@ -653,66 +644,50 @@ class Trainer:
         parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
         check_run_state(state, self._live_state(), parameters)
         check_same_run(self.config, state["config"])
-        if self.group.world > 1 and not state["draws_by_place"]:
-            warnings.warn(
-                "the run was begun without torchrun: with dropout it goes on with other random numbers", stacklevel=2
-            )
         settings = with_saved_length(self.settings, state["config"])
-        check_length(settings, state["step"], state["epoch"])
+        check_length(settings, state["step"], state["position"]["epoch"])
         check_weights(self.model, state["model"])
         if self.average is not None:
             self.average.check(state.get("average"))
         elif "average" in state:
             raise ValueError("the state has an average of weights, and its config has training.average_weights None")
         check_state(state["optimizer"], self.optimizer, self.model)
-        check_rng_state(state["rng"])
         if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
             check_rates(state, self.schedule, self.total_steps, settings)
         warn_of_parts(describe_parts(self.model, self.loss_fn, self.clip), state["parts"])
-        warn_of_versions(state["versions"])
+        warn_of_machine(machine_of(self.device), state["machine"])
+        self.log.load_state_dict(state)
         # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
         load_weights(self.model, state["model"])
         load_state(state["optimizer"], self.optimizer, self.model)
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self._set_length(settings)
-        self.step, self.validated_at, self.best_loss = state["step"], state["validated_at"], state["best_loss"]
-        self.draws_by_place = state["draws_by_place"] or self.group.world > 1
-        self.last_rate = state["last_rate"]
-        self._loaded = {key: state[key] for key in ("step", "schedule", "last_rate", "total_steps", "config")}
+        self.step = state["step"]
+        self._loaded = {key: state[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
         if self.schedule is None:  # else they are those of the schedule at hand
-            self.schedule_settings, self.total_steps = state["schedule"], state["total_steps"]
+            self.total_steps = state["total_steps"]
         self.best_weights = deepcopy(state["best_weights"])
         self.precision.load_state_dict(state["scaler"])
-        self.stopper.load_state_dict(state["early_stopping"])
-        self.log.load_state_dict(state)
+        self._out_of_patience = self._patience_is_out()
         self.position.load_state_dict(state["position"])
-        self._generators = state["rng"]
-        set_rng_state(state["rng"])
 
     def _live_state(self) -> dict[str, Any]:
         """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
         return {
             "format_version": FORMAT_VERSION,
             "step": self.step,
-            "validated_at": self.validated_at,
-            "best_loss": self.best_loss,
             "best_weights": self.best_weights,
-            "epoch": self.position.epoch,
-            "batch": self.position.batch,
             **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
             **({} if self.average is None else {"average": self.average.state_dict()}),
             "optimizer": state_by_name(self.optimizer, self.model),
-            "schedule": self.schedule_settings,
             "total_steps": self.total_steps,
-            "last_rate": self.last_rate,
-            "draws_by_place": self.draws_by_place,
+            "last_rate": self._last_rate(),
+            "own_schedule": self._own_schedule,
             "scaler": self.precision.state_dict(),
-            "early_stopping": self.stopper.state_dict(),
-            "rng": rng_state() if self._generators is None else self._generators,
             "config": asdict(self.config),
             "parts": describe_parts(self.model, self.loss_fn, self.clip),
-            "versions": library_versions(),
+            "machine": machine_of(self.device),
         }

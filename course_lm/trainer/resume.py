@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint, load_latest
@@ -23,6 +24,7 @@ from course_lm.config import LoopConfig, TrainingConfig, sections
 from course_lm.distributed import Group
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.schedules import ScheduleConfig, build_schedule
+from course_lm.trainer.made_by import processor
 from course_lm.validation import one_line, shown
 
 # No step depends on these.
@@ -120,8 +122,8 @@ def check_rates(
     with milestones, each with `warmup_steps`), or has not begun to (the decay of "warmup_stable_decay").
 
     Args:
-        saved: "step", "schedule" (its settings, or None for a function of the user's own), "last_rate" (of the last
-            completed step), "total_steps" and "config" of the checkpoint.
+        saved: "step", "last_rate" (of the last completed step), "own_schedule" (whether it is a function of the user's
+            own), "total_steps" and "config" of the checkpoint.
         total_steps: of the run now. settings: of the run now.
 
     Raises:
@@ -129,8 +131,8 @@ def check_rates(
     """
     step = saved["step"]
     rates = {step - 1: saved["last_rate"]} if step else {}  # all that is saved of a user's own schedule
-    if saved["schedule"] is not None:
-        then = _saved_schedule(saved["schedule"])
+    if not saved["own_schedule"]:
+        then = _saved_schedule(saved["config"], saved["total_steps"])
         rates |= {k: then(k) for k in range(0, step, max(1, step // MOST_COMPARED))}
     for k, rate in rates.items():
         # not exactly: C libraries differ in the last bit of a cosine
@@ -153,11 +155,10 @@ def _what_changed(saved: Mapping[str, Any], total_steps: int, settings: LoopConf
     return f"the training data has another length, {length}"
 
 
-def _saved_schedule(settings: Mapping[str, Any]) -> Callable[[int], float]:
-    over = {"peak_lr", "total_steps"}
+def _saved_schedule(config: Mapping[str, Any], total_steps: int) -> Callable[[int], float]:
     try:
-        config = ScheduleConfig(**{key: value for key, value in settings.items() if key not in over})
-        return build_schedule(config, peak_lr=settings["peak_lr"], total_steps=settings["total_steps"])
+        settings, peak = ScheduleConfig(**config["lr_scheduler"]), config["optimizer"]["learning_rate"]
+        return build_schedule(settings, peak_lr=peak, total_steps=total_steps)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint holds no schedule that can be built again: {one_line(error)}") from None
 
@@ -223,9 +224,14 @@ def _describe_function(function: object) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def warn_of_versions(saved: Mapping[str, str]) -> None:
-    """Warn where a library has another version than when the checkpoint was saved: results may round differently."""
-    mine = library_versions()
+def machine_of(device: torch.device) -> dict[str, str]:
+    """What else decides how numbers are rounded: versions of libraries, threads, and the processor that computes."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    return {**library_versions(), "threads": str(torch.get_num_threads()), "processor": name}
+
+
+def warn_of_machine(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    """Warn where a run goes on with other libraries, threads or another processor: results may round differently."""
     changed = [f"{name} {saved.get(name)} (now {mine[name]})" for name in mine if saved.get(name) != mine[name]]
     if changed:
         warnings.warn(f"the checkpoint was saved with {', '.join(changed)}: it may not go on bit for bit", stacklevel=2)

@@ -9,23 +9,21 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, TypedDict
 
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from course_lm.batching import EVERYTHING, AnyBatch, Loader, Share
 from course_lm.batching.capabilities import keeps_position
 from course_lm.batching.reading import (
+    END,
     digest_of,
-    generator_states,
     may_hide_state,
-    set_generator_states,
+    read_by_place,
+    seed_own_generators,
     with_fresh_workers,
 )
 from course_lm.checkpoints import as_plain
 from course_lm.curriculum.loader import CurriculumLoader
 from course_lm.validation import one_line
-
-END: Any = object()  # not None, which a loader might yield
 
 
 class Place(TypedDict):
@@ -35,12 +33,10 @@ class Place(TypedDict):
     batch: int  # batches taken from the current one
     loader: dict[str, Any] | None  # the loader's own state, where it has one
     data: str | None  # the fingerprint of its data, where it has one
-    generators: list[Tensor] | None  # the states of the loader's torch.Generators when the epoch began
     last: str | None  # digest of the last batch taken, where that one will be read again
     # Only of a foreign loader that keeps its position; that one may be ahead of the place:
     untaken: list[AnyBatch]  # the batches between the place and the loader's position
     ended: bool  # whether the loader has said that there are no more
-    stream: dict[str, Any] | None  # its random stream
 
 
 def place_of(epoch: int, batch: int = 0, data: str | None = None, last: str | None = None) -> Place:
@@ -50,16 +46,17 @@ def place_of(epoch: int, batch: int = 0, data: str | None = None, last: str | No
         "batch": batch,
         "loader": None,
         "data": data,
-        "generators": None,
         "last": last,
         "untaken": [],
         "ended": False,
-        "stream": None,
     }
 
 
 class Source:
     """A training loader of one kind; it lives as long as a run reads the same loader object.
+
+    Args:
+        seed: of the run; with a place it fixes what the loader draws from the global generators.
 
     Attributes:
         jumps: any batch is reached without reading those before it. So no iterator is kept, nothing is drawn at random,
@@ -70,8 +67,8 @@ class Source:
 
     jumps = repeats = runs_ahead = False
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any, seed: int = 0) -> None:
+        self.loader, self.seed = loader, seed
 
     def take_over(self, place: Place, *, resumed: bool) -> None:
         """Get ready for a place that another loader object has reached, in this run or, if `resumed`, in a stopped one.
@@ -83,16 +80,9 @@ class Source:
         """The rest of the epoch; ValueError where this loader cannot give it."""
         raise NotImplementedError
 
-    def end_epoch(self) -> None:
-        """Forget what belongs to the epoch that has ended."""
-
     def state(self, epoch: int, batch: int) -> dict[str, Any] | None:
         """The loader's own state at this place, where it has one."""
         return None
-
-    def generators(self) -> list[Tensor]:
-        """The states of the generators that the loader holds."""
-        return generator_states(self.loader)
 
     def can_pause(self) -> bool:
         """Whether its iterator, with worker processes, can be let go within an epoch."""
@@ -140,8 +130,8 @@ class PositionedLoader(Source):
 
     runs_ahead = True
 
-    def __init__(self, loader: Any) -> None:
-        super().__init__(loader)
+    def __init__(self, loader: Any, seed: int) -> None:
+        super().__init__(loader, seed)
         self._unused: dict[str, Any] | None = None  # the state at the end of an epoch, from which nothing was read yet
 
     def take_over(self, place: Place, *, resumed: bool) -> None:
@@ -160,7 +150,10 @@ class PositionedLoader(Source):
     def read_from(self, place: Place) -> Iterator[AnyBatch]:
         """What the loader gives; nothing where it has said that there is no more: asking again would begin an epoch."""
         self._unused = place["loader"] if place["ended"] else None
-        return iter(()) if place["ended"] else iter(self.loader)
+        if place["ended"]:
+            return iter(())
+        given = place["batch"] + len(place["untaken"])
+        return read_by_place(iter(self.loader), self.seed, place["epoch"], given)
 
     def state(self, epoch: int, batch: int) -> dict[str, Any]:
         """The state that the loader makes, or the one that it was given and has not used."""
@@ -172,12 +165,8 @@ class AnyIterable(Source):
 
     repeats = True
 
-    def __init__(self, loader: Any) -> None:
-        super().__init__(loader)
-        self._at_start: list[Tensor] | None = None  # of the epoch: the states of the generators
-
     def take_over(self, place: Place, *, resumed: bool) -> None:
-        """Warn where nothing can be compared, and keep the generators with which the epoch began."""
+        """Warn where nothing can be compared."""
         at_start_of_epoch = place["epoch"] and not place["batch"]  # within one, the last batch taken is compared
         if resumed and at_start_of_epoch and not isinstance(self.loader, Iterator) and may_hide_state(self.loader):
             warnings.warn(
@@ -185,7 +174,6 @@ class AnyIterable(Source):
                 "that an unstopped run would read: give the loader set_epoch(), or state_dict() and load_state_dict()",
                 stacklevel=2,
             )
-        self._at_start = place["generators"]
 
     def read_from(self, place: Place) -> Iterator[AnyBatch]:
         """Read the epoch from its start up to the place, and compare the last batch."""
@@ -195,11 +183,9 @@ class AnyIterable(Source):
                 "which the run has made; give a loader that can be read again, or set training.max_steps to what one "
                 "pass has"
             )
-        if self._at_start is not None:
-            set_generator_states(self.loader, self._at_start)
-        # for the checkpoints of this epoch: a run that goes on from one reads the epoch again from its start
-        self._at_start = generator_states(self.loader)
-        batches, last = iter(with_fresh_workers(self.loader)), END
+        seed_own_generators(self.loader, self.seed, place["epoch"])
+        batches = read_by_place(iter(with_fresh_workers(self.loader)), self.seed, place["epoch"], 0)
+        last = END
         for _ in range(place["batch"]):
             last = next(batches, END)
             if last is END:
@@ -208,20 +194,12 @@ class AnyIterable(Source):
             _check_repeated(last, place)
         return batches
 
-    def end_epoch(self) -> None:
-        """The next epoch begins with the generators as they are now."""
-        self._at_start = None
-
-    def generators(self) -> list[Tensor]:
-        """The states that the loader's generators had when the epoch began."""
-        return generator_states(self.loader) if self._at_start is None else self._at_start
-
     def can_pause(self) -> bool:
         """Only where worker processes would be left running: to read again takes time."""
         return isinstance(self.loader, DataLoader) and self.loader.num_workers > 0
 
 
-def source_of(loader: Any, share: Share = EVERYTHING) -> Source:
+def source_of(loader: Any, share: Share = EVERYTHING, seed: int = 0) -> Source:
     """The loader as one of its kind, read for a rank that needs this share; ValueError for a single batch."""
     if isinstance(loader, Mapping):
         raise ValueError("the training loader must be an iterable of batches, got a single batch: put it in a list")
@@ -229,7 +207,7 @@ def source_of(loader: Any, share: Share = EVERYTHING) -> Source:
         return OwnLoader(loader, share)  # first: ours keep a position too, and can jump
     if isinstance(loader, list | tuple):
         return BatchList(loader)
-    return PositionedLoader(loader) if keeps_position(loader) else AnyIterable(loader)
+    return PositionedLoader(loader, seed) if keeps_position(loader) else AnyIterable(loader, seed)
 
 
 def _check_repeated(last: Any, place: Place) -> None:

@@ -12,24 +12,27 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from course_lm.batching.reading import (
-    RandomStream,
     digest_of,
+    keep_generators,
     keep_position,
-    keep_random_state,
+    read_by_place,
     read_from_start,
     second_reader,
+    seed_own_generators,
     set_epoch,
     set_next_epoch,
 )
+from course_lm.reproducibility import generators_kept
 
 
 @contextmanager
 def read_on(loader: Any) -> Iterator[Any]:
     """A second reader from the loader's place on; afterwards loader and generators are as they were."""
-    undo = [keep_random_state(loader), keep_position(loader)]
-    yield second_reader(loader)
-    for put_back in reversed(undo):
-        put_back()
+    with generators_kept():
+        undo = [keep_generators(loader), keep_position(loader)]
+        yield second_reader(loader)
+        for put_back in reversed(undo):
+            put_back()
 
 
 def test_an_iterator_has_one_pass_and_is_its_own_reader():
@@ -144,20 +147,43 @@ def test_an_epoch_is_told_to_a_loader_and_to_what_it_reads():
     assert told == [5]
 
 
-def test_a_random_stream_goes_on_where_it_ended_whatever_is_drawn_outside():
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.random()), float(torch.rand(()))
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
 
-    with RandomStream(3):
-        expected = [draw(), draw()]
-    stream, seen = RandomStream(3), []
-    for _ in range(2):
-        draw()
-        before = random.getstate(), torch.get_rng_state()
-        with stream:
-            seen.append(draw())
-        assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
-    assert seen == expected
+
+def test_what_a_batch_draws_depends_on_its_place_alone_whatever_is_drawn_outside():
+    def drawn(seed: int, epoch: int, start: int) -> list[Any]:
+        seen, batches = [], read_by_place((draw() for _ in range(3 - start)), seed, epoch, start)
+        for _ in range(3 - start):
+            draw()
+            before = random.getstate(), torch.get_rng_state()
+            seen.append(next(batches))
+            assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+        return seen
+
+    whole = drawn(1, 2, 0)
+    assert drawn(1, 2, 1) == whole[1:]
+    assert len({*whole, *drawn(1, 3, 0), *drawn(2, 2, 0)}) == 9
+
+
+def test_the_generators_of_a_loader_follow_from_the_epoch_and_the_seed_that_they_came_with():
+    def orders(loader: Any, seed: int = 0) -> list[Any]:
+        found = []
+        for epoch in (0, 1, 0):
+            seed_own_generators(loader, seed, epoch)
+            found.append(torch.cat(list(loader)).tolist())
+        return found
+
+    def loader_of(seed: int) -> DataLoader:
+        return DataLoader(Numbers(20), shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+    loader = loader_of(1)
+    first, second, again = orders(loader)
+    assert first == again != second
+    assert orders(loader) == orders(loader_of(1)) == [first, second, first]  # it was seeded here since
+    assert first not in orders(loader_of(2)) and first not in orders(loader_of(1), seed=1)
+    loader.generator.manual_seed(2)  # by its owner
+    assert orders(loader) == orders(loader_of(2))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from course_lm.checkpoints import (
     library_versions,
     load_checkpoint,
     prune_checkpoints,
-    rng_state,
     save_checkpoint,
 )
 from course_lm.checkpoints import files as checkpoints
@@ -592,14 +591,6 @@ def test_pruning_never_changes_where_a_run_goes_on(
 def test_pruning_a_negative_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep must be 0 or more checkpoints, got -1"):
         prune_checkpoints(tmp_path, keep=-1)
-
-
-def test_saving_and_loading_draw_no_random_number(tmp_path: Path) -> None:
-    before = rng_state()
-    save_checkpoint(tmp_path / "checkpoint_last.pt", small_state())
-    load_checkpoint(tmp_path / "checkpoint_last.pt")
-    latest_checkpoint(tmp_path)
-    assert same(rng_state(), before)
 
 
 def test_the_versions_are_those_of_the_libraries_that_run() -> None:

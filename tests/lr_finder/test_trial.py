@@ -12,7 +12,6 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from course_lm.batching import make_loader
-from course_lm.checkpoints import rng_state
 from course_lm.lr_finder.trial import restored
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.tokenizer import train_tokenizer
@@ -64,7 +63,7 @@ def everything(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         "modes": [module.training for module in model.modules()],
         "optimizer": optimizer.state_dict(),
         "attributes": sorted(vars(optimizer)),
-        "random": rng_state(),
+        "random": [random.getstate(), str(np.random.get_state()), torch.get_rng_state()],
     }
     return {name: plain(part) for name, part in parts.items()}
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -78,11 +79,24 @@ def test_the_best_record_has_the_lowest_loss_and_is_never_nan(values: list[float
 
 def test_history_goes_on_from_its_state_and_shares_nothing_with_it() -> None:
     history = History([train_record(1)])
-    state = history.state_dict()
-    resumed = History(state)
+    resumed = History()
+    resumed.load_state_dict(history.state_dict())
     resumed.append(train_record(2))
     resumed.records[0]["loss"] = 0.0
-    assert state == history.records == [train_record(1)]
+    assert history.records == [train_record(1)]
+
+
+def test_a_state_of_a_history_grows_with_it_and_holds_every_number() -> None:
+    numbers = {"nan": math.nan, "inf": -math.inf, "third": 1 / 3, "scalar": np.float32(0.1), "text": "é", "none": None}
+    history, resumed = History(), History()
+    assert history.state_dict().numel() == 0
+    for step in range(3):
+        history.append(train_record(step) | numbers)
+        resumed.load_state_dict(history.state_dict())
+        plain = [record | {"scalar": float(np.float32(0.1))} for record in history.records]
+        assert repr(resumed.records) == repr(plain)
+    with pytest.raises(ValueError, match=r"a record of the event 'train' holds a object"):
+        History([train_record(1) | {"odd": object()}]).state_dict()
 
 
 def test_throughput_counts_the_tokens_and_seconds_between_log_points() -> None:
@@ -128,7 +142,9 @@ def test_a_partial_record_gives_way_to_a_later_partial_one() -> None:
 
 def test_a_partial_record_is_not_saved() -> None:
     history = History([train_record(10), train_record(13) | {"partial": True}])
-    assert history.state_dict() == [train_record(10)]
+    resumed = History()
+    resumed.load_state_dict(history.state_dict())
+    assert resumed.records == history.whole == [train_record(10)]
     assert len(history.train) == 2
 
 

@@ -330,7 +330,7 @@ def test_a_list_whose_batches_changed_is_refused(tmp_path):
 
 def test_a_loader_with_other_generators_is_refused(tmp_path):
     stop_at(tmp_path, LOADERS["shuffled by a generator"]())
-    with pytest.raises(ValueError, match=r"holds 0 torch.Generator objects, .* held 1"):
+    with pytest.raises(ValueError, match="does not repeat itself"):
         run(tmp_path, LOADERS["shuffled"]())
 
 
@@ -352,16 +352,17 @@ def test_a_foreign_state_that_no_checkpoint_can_hold_is_found_before_the_first_s
 
 
 @pytest.mark.parametrize("kind", ["shuffled by a generator", "a sampler", "a batch sampler"])
-def test_the_generators_of_a_loader_go_on_from_epoch_to_epoch(kind):
-    def epochs(read: Callable[[], Any]) -> list[list[int]]:
-        return [[int(batch["input_ids"].sum()) for batch in read()] for _ in range(3)]
+def test_each_epoch_has_an_order_of_its_own(kind):
+    position, loader = DataPosition(), LOADERS[kind]()
 
-    def read_epoch() -> Iterator[Any]:
-        yield from position.rest_of_epoch(loader)
+    def read_epoch() -> list[int]:
+        batches = [int(batch["input_ids"].sum()) for batch in position.rest_of_epoch(loader)]
+        position.take(position._untaken)
         position.end_epoch()
+        return batches
 
-    position, loader, untouched = DataPosition(), LOADERS[kind](), LOADERS[kind]()
-    assert epochs(read_epoch) == epochs(lambda: untouched)
+    orders = [read_epoch() for _ in range(8)]
+    assert len({tuple(order) for order in orders}) > 1 and len({tuple(sorted(order)) for order in orders}) == 1
 
 
 # Iterators
@@ -375,7 +376,6 @@ def test_an_iterator_goes_on_within_its_one_pass(tmp_path):
     run(tmp_path, (batch_of(random.randrange(9)) for _ in range(9)), max_steps=4)
     mine, other = end_of(tmp_path), end_of(tmp_path / "straight")
     assert_same(mine["model"], other["model"])
-    assert_same(mine["rng"], other["rng"])
 
 
 def test_a_second_pass_over_an_iterator_is_refused_and_the_first_is_saved(tmp_path):
@@ -439,11 +439,7 @@ def test_reading_the_training_loader_in_between_changes_nothing_of_the_training(
             def close(self) -> None: ...
             def log(self, record: dict[str, Any]) -> None:
                 if disturb and record["event"] == "train":
-                    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
                     spoil(loader, trainer)
-                    torch.set_rng_state(state[0])
-                    random.setstate(state[1])
-                    np.random.set_state(state[2])
 
         trainer = Trainer(model(), configure(folder, save_steps=1), observers=[Disturbing()])
         trainer.train(loader)
@@ -619,20 +615,6 @@ def test_a_validation_that_raises_gives_back_generators_and_modes():
 def test_a_curriculum_is_validated_over_all_documents():
     loader = curriculum_loader()
     assert evaluate(model(), loader) == evaluate(model(), course_loader())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_validation_leaves_the_generator_of_cuda_alone():
-    class Drawing(Plain):
-        def __iter__(self) -> Iterator[dict[str, Tensor]]:
-            torch.rand(3, device="cuda")
-            return super().__iter__()
-
-    trained = model().cuda()  # seeds every device
-    torch.rand(1, device="cuda")
-    before = torch.cuda.get_rng_state()
-    evaluate(trained, Drawing())
-    assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 # Lengths

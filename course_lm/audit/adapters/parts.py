@@ -13,9 +13,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from course_lm.audit.features import PACKED
-from course_lm.checkpoints.rng import rng_state, set_rng_state
 from course_lm.optim import parameter_groups
 from course_lm.packed_forward import logits_of
+from course_lm.reproducibility import generators_kept
 from course_lm.spec import Batches, Settings
 from course_lm.validation import did_you_mean, ensure
 
@@ -63,8 +63,8 @@ def silence(*loggers: str) -> Iterator[None]:
     That is the environment, the levels of these loggers, and the global random generators, which trainers seed.
     """
     levels = {name: logging.getLogger(name).level for name in loggers}
-    environment, generators = dict(os.environ), rng_state()
-    with warnings.catch_warnings():
+    environment = dict(os.environ)
+    with warnings.catch_warnings(), generators_kept():
         warnings.simplefilter("ignore")
         for name in loggers:
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -75,4 +75,3 @@ def silence(*loggers: str) -> Iterator[None]:
                 logging.getLogger(name).setLevel(level)
             os.environ.clear()
             os.environ.update(environment)
-            set_rng_state(generators)

@@ -182,6 +182,7 @@ def test_the_generators_of_a_loader_follow_from_the_epoch_and_the_seed_that_they
     assert first == again != second
     assert orders(loader) == orders(loader_of(1)) == [first, second, first]  # it was seeded here since
     assert first not in orders(loader_of(2)) and first not in orders(loader_of(1), seed=1)
+    assert loader.generator is not None
     loader.generator.manual_seed(2)  # by its owner
     assert orders(loader) == orders(loader_of(2))
 

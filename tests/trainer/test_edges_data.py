@@ -356,10 +356,10 @@ def test_each_epoch_has_an_order_of_its_own(kind):
     position, loader = DataPosition(), LOADERS[kind]()
 
     def read_epoch() -> list[int]:
-        batches = [int(batch["input_ids"].sum()) for batch in position.rest_of_epoch(loader)]
-        position.take(position._untaken)
+        batches = list(position.rest_of_epoch(loader))
+        position.take(batches)
         position.end_epoch()
-        return batches
+        return [int(batch["input_ids"].sum()) for batch in batches]
 
     orders = [read_epoch() for _ in range(8)]
     assert len({tuple(order) for order in orders}) > 1 and len({tuple(sorted(order)) for order in orders}) == 1

@@ -400,8 +400,10 @@ class Trainer:
         self._record("train", **self.log.take_pending(self._last_rate()))
 
     def _last_rate(self) -> float:
-        """The learning rate of the last completed step."""
-        return float(self.schedule(self.step - 1)) if self.step and self.schedule is not None else math.nan
+        """The learning rate of the last completed step; nan before the first one."""
+        if self.schedule is None:  # until a loader tells how long the run is
+            return self._loaded["last_rate"] if self._loaded else math.nan
+        return float(self.schedule(self.step - 1)) if self.step else math.nan
 
     def _raise_if_nonfinite(self) -> None:
         """Raise for a bad step that an accelerator has skipped by itself; called where the host may wait."""
@@ -685,7 +687,7 @@ class Trainer:
             "optimizer": state_by_name(self.optimizer, self.model),
             "total_steps": self.total_steps,
             "last_rate": self._last_rate(),
-            "own_schedule": self._own_schedule,
+            "own_schedule": self._own_schedule or (self._loaded or {}).get("own_schedule", False),
             "scaler": self.precision.state_dict(),
             "config": asdict(self.config),
             "parts": describe_parts(self.model, self.loss_fn, self.clip),

@@ -97,7 +97,7 @@ class LoopConfig:
             beside it), or null for none.
         eval_steps: optimizer steps between validations; null validates after each epoch.
         save_steps: optimizer steps between checkpoints.
-        save_total_limit: how many `checkpoint_step_*.pt` and `checkpoint_epoch_*.pt` are kept, or null for all.
+        save_total_limit: how many of the files `checkpoint_step_*` and `checkpoint_epoch_*` are kept, or null for all.
         restore_best: give the model its best weights back when the run is over; without validation, the last ones.
         average_weights: decay of an exponential moving average of the weights over the steps (0.99 spans about 100),
             which is validated, kept as the best and exported; or null.

@@ -121,7 +121,7 @@ def find_run(name: str) -> Path:
     if inside:
         names = ", ".join(run.name for run in inside)
         raise ValueError(f"{folder} is no run itself; it holds the runs {names}: give {inside[0]}")
-    if any(folder.glob("checkpoint_*.pt")):
+    if any(folder.glob("checkpoint_*.safetensors")):
         raise ValueError(f"{folder} holds checkpoints, but no {CONFIG}: copy it from where the run was trained")
     raise ValueError(f"{folder} is no run's folder: it has no {CONFIG}, which `course-lm train` writes")
 

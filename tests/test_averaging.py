@@ -179,7 +179,7 @@ def test_without_a_validation_the_last_average_is_what_is_given():
 
 def test_a_checkpoint_holds_both_and_says_which_weights_are_for_use(tmp_path):
     trainer, walk = walked(6, average_weights=DECAY, output_dir=str(tmp_path))
-    state = load_checkpoint(tmp_path / "my-lm" / "checkpoint_last.pt")
+    state = load_checkpoint(tmp_path / "my-lm" / "checkpoint_last.safetensors")
     assert trainer.average is not None
     assert_same(state["model"], dict(walk[-1]))
     assert_same(weights_for_use(state), trainer.average.state_dict())

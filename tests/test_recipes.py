@@ -44,7 +44,7 @@ config = TrainingConfig.from_yaml("runs/my-lm/config.yaml")
 optimizer = build_optimizer(GPT(config.model, 300, 16), config.optimizer)
 print(json.dumps({
     "help": said.getvalue(),
-    "corpus": load_checkpoint("runs/my-lm/checkpoint_last.pt")["config"]["data"]["corpus"],
+    "corpus": load_checkpoint("runs/my-lm/checkpoint_last.safetensors")["config"]["data"]["corpus"],
     "optimizer": type(optimizer).__name__,
     "scores": create_curriculum_strategy("word_length", {"letters": 4}).compute_difficulty(["a bb", "dddd", ""]),
     "strategy": config.curriculum.strategy,

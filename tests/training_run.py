@@ -86,7 +86,9 @@ def outcome(folder: Path) -> dict[str, Any]:
     run = folder / NAME
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return {
-        "checkpoints": {path.name: without_measures(load_checkpoint(path)) for path in sorted(run.glob("*.pt"))},
+        "checkpoints": {
+            path.name: without_measures(load_checkpoint(path)) for path in sorted(run.glob("*.safetensors"))
+        },
         "lines": without_measures([json.loads(line) for line in lines]),
         "config": without_folder((run / "config.yaml").read_text()),
         "files": sorted(path.name for path in run.iterdir() if not path.name.startswith(".")),

@@ -1,8 +1,8 @@
 """Checkpoints (lesson 11): a file holds a whole state or does not exist, and loading it runs no code.
 
-files.py saves, verifies and finds them, shard_files.py the parts that several ranks have written beside one;
-atomic_write.py replaces a file at once; archive.py reads what a file would build. weights.py and optimizer_state.py
-take parts of a state and put them back; state_form.py checks a whole one.
+files.py saves, verifies and finds them, parts.py the parts that several ranks have written beside one; atomic_write.py
+replaces a file at once. weights.py and optimizer_state.py take parts of a state and put them back; state_form.py
+checks a whole one.
 """
 
 from course_lm.checkpoints.atomic_write import atomic_file, check_folder
@@ -15,7 +15,6 @@ from course_lm.checkpoints.files import (
     library_versions,
     load_checkpoint,
     load_latest,
-    prepare_save,
     prune_checkpoints,
     save_checkpoint,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "load_checkpoint",
     "load_latest",
     "load_weights",
-    "prepare_save",
     "prune_checkpoints",
     "save_checkpoint",
     "weights_for_use",

@@ -1,132 +1,127 @@
 """Checkpoints that exist whole or not at all, say when they are damaged, and run no code when loaded.
 
-A checkpoint is the zip file that `torch.save` writes, with one line of text as the zip's closing comment:
+A checkpoint is one safetensors file, which any program opens: eight bytes with the length of a header, the header as
+JSON, then the numbers of all tensors. What is no tensor stands as JSON in the header's metadata under "state", with
+`{"$tensor": name}` in place of each tensor and such a mark for the few other values that JSON lacks. The metadata
+begins with what must be known before the rest is read:
 
-    course_lm checkpoint <format version> serial <n> [shards <64 hex digits>] sha256 <64 hex digits>
+    sha256  of the whole file, these 64 digits read as zeros: a cut or changed file is recognised before it is parsed
+    format  the number of this form
+    serial  counts the checkpoints saved in a folder: the highest is the newest, whatever clocks, copies and rewound
+            runs do to modification times and steps
+    step    of the state: of two files with one serial, as in a folder copied over another, the later step is the newer
+    parts   of a state whose sharded tensors lie beside the file: the SHA-256 of their list, see parts.py
 
-The digest covers every byte before its own digits, so a cut or flipped file is recognised without unpickling
-anything, while plain `torch.load` still opens the file. It does not say who wrote the file: `check_archive` looks
-through it before torch reads it. The serial counts the checkpoints saved in a folder:
-the highest is the newest, whatever clocks, copies and rewound runs do to modification times and steps. Of a checkpoint
-whose sharded tensors lie beside it, the digest of their list stands there too: see `shard_files`.
+The checksum does not say who wrote the file. A stranger's file can hold wrong numbers, but loading it builds plain
+values and tensors, no more than the file has bytes for, and calls nothing.
 """
 
 import hashlib
+import json
 import math
 import os
 import platform
 import re
-import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from course_lm import __version__
-from course_lm.checkpoints.archive import UnsafeArchiveError, check_archive
 from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
-from course_lm.checkpoints.shard_files import (
-    Target,
-    check_shards,
-    put_back,
-    remove_stray_shards,
-    shard_folder,
-    whole_on_cpu,
-)
+from course_lm.checkpoints.parts import Parts, Target, check_parts, parts_folder, remove_stray_parts, whole_on_cpu
 from course_lm.checkpoints.weights import is_dense
 from course_lm.shards import is_sharded
+from course_lm.validation import ensure, one_line
 
-FORMAT_VERSION = 2
-# not checkpoint_best.pt: going on from it would repeat the steps after it, so it is the last resort
-RESUMABLE = ("checkpoint_last.pt", "checkpoint_step_*.pt", "checkpoint_epoch_*.pt")
+FORMAT_VERSION = 3
+# not checkpoint_best: going on from it would repeat the steps after it, so it is the last resort
+RESUMABLE = ("checkpoint_last.safetensors", "checkpoint_step_*.safetensors", "checkpoint_epoch_*.safetensors")
 
+KINDS = {  # the format's names of types
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
+    **{"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8},
+    **{"BOOL": torch.bool, "C64": torch.complex64},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E4M3FNUZ": torch.float8_e4m3fnuz},
+    **{"F8_E5M2": torch.float8_e5m2, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
+}
+_NAMES = {kind: name for name, kind in KINDS.items()}
 _RETAINED = ("checkpoint_step_", "checkpoint_epoch_")
-_MAX_INTEGER_BITS = 2000  # torch's safe unpickler reads integers of up to 255 bytes
-_DIGEST_LENGTH = 64
-_TRAILER = re.compile(rb"course_lm checkpoint (\d+) serial (\d+)(?: shards ([0-9a-f]{64}))? sha256 ([0-9a-f]{64})\Z")
-_TRAILER_MAX_BYTES = 256
-_MAX_DEPTH = 100  # `_Plain` calls itself for each level
-_SCALARS = (type(None), bool, int, float, str)
+_ZEROS = "0" * 64
+_DIGITS_AT = 8 + len('{"__metadata__":{"sha256":"')
+_START = re.compile(
+    rb'{"__metadata__":{"sha256":"(?P<sha256>[0-9a-f]{64})","format":"(?P<format>\d{1,9})","serial":"(?P<serial>\d{1,18})'
+    rb'","step":"(?P<step>\d{1,18})"(?:,"parts":"(?P<parts>[0-9a-f]{64})")?'
+)
+_START_BYTES = 300  # more than the longest start
+_MOST_HEADER_BYTES = 100_000_000  # programs that read the format refuse longer headers
+_MOST_DEPTH = 100  # `TakenApart` calls itself for each level, and a list may hold itself
+_ZIP = b"PK\x03\x04"
+_OLD = f"is a zip file of torch.save, which course_lm wrote up to format 2; this one reads format {FORMAT_VERSION}"
 
 
 class CheckpointError(ValueError):
-    """A file is damaged, not a checkpoint, newer than this package reads, or holds more than plain data."""
+    """A file is damaged, not a checkpoint, or of another format than this package reads."""
 
 
-class _Trailer(NamedTuple):
-    version: int
-    serial: int
-    shards: str | None
-    digest: str
-
-
-def save_checkpoint(
-    path: str | os.PathLike[str], state: dict[str, Any], *, shards: str | None = None, serial: int | None = None
-) -> None:
+def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write `state` to `path`: the whole new file appears under that name, or what was there stays.
 
-    shards, serial: of a state whose sharded tensors were written before: the digest of their list, and the number that
-    `prepare_save` gave. state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, or what
-    `as_plain` turns into them. Raises ValueError when `state` holds anything else (naming its place), and OSError when
-    the file cannot be written (full disk, read-only or missing folder); then older checkpoints are untouched and no
-    partial file stays.
+    state: nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, or what `as_plain` turns into
+    them. Raises ValueError when `state` holds anything else (naming its place), and OSError when the file cannot be
+    written (full disk, read-only or missing folder); then older checkpoints are untouched and no partial file stays.
     """
-    path = Path(path)
-    state = as_plain(state)
-    if serial is None:
-        serial = prepare_save(path.parent)
-    with atomic_file(path) as file:
-        _write(file, state, serial, shards)
-    remove_stray_shards(path.parent, _serial)  # those of the checkpoint that was replaced
+    apart = TakenApart(state)
+    ensure(not apart.sharded, "the state holds sharded tensors, whose parts every rank writes: see save_sharded")
+    write_checkpoint(path, apart, prepare_save(Path(path).parent))
 
 
 def prepare_save(folder: str | os.PathLike[str]) -> int:
     """Remove what killed processes have left in a run's folder; return the serial of the next checkpoint in it."""
     folder = Path(folder)
     remove_leftovers(folder)
-    remove_stray_shards(folder, _serial)
-    return _next_serial(folder)
+    remove_stray_parts(folder, _serial)
+    # checkpoint_best counts too: it may be the newest
+    return 1 + max((_serial(path) or 0 for path in folder.glob("checkpoint_*.safetensors")), default=0)
 
 
-def as_plain(state: Any, *, sharded: bool = False) -> Any:
-    """Return `state` as what a checkpoint can hold, in dicts, lists and tuples of its own; tensors are not copied.
-
-    sharded: whether tensors of which this rank holds a part are let through as they are.
-
-    NumPy's scalars become numbers, an enumeration of strings or numbers becomes its value, every kind of dict a dict,
-    a named tuple a tuple, and a parameter the tensor in it.
-    Raises ValueError, naming its place, for what has no plain form or could not be read again.
-    """
-    return _Plain(math.inf, sharded).convert(state)
+def write_checkpoint(path: str | os.PathLike[str], apart: "TakenApart", serial: int, parts: str | None = None) -> None:
+    """Write the file itself; parts: the digest of the list of the files that hold its sharded tensors."""
+    step = apart.plain.get("step")
+    known = {"format": FORMAT_VERSION, "serial": serial, "step": step if type(step) is int and 0 < step < 2**59 else 0}
+    start = {"sha256": _ZEROS} | {name: str(number) for name, number in known.items()}
+    start |= {} if parts is None else {"parts": parts}
+    with atomic_file(path) as file:
+        digest = _write(file, apart.tensors, start | {"state": json.dumps(apart.plain, separators=(",", ":"))})
+        file.seek(_DIGITS_AT)
+        file.write(digest.encode())
+    remove_stray_parts(Path(path).parent, _serial)  # those of the checkpoint that was replaced
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str], map_location: Any = "cpu", target: Target = whole_on_cpu
+    path: str | os.PathLike[str], map_location: str | torch.device = "cpu", target: Target = whole_on_cpu
 ) -> dict[str, Any]:
     """Return the state that `save_checkpoint` stored, its tensors on `map_location`.
 
     Tensors that were saved in parts are read into the memory that `target(keys, shape, dtype)` gives, by any number of
-    ranks: by default whole, on the CPU.
-
-    The checksum is verified first, then that the file is no more than `torch.save` makes of plain data; then it is
-    read with `weights_only=True`, which builds tensors and plain data and calls nothing else. Raises CheckpointError,
-    naming the file and what is wrong with it, and FileNotFoundError when there is none.
+    ranks: by default whole, on the CPU. Raises CheckpointError, naming the file and what is wrong with it, and
+    FileNotFoundError when there is none.
     """
     path = Path(path)
     with open(path, "rb") as file:
-        trailer = _verify(path, file)
-        _check_version(path, trailer)
-        return _read(path, file, trailer, map_location, target)
+        return _read(path, file, _verify(path, file), map_location, target)
 
 
 def load_latest(
-    folder: str | os.PathLike[str], map_location: Any = "cpu", target: Target = whole_on_cpu
+    folder: str | os.PathLike[str], map_location: str | torch.device = "cpu", target: Target = whole_on_cpu
 ) -> tuple[Path, dict[str, Any]] | None:
     """The path and the state of what `latest_checkpoint` finds; its checksum is computed once."""
     with _latest(Path(folder)) as found:
@@ -141,6 +136,8 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     PermissionError for another user's file.
     """
     with _latest(Path(folder)) as found:
+        if found is not None:
+            _check_format(*found)
         return None if found is None else found[0]
 
 
@@ -161,18 +158,18 @@ def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
     for path in surplus:
         path.unlink()
     if surplus:
-        remove_stray_shards(Path(folder), _serial)
+        remove_stray_parts(Path(folder), _serial)
     return surplus
 
 
 def library_versions() -> dict[str, str]:
     """Versions of everything that a run's numbers depend on; another one may round differently."""
+    installed = {name: _installed_version(name) for name in ("numpy", "tokenizers")}
     return {
         "python": platform.python_version(),
         "course_lm": __version__,
         "torch": str(torch.__version__),
-        "numpy": _installed_version("numpy"),
-        "tokenizers": _installed_version("tokenizers"),
+        **installed,
     }
 
 
@@ -182,238 +179,283 @@ def _installed_version(name: str) -> str:
     return metadata.version(name)
 
 
-class _Plain:
-    """Converts a state; keeps its way through dicts and lists to the value at hand, for its messages."""
+def as_plain(state: Any) -> Any:
+    """Return `state` as a checkpoint would give it back, in dicts, lists and tuples of its own; tensors are not copied.
 
-    def __init__(self, most_parts: float, let_sharded_through: bool = False) -> None:
-        self.most_parts, self.parts, self.let_sharded_through = most_parts, 0, let_sharded_through
-        self.way: list[tuple[str, Any]] = []
-
-    def convert(self, value: Any) -> Any:
-        self.parts += 1
-        if self.parts > self.most_parts:
-            raise ValueError("it holds one list many times over, so that it would be far larger than its file")
-        kind = type(value)
-        if kind is int:
-            self._check_integer(value)
-        if kind in _SCALARS:
-            return value
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value)
-        if isinstance(value, dict):
-            return {self._key(key): self._inside("[{!r}]", key, item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self._inside("[{}]", index, item) for index, item in enumerate(value)]
-        if isinstance(value, tuple):
-            return tuple([self._inside("[{}]", index, item) for index, item in enumerate(value)])
-        return self._scalar(value)
-
-    def _inside(self, step: str, key: Any, value: Any) -> Any:
-        if len(self.way) >= _MAX_DEPTH:
-            raise self._error(f"lies more than {_MAX_DEPTH} dicts and lists deep")
-        self.way.append((step, key))
-        plain = self.convert(value)
-        self.way.pop()
-        return plain
-
-    def _key(self, key: Any) -> Any:
-        if isinstance(key, dict | list | tuple | torch.Tensor):
-            raise self._error(f"has a {type(key).__name__} as a key; a key is a number, a string, a boolean or None")
-        return self._inside("'s key {!r}", key, key)
-
-    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
-        if self.let_sharded_through and is_sharded(value):
-            return value.detach()
-        if type(value) not in (torch.Tensor, torch.nn.Parameter):
-            raise self._unfit(value)
-        if vars(value):
-            raise self._error(f"is a tensor with an attribute of its own ({', '.join(vars(value))})")
-        if not is_dense(value):
-            raise self._error(
-                "is a sparse, quantised, nested, conjugated or meta tensor; a checkpoint holds dense ones"
-            )
-        return value.detach() if value.requires_grad or type(value) is torch.nn.Parameter else value
-
-    def _scalar(self, value: Any) -> Any:
-        """The Python number or string in a NumPy scalar, or in an instance of a subclass such as an enumeration's."""
-        if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
-            plain = value.item()
-            if type(plain) in _SCALARS:
-                return self.convert(plain)
-        # the base class's own methods, as a subclass may have others
-        for kind, convert in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
-            if isinstance(value, kind):
-                return self.convert(convert(value))  # type: ignore[arg-type]
-        raise self._unfit(value)
-
-    def _check_integer(self, value: int) -> None:
-        if value.bit_length() > _MAX_INTEGER_BITS:
-            bits = f"is an integer of {value.bit_length()} bits"
-            raise self._error(f"{bits}; at most {_MAX_INTEGER_BITS} can be read")
-
-    def _unfit(self, value: Any) -> ValueError:
-        kind = type(value)
-        accepted = "tensors, numbers, strings, booleans, None, and dicts, lists and tuples of them"
-        return self._error(f"is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds {accepted}")
-
-    def _error(self, problem: str) -> ValueError:
-        shown = self.way if len(self.way) < 10 else [*self.way[:4], ("…", None), *self.way[-4:]]
-        way = "".join(step.format(key) for step, key in shown)
-        return ValueError(f"state{way} {problem}")
+    NumPy's scalars become numbers, an enumeration of strings or numbers becomes its value, every kind of dict a dict,
+    a named tuple a tuple, and a parameter the tensor in it. Raises ValueError, naming its place, for anything else.
+    """
+    apart = TakenApart(state)
+    return _put_together(json.dumps(apart.plain), apart.tensors, lambda name, *_: apart.sharded[name])
 
 
-class _Sink:
-    """A file for `torch.save` that keeps the first error and takes the rest in silence.
+class TakenApart:
+    """A state as JSON can hold it, and its tensors by name.
 
-    torch's C++ writer turns an exception from `write` into an unrelated RuntimeError, and writes on after it.
+    Attributes:
+        plain: the state; "$tensor", "$sharded", "$tuple", "$dict" (pairs) and "$float" mark what JSON lacks.
+        tensors: dense ones; tied tensors, the same numbers in the same memory, once.
+        sharded: those of which this rank holds a part.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.error: BaseException | None = None
+    def __init__(self, state: Any) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.sharded: dict[str, Tensor] = {}
+        self._known: dict[tuple[Any, ...], str] = {}
+        self.plain = self._convert(state, ())
 
-    def write(self, data: bytes) -> int:
-        if self.error is None:
-            try:
-                self.file.write(data)
-            except BaseException as error:  # a KeyboardInterrupt arrives here as well
-                self.error = error
-        return len(data)
+    def _convert(self, value: Any, way: tuple[Any, ...]) -> Any:
+        """way: the keys that lead to the value; a tuple is itself a key of a dict."""
+        kind = type(value)
+        if kind in (str, int, bool) or value is None:
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if isinstance(value, Tensor):
+            return {"$tensor": self.add(value, way)} if not is_sharded(value) else self._add_sharded(value, way)
+        if not isinstance(value, dict | list | tuple):
+            return self._convert(_plain_scalar(value, way), way)
+        if len(way) == _MOST_DEPTH:
+            raise _error(f"lies more than {_MOST_DEPTH} dicts and lists deep", way)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = [self._convert(part, (*way, key)) for key, part in items]
+        if not isinstance(value, dict):
+            return parts if isinstance(value, list) else {"$tuple": parts}
+        keys = [key if type(key) is str else self._convert_key(key, way) for key in value]
+        named = all(type(key) is str and not key.startswith("$") for key in keys)
+        return dict(zip(keys, parts)) if named else {"$dict": list(zip(keys, parts))}
 
-    def flush(self) -> None:
-        """torch asks for it; `_write` flushes once, at the end."""
+    def _convert_key(self, key: Any, way: tuple[Any, ...]) -> Any:
+        if isinstance(key, dict | list | tuple | Tensor):
+            raise _error(f"has a {type(key).__name__} as a key; a key is a number, a string, a boolean or None", way)
+        return self._convert(key, (*way, (key,)))
+
+    def add(self, tensor: Tensor, way: tuple[Any, ...]) -> str:
+        """Keep a tensor; return its name, of tied tensors that of the first."""
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in _NAMES or not is_dense(tensor):
+            raise _error(_UNFIT.format(_describe(tensor)), way)
+        # all empty tensors have the address 0
+        place = tensor.device, tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype
+        if place not in self._known:
+            name = self._known[place] = self._free_name(way)
+            bare = type(tensor) is Tensor and not tensor.requires_grad
+            self.tensors[name] = tensor if bare else tensor.detach()
+        return self._known[place]
+
+    def _add_sharded(self, tensor: Tensor, way: tuple[Any, ...]) -> dict[str, Any]:
+        name = self._free_name(way)
+        self.sharded[name] = tensor.detach()
+        return {"$sharded": [name, [str(key) for key in way], list(tensor.shape), _NAMES[tensor.dtype]]}
+
+    def _free_name(self, way: tuple[Any, ...]) -> str:
+        """The keys that lead to a tensor, as one; keys may hold dots themselves, so another may have that name."""
+        name = ".".join(map(str, way)).encode(errors="replace").decode()
+        while name in self.tensors or name in self.sharded or name == "__metadata__":
+            name += "'"
+        return name
 
 
-def _write(file: BinaryIO, state: dict[str, Any], serial: int, shards: str | None = None) -> None:
-    sink = _Sink(file)
-    torch.save(state, sink)  # pyrefly: ignore[bad-argument-type]  # torch needs only write and flush
-    if sink.error is not None:
-        raise sink.error
-    beside = "" if shards is None else f"shards {shards} "
-    prefix = f"course_lm checkpoint {FORMAT_VERSION} serial {serial} {beside}sha256 ".encode()
-    file.seek(-2, os.SEEK_END)  # a zip file ends in the length of its comment, which torch leaves at 0
-    file.write(struct.pack("<H", len(prefix) + _DIGEST_LENGTH) + prefix)
-    file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type]  # a file has readinto
-    file.seek(0, os.SEEK_END)
-    file.write(digest.encode())
+_UNFIT = (
+    "is {}; a checkpoint holds numbers, strings, booleans, None, dense tensors of a type that safetensors knows, and "
+    "dicts, lists and tuples of them"
+)
+
+
+def _plain_scalar(value: Any, way: tuple[Any, ...]) -> Any:
+    """The Python number or string in a NumPy scalar, or in an instance of a subclass such as an enumeration's."""
+    plain = value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else None
+    if type(plain) in (bool, int, float, str):
+        return plain
+    # the base class's own methods, as a subclass may have others
+    for kind, convert in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
+        if isinstance(value, kind):
+            return convert(value)  # type: ignore[arg-type]
+    raise _error(_UNFIT.format(_describe(value)), way)
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__module__}.{type(value).__qualname__}"
+    kind = "dense" if is_dense(value) else "sparse, quantised, nested, conjugated or meta"
+    return f"a {kind} {type(value).__name__} of {value.dtype}"
+
+
+def _error(problem: str, way: tuple[Any, ...]) -> ValueError:
+    steps = [f"'s key {key[0]!r}" if isinstance(key, tuple) else f"[{key!r}]" for key in way]
+    return ValueError(f"state{''.join(steps if len(steps) < 10 else [*steps[:4], '…', *steps[-4:]])} {problem}")
+
+
+def _put_together(text: str, tensors: Mapping[str, Tensor], sharded: Callable[..., Tensor]) -> Any:
+    """The state that `TakenApart` has made JSON of."""
+    makers: dict[str | None, Callable[[Any], Any]] = {
+        **{"$tensor": tensors.__getitem__, "$sharded": lambda claim: sharded(*claim)},
+        **{"$tuple": tuple, "$dict": dict, "$float": float},
+    }
+
+    def make(read: dict[str, Any]) -> Any:
+        kind = next(iter(read)) if len(read) == 1 else None
+        return makers[kind](read[kind]) if kind in makers else read
+
+    return json.loads(text, object_hook=make)
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """Write a safetensors file; return its SHA-256."""
+    # the largest items first: then each tensor begins at a multiple of its item's size, as programs expect that map it
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    header: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    if len(text) > _MOST_HEADER_BYTES:
+        raise ValueError(
+            f"the state holds {len(text)} bytes that are no tensor's; at most {_MOST_HEADER_BYTES} can be read"
+        )
+    digest = hashlib.sha256()
+    for part in (len(text).to_bytes(8, "little"), text, *(tensor for _, tensor in ordered)):
+        # row by row, without a copy where the numbers lie so
+        data = part if isinstance(part, bytes) else part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(data)
+        file.write(data)
+    return digest.hexdigest()
 
 
 @contextmanager
-def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, _Trailer] | None]:
+def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
-    for path in [*_newest_first(folder), *folder.glob("checkpoint_best.pt")]:
+    old = min(folder.glob("checkpoint_*.pt"), default=None)
+    if old is not None:  # to begin anew beside it would lose its work without a word
+        raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
+    for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
         # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
         with ExitStack() as opened:
             try:
                 file = opened.enter_context(open(path, "rb"))
-                trailer = _verify(path, file)
+                start = _verify(path, file)
             except PermissionError:
                 raise
             except (CheckpointError, OSError) as error:
                 warnings.warn(f"passing over a checkpoint: {error}", stacklevel=4)
                 continue
-            _check_version(path, trailer)
-            yield path, file, trailer
+            yield path, file, start
             return
     yield None
 
 
-def _read(path: Path, file: BinaryIO, trailer: _Trailer, map_location: Any, target: Target) -> dict[str, Any]:
-    """The state in a file whose checksum is right."""
-    try:
-        most_parts = check_archive(file)
-        file.seek(0)
-        state = _Plain(most_parts).convert(torch.load(file, map_location=map_location, weights_only=True))
-    except UnsafeArchiveError as error:
-        reason = f"it holds more than tensors and plain data, so loading it could run code: {error}"
-        raise CheckpointError(f"{path} is refused: {reason}") from error
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # what torch raises for a file that it cannot read has many types
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path} has a right checksum, but nothing that can be loaded: {reason}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a run")
-    if trailer.shards is None:
-        return state
-    try:
-        return put_back(state, shard_folder(path, trailer.serial), target)
-    except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+def _start_of(file: BinaryIO) -> re.Match[bytes] | None:
+    file.seek(8)
+    return _START.match(file.read(_START_BYTES))
 
 
-def _read_trailer(file: BinaryIO) -> _Trailer | None:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _TRAILER_MAX_BYTES))
-    found = _TRAILER.search(file.read())
-    if found is None:
-        return None
-    return _Trailer(int(found[1]), int(found[2]), found[3].decode() if found[3] else None, found[4].decode())
-
-
-def _verify(path: Path, file: BinaryIO) -> _Trailer:
-    trailer = _read_trailer(file)
-    if trailer is None:
-        raise CheckpointError(f"{path} is cut short, or not a course_lm checkpoint: no checksum at its end")
-    if _digest_before_trailer(file) != trailer.digest:
-        raise CheckpointError(f"{path} is damaged: its bytes do not match its checksum")
-    if trailer.shards is not None:
+def _verify(path: Path, file: BinaryIO) -> re.Match[bytes]:
+    """The start of the file; CheckpointError where its bytes are not those that were written."""
+    start = _start_of(file)
+    file.seek(0)
+    block = bytearray(file.read(1 << 20))
+    if start is None:
+        old = block.startswith(b"PK\x03\x04")
+        raise CheckpointError(
+            f"{path} {_OLD if old else 'is cut short, or not a course_lm checkpoint: no checksum in it'}"
+        )
+    block[_DIGITS_AT : _DIGITS_AT + len(_ZEROS)] = _ZEROS.encode()
+    digest = hashlib.sha256()
+    while block:
+        digest.update(block)
+        block = file.read(1 << 20)
+    if digest.hexdigest().encode() != start["sha256"]:
+        raise CheckpointError(f"{path} is cut short or damaged: its bytes do not match its checksum")
+    if start["parts"] is not None:
         try:
-            check_shards(shard_folder(path, trailer.serial), trailer.shards)
+            check_parts(parts_folder(path, int(start["serial"])), start["parts"].decode())
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
-    return trailer
+    return start
 
 
-def _digest_before_trailer(file: BinaryIO) -> str:
-    remaining = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
+def _check_format(path: Path, file: BinaryIO, start: re.Match[bytes]) -> None:
+    if int(start["format"]) != FORMAT_VERSION:
+        reads = f"this course_lm reads format {FORMAT_VERSION}"
+        raise CheckpointError(f"{path} has checkpoint format {int(start['format'])}; {reads}")
+
+
+def _read(
+    path: Path, file: BinaryIO, start: re.Match[bytes], map_location: str | torch.device, target: Target
+) -> dict[str, Any]:
+    """The state in a file whose checksum is right."""
+    _check_format(path, file, start)
+    try:
+        about, tensors = _read_tensors(file, map_location)
+        parts = Parts(parts_folder(path, int(start["serial"])), target)
+
+        def claim(name: str, keys: list[str], shape: list[int], kind: str) -> Tensor:
+            return parts.claim(name, keys, shape, KINDS[kind], _count_bytes(shape, kind))
+
+        state = _put_together(about["state"], tensors, claim)
+        ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
+        parts.fill()
+    except (MemoryError, torch.OutOfMemoryError, OSError):
+        raise
+    except Exception as error:  # a stranger's file can fail in any way
+        raise CheckpointError(f"{path} has a right checksum, but not the state of a run: {one_line(error)}") from error
+    return state
+
+
+def _read_tensors(file: BinaryIO, map_location: str | torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a safetensors file; ValueError unless they fill it, one after the other."""
+    size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    digest = hashlib.sha256()
-    while remaining and (block := file.read(min(remaining, 1 << 20))):
-        digest.update(block)
-        remaining -= len(block)
-    return digest.hexdigest()
+    length = int.from_bytes(file.read(8), "little")
+    ensure(8 + length <= size, "its header is longer than the file")
+    header = json.loads(file.read(length))
+    about, tensors, end = header.pop("__metadata__"), {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = end, end + _count_bytes(entry["shape"], entry["dtype"])
+        ensure(entry["data_offsets"] == [begin, end], f"{name!r} does not lie behind the tensor before it")
+        ensure(8 + length + end <= size, f"{name!r} lies outside of the file")
+        content, kind = bytearray(end - begin), KINDS[entry["dtype"]]
+        file.readinto(content)  # type: ignore[attr-defined]
+        flat = torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
+        tensors[name] = flat.reshape(entry["shape"]).to(map_location)
+    return about, tensors
 
 
-def _check_version(path: Path, trailer: _Trailer) -> None:
-    if trailer.version < FORMAT_VERSION:
-        reads = f"this one reads format {FORMAT_VERSION}"
-        raise CheckpointError(f"{path} was written by an older course_lm, in format {trailer.version}; {reads}")
-    if trailer.version > FORMAT_VERSION:
-        reads = f"this course_lm reads up to {FORMAT_VERSION}"
-        raise CheckpointError(f"{path} has checkpoint format {trailer.version}; {reads}")
+def _count_bytes(shape: list[int], kind: str) -> int:
+    """Of a tensor of a file; ValueError where there is none of that kind."""
+    counts = len(shape) <= 64 and all(type(n) is int and 0 <= n < 2**62 for n in shape)
+    ensure(counts and kind in KINDS, f"it holds no tensor of {shape} {kind}")
+    return math.prod(shape) * KINDS[kind].itemsize
 
 
 def _is_intact(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            _verify(path, file)
+            return bool(_verify(path, file))
     except (CheckpointError, OSError):
         return False
-    return True
+
+
+def _peek(path: Path) -> re.Match[bytes] | None:
+    """What the file says of itself, its checksum not looked at; None where it says nothing, or cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return _start_of(file)
+    except OSError:
+        return None
 
 
 def _serial(path: Path) -> int | None:
-    """The number in the file's trailer; None where it has none, or cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            trailer = _read_trailer(file)
-    except OSError:
-        return None
-    return None if trailer is None else trailer.serial
-
-
-def _next_serial(folder: Path) -> int:
-    # checkpoint_best.pt counts too: it may be the newest
-    return 1 + max((_serial(path) or 0 for path in folder.glob("checkpoint_*.pt")), default=0)
+    start = _peek(path)
+    return None if start is None else int(start["serial"])
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """Sort by serial. A file without one may be the newest, cut short: it comes first, to be looked at."""
+    """Sort by serial, then step. A file without them may be the newest, cut short: it comes first, to be looked at."""
 
     def age(path: Path) -> tuple[float, int]:
-        serial = _serial(path)
-        return float("inf") if serial is None else serial, path.stat().st_mtime_ns
+        start = _peek(path)
+        return (math.inf, 0) if start is None else (int(start["serial"]), int(start["step"]))
 
-    return sorted((path for pattern in RESUMABLE for path in folder.glob(pattern)), key=age, reverse=True)
+    return sorted((path for pattern in RESUMABLE for path in sorted(folder.glob(pattern))), key=age, reverse=True)

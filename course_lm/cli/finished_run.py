@@ -73,14 +73,14 @@ def _how_to_finish(folder: Path, config: TrainingConfig) -> str:
     configured = run_folder(config)
     if configured is None or configured.resolve() != folder.resolve():  # moved, or started in another folder
         command += f" --experiment_name {folder.resolve().name} --training.output_dir {folder.resolve().parent}"
-    if any(folder.glob("checkpoint_*.pt")):
+    if any(folder.glob("checkpoint_*.safetensors")):
         return f"`{command}` goes on from its checkpoint and writes it"
     return f"`{command}` trains it"
 
 
 def _warn_of_newer_checkpoint(folder: Path) -> None:
     exported = (folder / WEIGHTS).stat().st_mtime
-    newer = [path.name for path in sorted(folder.glob("checkpoint_*.pt")) if path.stat().st_mtime > exported]
+    newer = [path.name for path in sorted(folder.glob("checkpoint_*.safetensors")) if path.stat().st_mtime > exported]
     if newer:
         warnings.warn(
             f"the run in {folder} has gone on since its weights were exported: {newer[-1]} is newer than {WEIGHTS}, "

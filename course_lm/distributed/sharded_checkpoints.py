@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from course_lm.checkpoints import prepare_save, save_checkpoint
-from course_lm.checkpoints.shard_files import shard_folder, sums_of, take_out, write_shards, write_sums
+from course_lm.checkpoints.files import TakenApart, prepare_save, write_checkpoint
+from course_lm.checkpoints.parts import parts_folder, sums_of, write_parts, write_sums
 from course_lm.distributed.ranks import Group
 
 
@@ -22,18 +22,17 @@ def save_sharded(path: str | os.PathLike[str], state: Mapping[str, Any], group: 
         OSError: a file cannot be written; what was saved before is untouched.
         ValueError: the state holds what a checkpoint cannot.
     """
-    path = Path(path)
-    plain, tensors = take_out(state)
-    if not tensors:
-        group.leader_does(lambda: save_checkpoint(path, plain))
-        return
+    path, apart = Path(path), TakenApart(state)
     serial = group.leader_does(lambda: prepare_save(path.parent))
-    folder = shard_folder(path, serial)
+    if not apart.sharded:
+        group.leader_does(lambda: write_checkpoint(path, apart, serial))
+        return
+    folder = parts_folder(path, serial)
     group.leader_does(folder.mkdir)
-    write_shards(folder, tensors)
+    write_parts(folder, apart.sharded)
     names = group.tell(sorted(file.name for file in folder.iterdir()))
     sums: list[Any] = [None] * group.world
     # each rank reads some of the files once more: what counts is what has reached the disk
     dist.all_gather_object(sums, sums_of(folder, names[group.rank :: group.world]), group=group.process_group)
     every = {name: digest for part in sums for name, digest in part.items()}
-    group.leader_does(lambda: save_checkpoint(path, plain, shards=write_sums(folder, every), serial=serial))
+    group.leader_does(lambda: write_checkpoint(path, apart, serial, parts=write_sums(folder, every)))

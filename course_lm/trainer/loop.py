@@ -112,7 +112,7 @@ class Trainer:
         step: completed optimizer steps. history: all records so far.
         position: where the run stands in its data: `position.epoch` complete passes, and `position.batch` batches more.
         best_weights: without a folder, a copy of the weights with the lowest validation loss; with one they are in
-            `checkpoint_best.pt`.
+            `checkpoint_best.safetensors`.
         average: of the weights, where `training.average_weights` asks for one. Validation, early stopping and the best
             weights then are the average's; the model itself has the weights that are trained, until `restore_best`.
         interrupted: the number of the signal that ended the run, or None.
@@ -317,7 +317,7 @@ class Trainer:
         if self.best_loss == math.inf or self.best_weights is not None or self.folder is None:
             return self.best_weights
         try:
-            return weights_for_use(self._read(self.folder / "checkpoint_best.pt"))
+            return weights_for_use(self._read(self.folder / "checkpoint_best.safetensors"))
         except (OSError, CheckpointError) as error:
             warnings.warn(f"the model keeps its last weights, the best ones cannot be read: {error}", stacklevel=3)
             return None
@@ -460,7 +460,7 @@ class Trainer:
         folder, limit = self.folder, self.settings.save_total_limit
         with self.log.throughput.paused():
             self.group.leader_does(lambda: folder.mkdir(parents=True, exist_ok=True))
-            self.save_checkpoint(folder / f"checkpoint_{name}.pt")
+            self.save_checkpoint(folder / f"checkpoint_{name}.safetensors")
             # only now: a disk that is full costs no older checkpoint
             if limit is not None:
                 self.group.leader_does(lambda: prune_checkpoints(folder, limit))
@@ -642,7 +642,7 @@ class Trainer:
             ValueError: it belongs to a run with other settings, weights or parameters, or is not the state of a run;
                 then the trainer is as it was.
         """
-        state = as_plain(state, sharded=True)
+        state = as_plain(state)
         parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
         check_run_state(state, self._live_state(), parameters)
         check_same_run(self.config, state["config"])

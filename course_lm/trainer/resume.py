@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint, load_latest
-from course_lm.checkpoints.shard_files import Target
+from course_lm.checkpoints.parts import Target
 from course_lm.config import LoopConfig, TrainingConfig, sections
 from course_lm.distributed import Group
 from course_lm.monitoring.trackers import TrackerConfig
@@ -189,8 +189,8 @@ def load_newest(folder: Path, group: Group, target: Target) -> tuple[Path, dict[
 
 
 def holds_checkpoints(folder: Path) -> bool:
-    """Whether a run has saved something in this folder, intact or not."""
-    return any(folder.glob("checkpoint_*.pt"))
+    """Whether a run has saved something in this folder: intact or not, by this course_lm or an older one."""
+    return any(path for ending in ("safetensors", "pt") for path in folder.glob(f"checkpoint_*.{ending}"))
 
 
 def put_aside(folder: Path) -> None:

@@ -99,9 +99,9 @@ class Trial:
         """Seconds of a save beside the run's folder, on the same disk: the second of two, since the first one loads."""
         place = self.group.leader_does(lambda: Path(mkdtemp(prefix=f".{folder.name}.timed-", dir=folder.parent)))
         try:
-            save(place / "checkpoint_last.pt")
+            save(place / "checkpoint_last.safetensors")
             started = clock()
-            save(place / "checkpoint_last.pt")
+            save(place / "checkpoint_last.safetensors")
             return clock() - started
         finally:
             if self.group.leads:

@@ -125,11 +125,11 @@ def test_what_killed_processes_left_is_removed_once_it_is_old(tmp_path: Path) ->
     old, older, young, foreign, visible = (
         tmp_path / name
         for name in (
-            ".checkpoint_last.pt.1-0123abcd.tmp",
-            ".checkpoint_step_5.pt.99-89ef4567.tmp",
-            ".checkpoint_last.pt.2-89ef4567.tmp",
+            ".checkpoint_last.safetensors.1-0123abcd.tmp",
+            ".checkpoint_step_5.safetensors.99-89ef4567.tmp",
+            ".checkpoint_last.safetensors.2-89ef4567.tmp",
             ".somebody.tmp",
-            "checkpoint_last.pt",
+            "checkpoint_last.safetensors",
         )
     )
     for path in (old, older, young, foreign, visible):
@@ -142,7 +142,7 @@ def test_what_killed_processes_left_is_removed_once_it_is_old(tmp_path: Path) ->
 
 
 def test_a_temporary_file_is_recognised_as_a_leftover(tmp_path: Path) -> None:
-    with atomic_file(tmp_path / "checkpoint_step_7.pt"):
+    with atomic_file(tmp_path / "checkpoint_step_7.safetensors"):
         (temporary,) = tmp_path.iterdir()
         os.utime(temporary, (0, 0))
         remove_leftovers(tmp_path)

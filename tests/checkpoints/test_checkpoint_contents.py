@@ -48,8 +48,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def state(stopped: Path) -> dict[str, Any]:
-    """What torch alone reads from the newest checkpoint."""
-    return torch.load(stopped / NAME / "checkpoint_last.pt", weights_only=True)
+    """What is in the newest checkpoint."""
+    return checkpoints.load_checkpoint(stopped / NAME / "checkpoint_last.safetensors")
 
 
 # What it holds
@@ -62,6 +62,17 @@ def test_a_checkpoint_says_where_the_run_is(state):
         "batch": 6,
         "loader": {"epoch": 1, "batch": 6},
     }
+
+
+def test_the_library_alone_reads_weights_and_moments_by_name(state, stopped):
+    path = stopped / NAME / "checkpoint_last.safetensors"
+    read = load_file(path)
+    for name, weight in state["model"].items():
+        assert torch.equal(read[f"model.{name}"], weight)
+        assert read[f"optimizer.state.{name}.exp_avg"].shape == weight.shape
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    assert about["step"] == "7" and json.loads(about["state"])["position"]["epoch"] == 1
 
 
 def test_a_checkpoint_says_how_good_the_run_is(state, stopped):
@@ -164,7 +175,7 @@ def test_every_way_to_batch_has_a_fingerprint_of_its_own(mode):
 def test_a_folder_in_which_every_checkpoint_is_damaged_is_not_written_over(stopped, tmp_path):
     run = tmp_path / NAME
     run.mkdir()
-    for path in (stopped / NAME).glob("*.pt"):
+    for path in (stopped / NAME).glob("*.safetensors"):
         (run / path.name).write_bytes(path.read_bytes()[:-1])
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(ValueError, match=r"no checkpoint in \S+ can be read; training\.resume never"):
@@ -211,7 +222,7 @@ def test_a_finished_command_leaves_weights_that_anyone_can_read(tmp_path, capsys
     run = ["--training.max_steps=2", f"--training.output_dir={tmp_path}", "--experiment_name=toy"]
     assert main(["train", f"--data.corpus={text}", "--data.vocab_size=262", *shape, *run]) == 0
     weights = load_file(tmp_path / "toy" / "model.safetensors")
-    saved = checkpoints.load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["model"]
+    saved = checkpoints.load_checkpoint(tmp_path / "toy" / "checkpoint_last.safetensors")["model"]
     torch.testing.assert_close(weights, dict(saved), rtol=0, atol=0)
     with safe_open(tmp_path / "toy" / "model.safetensors", "pt") as file:
         sizes = json.loads(file.metadata()["model"])

@@ -68,7 +68,13 @@ def test_training_shows_its_progress(text, capsys):
 def test_a_run_leaves_its_checkpoints_settings_metrics_and_tokenizer(text):
     main(train(text, "--training.max_steps=2"))
     names = {path.name for path in (text.parent / "runs" / "toy").iterdir()}
-    assert names >= {"checkpoint_last.pt", "checkpoint_best.pt", "config.yaml", "metrics.jsonl", "tokenizer.json"}
+    assert names >= {
+        "checkpoint_last.safetensors",
+        "checkpoint_best.safetensors",
+        "config.yaml",
+        "metrics.jsonl",
+        "tokenizer.json",
+    }
 
 
 def test_the_saved_configuration_repeats_the_run(text):
@@ -114,7 +120,7 @@ def test_the_exported_weights_are_the_best_validated_ones_and_the_table_is_their
     printed = " ".join(capsys.readouterr().out.split())
     assert f"lowest validation loss after step {best} validation loss, nats per token {losses[best]:.4f}" in printed
     exported = safetensors.torch.load_file(folder / "model.safetensors")
-    kept = weights_for_use(load_checkpoint(folder / "checkpoint_best.pt"))
+    kept = weights_for_use(load_checkpoint(folder / "checkpoint_best.safetensors"))
     torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
 
 
@@ -143,7 +149,7 @@ def test_a_second_terminal_is_refused_in_one_line_and_the_first_run_is_whole(tex
     words = command(*train(text, *LONG))
     folder = text.parent / "runs" / "toy"
     with started(tmp_path, words) as first:
-        first.wait_until((folder / "checkpoint_step_2.pt").exists, "the second step")
+        first.wait_until((folder / "checkpoint_step_2.safetensors").exists, "the second step")
         for resume in ("auto", "never"):
             with started(tmp_path, [*words, f"--training.resume={resume}"]) as second:
                 ended = second.end(60)

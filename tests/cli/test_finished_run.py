@@ -91,8 +91,10 @@ def test_what_is_no_run_is_one_line(finished, capsys, monkeypatch, tmp_path, nam
 
 def test_a_run_that_has_gone_on_since_its_export_is_warned_of(copy, capsys):
     later = (copy / "model.safetensors").stat().st_mtime + 60
-    os.utime(copy / "checkpoint_last.pt", (later, later))
-    with pytest.warns(UserWarning, match=r"has gone on since its weights were exported: checkpoint_last.pt is newer"):
+    os.utime(copy / "checkpoint_last.safetensors", (later, later))
+    with pytest.warns(
+        UserWarning, match=r"has gone on since its weights were exported: checkpoint_last.safetensors is newer"
+    ):
         assert main(["generate", str(copy), "--max_new_tokens=1"]) == 0
 
 

@@ -79,7 +79,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("short.txt", "split", "val_fraction"),
         ("'*.md'", "no file matches *.md"),
         ("''", "data.corpus must be a name", "got ''"),
-        ("runs/toy/checkpoint_last.pt", "checkpoint_last.pt is not UTF-8 text"),
+        ("runs/toy/checkpoint_last.safetensors", "checkpoint_last.safetensors is not UTF-8 text"),
         ("text.txt --data.corpus=stories", "TEXT is 'text.txt' and --data.corpus 'stories'", "give one of them"),
         ("text.txt --data.vocab_size=50000", "vocab_size", "50000", "merges for"),
         ("--data.vocab_size=3", "data.vocab_size must be from 258", "got 3"),

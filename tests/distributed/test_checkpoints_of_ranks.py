@@ -23,12 +23,13 @@ from course_lm.checkpoints import (
     prune_checkpoints,
     save_checkpoint,
 )
-from course_lm.checkpoints.shard_files import SUMS
+from course_lm.checkpoints.parts import SUMS
 from course_lm.config import TrainingConfig
 from course_lm.distributed import DistributedConfig, connect
 from course_lm.schedules import ScheduleConfig
 from course_lm.shards import is_sharded
 from course_lm.trainer import Trainer
+from tests.checkpoints.by_hand import sealed, start, taken_apart
 from tests.distributed.pool import Pool
 from tests.full_disk import leaving_free, small_disk
 from tests.training_run import NAME, assert_same, configure, loaders, model_of, without_measures
@@ -99,19 +100,19 @@ def same_values(mine: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def test_four_ranks_write_one_file_of_parts_each(kept: tuple[Path, dict[str, Any]]) -> None:
-    names = sorted(path.name for path in shards_of(kept[0] / "checkpoint_last.pt").iterdir())
+    names = sorted(path.name for path in shards_of(kept[0] / "checkpoint_last.safetensors").iterdir())
     assert len(names) == 5
     assert names[0] == SUMS
 
 
 def test_the_list_of_checksums_is_one_that_sha256sum_reads(kept: tuple[Path, dict[str, Any]]) -> None:
-    folder = shards_of(kept[0] / "checkpoint_last.pt")
+    folder = shards_of(kept[0] / "checkpoint_last.safetensors")
     assert os.system(f"cd '{folder}' && sha256sum --quiet --check {SUMS}") == 0
 
 
 def test_one_process_reads_whole_tensors_equal_to_the_gathered_ones(kept: tuple[Path, dict[str, Any]]) -> None:
     folder, state = kept
-    same_values(load_checkpoint(folder / "checkpoint_last.pt"), state)
+    same_values(load_checkpoint(folder / "checkpoint_last.safetensors"), state)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_any_number_of_ranks_reads_what_four_have_written(
     ranks: Ranks, kept: tuple[Path, dict[str, Any]], world: int, distributed: DistributedConfig
 ) -> None:
     folder, expected = kept
-    for state, parts in ranks(world).run(states_after_loading, folder / "checkpoint_last.pt", distributed):
+    for state, parts in ranks(world).run(states_after_loading, folder / "checkpoint_last.safetensors", distributed):
         same_values(state, expected)
         assert bool(parts) == (world > 1 and distributed.strategy == "fsdp")
 
@@ -130,14 +131,14 @@ def test_a_full_checkpoint_of_a_sharded_model_is_the_same_state_in_one_file(
     ranks: Ranks, kept: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     (state, *_) = ranks(4).run(run, tmp_path, FULL)
-    same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.pt"), state)
+    same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.safetensors"), state)
     same_values(state, kept[1])
     assert not list((tmp_path / NAME).glob("*.shards"))
 
 
 def test_ranks_that_hold_the_whole_model_write_one_file(ranks: Ranks, tmp_path: Path) -> None:
     (state, *_) = ranks(2).run(run, tmp_path, DDP)
-    same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.pt"), state)
+    same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.safetensors"), state)
     assert not list((tmp_path / NAME).glob("*.shards"))
 
 
@@ -148,7 +149,7 @@ def test_an_average_of_the_weights_goes_on_to_the_bit(ranks: Ranks, tmp_path: Pa
     ranks(2).run(run_averaged, stopped, distributed, 2)
     (state, *_) = ranks(2).run(run_averaged, stopped, distributed, 5)
     same_values(state, expected)
-    same_values(load_checkpoint(stopped / NAME / "checkpoint_last.pt"), state)
+    same_values(load_checkpoint(stopped / NAME / "checkpoint_last.safetensors"), state)
 
 
 # Damage to the newest checkpoint: each is seen, and the one before it is used.
@@ -190,13 +191,13 @@ def rename_the_folder_away(newest: Path) -> None:
 
 
 def put_the_older_file_in_its_place(newest: Path) -> None:
-    shutil.copy(newest.with_name("checkpoint_step_4.pt"), newest)
+    shutil.copy(newest.with_name("checkpoint_step_4.safetensors"), newest)
 
 
 def put_the_older_parts_in_its_place(newest: Path) -> None:
     folder = shards_of(newest)
     shutil.rmtree(folder)
-    shutil.copytree(shards_of(newest.with_name("checkpoint_step_4.pt")), folder)
+    shutil.copytree(shards_of(newest.with_name("checkpoint_step_4.safetensors")), folder)
 
 
 def swap_two_shards(newest: Path) -> None:
@@ -229,28 +230,31 @@ def list_again(folder: Path) -> str:
 
 
 def seal_again(path: Path, change: Callable[[dict[str, Any]], None] = lambda state: None) -> None:
-    """Change the state in a checkpoint's one file, and let all checksums fit what lies beside it."""
-    folder = shards_of(path)
-    state = torch.load(path, weights_only=True)
+    """Change the state in a checkpoint's one file, as it is written there, and let all checksums fit the parts."""
+    header, body = taken_apart(path.read_bytes())
+    about = header["__metadata__"]
+    state = json.loads(about["state"])
     change(state)
-    save_checkpoint(path, state, shards=list_again(folder), serial=int(folder.name.split(".")[-2]))
+    ordered = {"parts": list_again(shards_of(path)), "state": json.dumps(state)}
+    header["__metadata__"] = start(format=about["format"], serial=about["serial"], step=about["step"], **ordered)
+    path.write_bytes(sealed(header, body))
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
 def test_damage_is_named_in_one_line_and_the_next_older_checkpoint_is_used(
     kept: tuple[Path, dict[str, Any]], damaged: Path, damage: Callable[[Path], None]
 ) -> None:
-    newest = damaged / "checkpoint_last.pt"
+    newest = damaged / "checkpoint_last.safetensors"
     damage(newest)
     with pytest.raises(CheckpointError, match=re.escape(DAMAGE[damage])) as refused:
         load_checkpoint(newest)
     assert str(newest) in str(refused.value)
     assert "\n" not in str(refused.value)
-    with pytest.warns(UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.pt"):
+    with pytest.warns(UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.safetensors"):
         found = load_latest(damaged)
     assert found is not None
-    assert found[0].name == "checkpoint_step_4.pt"
-    assert_same(found[1], load_checkpoint(kept[0] / "checkpoint_step_4.pt"))
+    assert found[0].name == "checkpoint_step_4.safetensors"
+    assert_same(found[1], load_checkpoint(kept[0] / "checkpoint_step_4.safetensors"))
 
 
 def refused_load(path: Path) -> tuple[BaseException | None, dict[str, Any], dict[str, Any]]:
@@ -265,8 +269,8 @@ def refused_load(path: Path) -> tuple[BaseException | None, dict[str, Any], dict
 
 
 def test_a_damaged_checkpoint_changes_nothing_on_any_rank(ranks: Ranks, damaged: Path) -> None:
-    flip_a_bit(damaged / "checkpoint_last.pt")
-    for error, before, after in ranks(2).run(refused_load, damaged / "checkpoint_last.pt"):
+    flip_a_bit(damaged / "checkpoint_last.safetensors")
+    for error, before, after in ranks(2).run(refused_load, damaged / "checkpoint_last.safetensors"):
         assert isinstance(error, CheckpointError)
         assert_same(after, before)
 
@@ -274,10 +278,10 @@ def test_a_damaged_checkpoint_changes_nothing_on_any_rank(ranks: Ranks, damaged:
 def test_ranks_go_on_from_the_older_one_and_end_where_they_had_ended(
     ranks: Ranks, kept: tuple[Path, dict[str, Any]], damaged: Path
 ) -> None:
-    flip_a_bit(damaged / "checkpoint_last.pt")
+    flip_a_bit(damaged / "checkpoint_last.safetensors")
     for state in ranks(4).run(run, damaged.parent, SHARDED):
         same_values(state, kept[1])
-    same_values(load_checkpoint(damaged / "checkpoint_last.pt"), kept[1])
+    same_values(load_checkpoint(damaged / "checkpoint_last.safetensors"), kept[1])
 
 
 # Files with code in them, or with lies, and checksums that fit.
@@ -303,7 +307,7 @@ def refused_in_one_line(path: Path) -> str:
 
 @pytest.mark.parametrize("writer", [pickle.dumps, torch.save], ids=["pickle", "torch"])
 def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path: Path, writer: Any) -> None:
-    path, target = damaged / "checkpoint_last.pt", tmp_path / "was_here"
+    path, target = damaged / "checkpoint_last.safetensors", tmp_path / "was_here"
     if writer is pickle.dumps:
         first_shard(path).write_bytes(pickle.dumps(Payload(target)))
     else:
@@ -314,48 +318,34 @@ def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path:
 
 
 def test_metadata_with_code_in_it_is_not_read(kept: tuple[Path, dict[str, Any]], damaged: Path, tmp_path: Path) -> None:
-    path, target = damaged / "checkpoint_last.pt", tmp_path / "was_here"
+    path, target = damaged / "checkpoint_last.safetensors", tmp_path / "was_here"
     (shards_of(path) / ".metadata").write_bytes(pickle.dumps(Payload(target)))  # the name that torch gives its own
     seal_again(path)
     same_values(load_checkpoint(path), kept[1])
     assert not target.exists()
 
 
-def test_a_state_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path: Path) -> None:
-    from course_lm.checkpoints import files
-
-    path, target = damaged / "checkpoint_last.pt", tmp_path / "was_here"
-    folder = shards_of(path)
-    state = torch.load(path, weights_only=True)
-    with open(path, "w+b") as file:
-        files._write(file, {**state, "x": Payload(target)}, int(folder.name.split(".")[-2]), list_again(folder))
-    assert "is refused" in refused_in_one_line(path)
-    assert not target.exists()
-    torch.load(path, weights_only=False)
-    assert target.exists(), "the payload must be live, or this test shows nothing"
-
-
-def weight_in(state: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name and the mark of a weight that lies in parts."""
-    return next((name, value) for name, value in state["model"].items() if isinstance(value, dict))
+def weight_in(state: dict[str, Any]) -> tuple[str, list[Any]]:
+    """The name of a weight that lies in parts, and what stands for it: its name there, its keys, its shape and type."""
+    return next((name, value["$sharded"]) for name, value in state["model"].items() if "$sharded" in value)
 
 
 def claim_a_shape(shape: list[Any]) -> Callable[[dict[str, Any]], None]:
     def change(state: dict[str, Any]) -> None:
-        weight_in(state)[1]["sharded"][0] = shape
+        weight_in(state)[1][2] = shape
 
     return change
 
 
 def claim_a_type(name: Any) -> Callable[[dict[str, Any]], None]:
     def change(state: dict[str, Any]) -> None:
-        weight_in(state)[1]["sharded"][1] = name
+        weight_in(state)[1][3] = name
 
     return change
 
 
 def claim_another_tensor(state: dict[str, Any]) -> None:
-    state["model"]["unwritten"] = {"sharded": [[2, 2], "float32"]}
+    state["model"]["unwritten"] = {"$sharded": ["model.unwritten", ["model", "unwritten"], [2, 2], "F32"]}
 
 
 LIES = {
@@ -373,8 +363,8 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_state_that_does_not_fit_its_shards_is_refused_in_one_line(damaged: Path, lie: str) -> None:
-    seal_again(damaged / "checkpoint_last.pt", LIES[lie])
-    refused_in_one_line(damaged / "checkpoint_last.pt")
+    seal_again(damaged / "checkpoint_last.safetensors", LIES[lie])
+    refused_in_one_line(damaged / "checkpoint_last.safetensors")
 
 
 def with_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -402,7 +392,7 @@ def without_metadata(header: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [huge_offsets, renamed_tensor, without_metadata], ids=lambda one: one.__name__)
 def test_a_shard_with_a_header_that_lies_is_refused_in_one_line(damaged: Path, change: Any) -> None:
-    path = damaged / "checkpoint_last.pt"
+    path = damaged / "checkpoint_last.safetensors"
     with_header(max(shards_of(path).glob("*.safetensors")), change)
     seal_again(path)
     refused_in_one_line(path)
@@ -417,41 +407,41 @@ def folders_in(folder: Path) -> set[str]:
 
 def test_each_folder_of_parts_belongs_to_one_checkpoint(kept: tuple[Path, dict[str, Any]]) -> None:
     """Among them were some that the run itself has replaced or pruned."""
-    paths = list(kept[0].glob("checkpoint_*.pt"))
+    paths = list(kept[0].glob("checkpoint_*.safetensors"))
     assert folders_in(kept[0]) == {shards_of(path).name for path in paths}
     assert len(paths) > 2
 
 
 def test_what_a_killed_save_has_left_is_never_used_and_removed_at_the_next_save(damaged: Path) -> None:
     left = damaged / "checkpoint_last.99.shards"
-    shutil.copytree(shards_of(damaged / "checkpoint_last.pt"), left)
+    shutil.copytree(shards_of(damaged / "checkpoint_last.safetensors"), left)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert latest_checkpoint(damaged) == damaged / "checkpoint_last.pt"
+        assert latest_checkpoint(damaged) == damaged / "checkpoint_last.safetensors"
     before = folders_in(damaged) - {left.name}
-    save_checkpoint(damaged / "checkpoint_step_6.pt", {"step": 6})
+    save_checkpoint(damaged / "checkpoint_step_6.safetensors", {"step": 6})
     assert folders_in(damaged) == before
 
 
 def test_pruning_removes_the_parts_of_what_it_deletes_and_no_others(damaged: Path) -> None:
     deleted = prune_checkpoints(damaged, 0)
-    assert {path.name for path in deleted} >= {"checkpoint_step_4.pt"}
-    remaining = list(damaged.glob("checkpoint_*.pt"))
+    assert {path.name for path in deleted} >= {"checkpoint_step_4.safetensors"}
+    remaining = list(damaged.glob("checkpoint_*.safetensors"))
     assert folders_in(damaged) == {shards_of(path).name for path in remaining}
-    load_checkpoint(damaged / "checkpoint_last.pt")
+    load_checkpoint(damaged / "checkpoint_last.safetensors")
 
 
 def test_replacing_a_checkpoint_removes_the_parts_of_the_old_one(damaged: Path) -> None:
-    old = shards_of(damaged / "checkpoint_last.pt")
-    save_checkpoint(damaged / "checkpoint_last.pt", {"step": 6})
+    old = shards_of(damaged / "checkpoint_last.safetensors")
+    save_checkpoint(damaged / "checkpoint_last.safetensors", {"step": 6})
     assert not old.exists()
-    assert shards_of(damaged / "checkpoint_step_4.pt").exists()
+    assert shards_of(damaged / "checkpoint_step_4.safetensors").exists()
 
 
 def save_on_a_full_disk(folder: Path, distributed: DistributedConfig, free: int) -> BaseException | None:
     """On a rank: save twice under one name, the second time without room; what that raised."""
     trainer, group = Trainer(model_of(), config_of(folder, distributed)), connect()
-    path = folder / "checkpoint_last.pt"
+    path = folder / "checkpoint_last.safetensors"
     trainer.save_checkpoint(path)
     filled = leaving_free(folder, free)
     group.leader_does(filled.__enter__)
@@ -474,6 +464,6 @@ def test_a_full_disk_costs_nothing_and_is_an_os_error_on_every_rank(
             assert isinstance(error, OSError), error
             assert "\n" not in str(error)
             assert "what was saved before is untouched" in str(error)
-        assert load_checkpoint(folder / "checkpoint_last.pt")["step"] == 0
-        save_checkpoint(folder / "checkpoint_step_1.pt", {"step": 1})
+        assert load_checkpoint(folder / "checkpoint_last.safetensors")["step"] == 0
+        save_checkpoint(folder / "checkpoint_step_1.safetensors", {"step": 1})
         assert len(folders_in(folder)) == (distributed is SHARDED)

@@ -478,7 +478,7 @@ def test_the_best_weights_come_back_at_the_end(runs, settings):
     assert best != 12, "the run must get worse for this test to tell anything"
     assert re.search(rf"^lowest validation loss after step +{best}$", ended.out, re.MULTILINE)
     exported = safetensors.torch.load_file(output / NAME / "model.safetensors")
-    kept = load_checkpoint(output / NAME / "checkpoint_best.pt")["model"]
+    kept = load_checkpoint(output / NAME / "checkpoint_best.safetensors")["model"]
     torch.testing.assert_close({name: kept[name] for name in exported}, exported, rtol=0, atol=0)
 
 

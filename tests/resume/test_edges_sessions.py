@@ -105,7 +105,7 @@ def base(folder: Path) -> TrainingConfig:
 
 def end_of(folder: Path) -> dict[str, Any]:
     """What a finished run leaves and no stop may change."""
-    state = without_measures(load_checkpoint(folder / NAME / "checkpoint_last.pt"))
+    state = without_measures(load_checkpoint(folder / NAME / "checkpoint_last.safetensors"))
     return {name: state[name] for name in COMPARED}
 
 
@@ -279,7 +279,7 @@ class Session(RuleBasedStateMachine):
 
     def checkpoints(self) -> list[Path]:
         """The intact ones."""
-        paths = sorted((self.folder / NAME).glob("checkpoint_*.pt"))
+        paths = sorted((self.folder / NAME).glob("checkpoint_*.safetensors"))
         return [path for path in paths if is_intact(path, path.stat().st_mtime_ns)]
 
     def steps_taken(self) -> int:

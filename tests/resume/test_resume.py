@@ -102,7 +102,7 @@ def test_a_run_that_is_stopped_once_is_the_same_to_the_bit(tmp_path, mode, preci
 @pytest.mark.parametrize("mode", MODES)
 def test_in_fp16_steps_overflow_and_the_run_learns_on(mode):
     left, ends = straight(mode, "fp16")
-    state = left["checkpoints"]["checkpoint_last.pt"]
+    state = left["checkpoints"]["checkpoint_last.safetensors"]
     assert 0 < state["skipped"] < len(ends) == state["step"] + state["skipped"]
     assert state["scaler"]["scale"] < 2.0**16
 
@@ -128,7 +128,7 @@ def ranking(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
     while (newest := latest_checkpoint(folder)) is not None:
         names.append(newest.name)
         newest.unlink()
-    assert len(names) == 4 and names[0] == "checkpoint_last.pt" and names[-1] == "checkpoint_best.pt"
+    assert len(names) == 4 and names[0] == "checkpoint_last.safetensors" and names[-1] == "checkpoint_best.safetensors"
     return names
 
 
@@ -148,7 +148,9 @@ def pass_over_damaged(stopped: Path, folder: Path, ranking: list[str], damage: D
     content = bytearray(newest.read_bytes())
     damage(content)
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.pt is (cut short|damaged)"):
+    with pytest.warns(
+        UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.safetensors is (cut short|damaged)"
+    ):
         found = latest_checkpoint(folder / NAME)
     assert found is not None and found.name == ranking[1]
     assert_same(load_checkpoint(found), intact(stopped / NAME / found.name))
@@ -166,7 +168,7 @@ def intact(path: Path) -> dict[str, Any]:
 
 
 def cuts(stopped: Path) -> list[Damage]:
-    size = (stopped / NAME / "checkpoint_last.pt").stat().st_size
+    size = (stopped / NAME / "checkpoint_last.safetensors").stat().st_size
 
     def cut(length: int) -> Damage:
         return lambda content: content.__delitem__(slice(length, None))
@@ -206,9 +208,9 @@ def test_a_run_with_nothing_but_its_best_goes_on_from_there(stopped, ranking, tm
     damage_all_but(stopped, tmp_path, ranking, 3)
     with pytest.warns(UserWarning, match="passing over a checkpoint"):
         run(tmp_path, "bucketed", "fp32")
-    assert "checkpoint_best.pt" in capsys.readouterr().out
-    last = without_measures(load_checkpoint(tmp_path / NAME / "checkpoint_last.pt"))
-    assert_same(last, straight("bucketed", "fp32")[0]["checkpoints"]["checkpoint_last.pt"])
+    assert "checkpoint_best.safetensors" in capsys.readouterr().out
+    last = without_measures(load_checkpoint(tmp_path / NAME / "checkpoint_last.safetensors"))
+    assert_same(last, straight("bucketed", "fp32")[0]["checkpoints"]["checkpoint_last.safetensors"])
 
 
 def damage_all_but(stopped: Path, folder: Path, ranking: list[str], place: int) -> None:

@@ -53,7 +53,7 @@ def test_stopping_after_every_single_step_changes_no_bit(tmp_path, feature):
     while run(tmp_path, feature, interrupt_at(1)).interrupted:
         stops += 1
     left = straight(feature)
-    assert stops == left["checkpoints"]["checkpoint_last.pt"]["step"] > 4
+    assert stops == left["checkpoints"]["checkpoint_last.safetensors"]["step"] > 4
     assert_same(outcome(tmp_path), left)
 
 

@@ -215,7 +215,7 @@ def run(folder: Path | None, loader: Any, val: Any = None, act: Callable[[int], 
 
 
 def end_of(folder: Path) -> Any:
-    return without_measures(load_checkpoint(folder / "toy" / "checkpoint_last.pt"))
+    return without_measures(load_checkpoint(folder / "toy" / "checkpoint_last.safetensors"))
 
 
 @cache
@@ -382,7 +382,7 @@ def test_a_second_pass_over_an_iterator_is_refused_and_the_first_is_saved(tmp_pa
     trainer = Trainer(model(), configure(tmp_path, max_steps=9))
     with pytest.raises(ValueError, match=r"an iterator \(generator\): it gives one pass"):
         trainer.train(batch_of(start) for start in range(BATCHES))
-    assert trainer.step == 3 and (tmp_path / "toy" / "checkpoint_epoch_1.pt").exists()
+    assert trainer.step == 3 and (tmp_path / "toy" / "checkpoint_epoch_1.safetensors").exists()
 
 
 def test_a_used_up_iterator_does_not_stand_for_a_new_one(tmp_path):
@@ -507,9 +507,9 @@ def test_a_foreign_loader_that_is_ahead_is_saved_with_its_batches(tmp_path):
     trainer = Trainer(model(), configure(), loss_fn=counting(fail_at(4)))
     with pytest.raises(OSError, match="the node"):
         trainer.train(Foreign())
-    trainer.save_checkpoint(tmp_path / "by_hand.pt")
+    trainer.save_checkpoint(tmp_path / "by_hand.safetensors")
     other = Trainer(model(), configure())
-    other.load_checkpoint(tmp_path / "by_hand.pt")
+    other.load_checkpoint(tmp_path / "by_hand.safetensors")
     straight_run = Trainer(model(), configure())
     read: list[list[int]] = []
     for position in (straight_run.position, other.position):

@@ -101,7 +101,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     """Everything that a run leaves and that must not depend on where it was stopped."""
     folder = trainer.folder
     assert folder is not None
-    best = folder / "checkpoint_best.pt"
+    best = folder / "checkpoint_best.safetensors"
     return {
         "weights": dict(trainer.model.state_dict()),
         "moments": trainer.optimizer.state_dict(),
@@ -109,7 +109,7 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "history": without_machine(trainer.history.records),
         "lines": without_machine([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]),
         "best": load_checkpoint(best)["model"] if best.exists() else {},
-        "steps": sorted(path.name for path in folder.glob("checkpoint_step_*.pt")),
+        "steps": sorted(path.name for path in folder.glob("checkpoint_step_*.safetensors")),
         "counts": [
             trainer.step,
             trainer.position.epoch,
@@ -283,14 +283,14 @@ def test_patience_is_counted_on_across_a_stop(tmp_path):
 
 def test_a_run_goes_on_from_a_step_when_its_last_state_is_lost(tmp_path):
     start("list", tmp_path, loss_fn=counting(interrupt_at(9)))
-    (tmp_path / "toy" / "checkpoint_last.pt").unlink()
+    (tmp_path / "toy" / "checkpoint_last.safetensors").unlink()
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
 
 @pytest.mark.filterwarnings("ignore:passing over a checkpoint")
 def test_a_run_goes_on_when_its_last_state_is_damaged(tmp_path):
     start("list", tmp_path, loss_fn=counting(interrupt_at(9)))
-    path = tmp_path / "toy" / "checkpoint_last.pt"
+    path = tmp_path / "toy" / "checkpoint_last.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
@@ -345,7 +345,7 @@ def test_a_validation_that_an_error_broke_off_is_made_up_for(tmp_path, case, rea
     trainer.train(data, loader_of(kind))
     expected = straight(case)[0]
     assert_same({**outcome(trainer), "steps": expected["steps"]}, expected)
-    ends = sorted(path.stem for path in (tmp_path / "toy").glob("checkpoint_epoch_*.pt"))
+    ends = sorted(path.stem for path in (tmp_path / "toy").glob("checkpoint_epoch_*.safetensors"))
     assert ends == ["checkpoint_epoch_1", "checkpoint_epoch_2", "checkpoint_epoch_3"]
 
 
@@ -359,7 +359,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
 def test_a_finished_run_that_is_started_again_over_the_same_list_saves_the_same_position(tmp_path):
     trainer = trainer_of(configure(tmp_path))
     trainer.train(batch_list(), batch_list())
-    last = tmp_path / "toy" / "checkpoint_last.pt"
+    last = tmp_path / "toy" / "checkpoint_last.safetensors"
     before = load_checkpoint(last)["position"]
     trainer.train(batch_list(), batch_list())
     assert_same(load_checkpoint(last)["position"], before)
@@ -690,7 +690,7 @@ def test_a_state_loaded_by_hand_does_not_overwrite_another_run(tmp_path):
     other = run_with(configure(tmp_path / "other"), loss_fn=counting(interrupt_at(3)))
     assert other.folder is not None
     trainer = trainer_of(configure(tmp_path))
-    trainer.load_checkpoint(other.folder / "checkpoint_last.pt")
+    trainer.load_checkpoint(other.folder / "checkpoint_last.safetensors")
     with pytest.raises(ValueError, match="holds another run"):
         trainer.train(batch_list())
 
@@ -698,7 +698,7 @@ def test_a_state_loaded_by_hand_does_not_overwrite_another_run(tmp_path):
 def test_a_run_can_be_taken_up_at_an_older_checkpoint_of_its_own(tmp_path):
     start("list", tmp_path)
     trainer = trainer_of(configure(tmp_path))
-    trainer.load_checkpoint(tmp_path / "toy" / "checkpoint_epoch_2.pt")
+    trainer.load_checkpoint(tmp_path / "toy" / "checkpoint_epoch_2.safetensors")
     trainer.train(batch_list(), batch_list())
     assert_same(outcome(trainer)["weights"], straight("list")[0]["weights"])
 
@@ -707,7 +707,7 @@ def test_what_is_drawn_between_two_calls_changes_nothing(tmp_path):
     trainer = trainer_of(configure(tmp_path), loss_fn=counting(interrupt_at(8)))
     trainer.train(loader_of("list"), loader_of("list"))
     torch.rand(7)
-    trainer.save_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")
+    trainer.save_checkpoint(tmp_path / "toy" / "checkpoint_last.safetensors")
     trainer.train(loader_of("list"), loader_of("list"))
     assert_same(outcome(trainer)["weights"], straight("list")[0]["weights"])
     assert_same(outcome(start("list", tmp_path))["weights"], straight("list")[0]["weights"])
@@ -736,7 +736,7 @@ def test_resume_never_starts_anew_and_keeps_the_old_run(tmp_path):
         trainer = trainer_of(configure(tmp_path, resume="never"))
         trainer.train(loader_of("list"), loader_of("list"))
         assert_same(trainer.history.records[0]["loss"], first.history.records[0]["loss"])
-        assert (tmp_path / f"toy.{number}" / "checkpoint_last.pt").exists()
+        assert (tmp_path / f"toy.{number}" / "checkpoint_last.safetensors").exists()
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["toy", "toy.1", "toy.2"]
 
 
@@ -767,7 +767,7 @@ def test_a_run_without_a_folder_has_a_progress_bar_and_no_metrics_file():
 def test_the_step_in_which_the_signal_comes_is_finished(tmp_path):
     trainer = start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
     assert (trainer.step, trainer.position.batch) == (2, 4)
-    assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["step"] == 2
+    assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.safetensors")["step"] == 2
 
 
 def test_a_stopped_run_says_so_in_one_line(tmp_path, capsys):
@@ -793,7 +793,7 @@ def test_a_signal_during_the_last_validation_is_no_loss(tmp_path):
         trainer.train(batch_list(), Interrupting())
     except KeyboardInterrupt:
         pytest.fail("the signal ended the run before it was saved")
-    assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["step"] == 4
+    assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.safetensors")["step"] == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -856,7 +856,7 @@ with sole_writer(pathlib.Path({str(tmp_path / "toy")!r})):
 
 def test_the_best_weights_that_cannot_be_read_leave_the_last_ones_with_a_warning(tmp_path):
     trainer = start("list", tmp_path)
-    (tmp_path / "toy" / "checkpoint_best.pt").unlink()
+    (tmp_path / "toy" / "checkpoint_best.safetensors").unlink()
     last = {name: part.clone() for name, part in trainer.model.state_dict().items()}
     with pytest.warns(UserWarning, match="the model keeps its last weights"):
         trainer.restore_best()

@@ -174,7 +174,7 @@ def test_the_saved_configuration_repeats_the_run_without_timing(tmp_path, machin
     first = run(tmp_path / "first", machine, time_budget=1.0)
     saved = TrainingConfig.from_yaml(tmp_path / "first" / NAME / "config.yaml")
     assert (saved.training.time_budget, saved.training.max_steps) == (1.0, first.total_steps)
-    state = load_checkpoint(tmp_path / "first" / NAME / "checkpoint_last.pt")
+    state = load_checkpoint(tmp_path / "first" / NAME / "checkpoint_last.safetensors")
     assert state["config"]["training"]["max_steps"] == first.total_steps
     monkeypatch.setattr(timing, "Trial", never)
     capsys.readouterr()
@@ -196,7 +196,7 @@ def test_a_state_that_is_loaded_brings_its_steps(tmp_path, machine):
     saved = run(tmp_path / "first", machine, time_budget=1.0)
     machine.slowness = 5.0
     trainer = Trainer(machine.model(), replace(saved.config, training=replace(saved.settings, max_steps=None)))
-    trainer.load_checkpoint(tmp_path / "first" / NAME / "checkpoint_last.pt")
+    trainer.load_checkpoint(tmp_path / "first" / NAME / "checkpoint_last.safetensors")
     assert trainer.settings.max_steps == saved.settings.max_steps == trainer.config.training.max_steps
 
 
@@ -310,7 +310,7 @@ def test_a_plan_counts_what_a_run_does_between_its_steps(tmp_path, machine, step
     counts = plan.counts(steps)
     assert counts.validations == len(trainer.history.validation)
     assert counts.records == len(trainer.history.train)
-    names = [path.name for path in (tmp_path / NAME).glob("checkpoint_epoch_*.pt")]
+    names = [path.name for path in (tmp_path / NAME).glob("checkpoint_epoch_*.safetensors")]
     assert counts.epochs - 1 == len(names)
     assert machine.saves <= counts.saves
 

@@ -212,7 +212,7 @@ def test_one_epoch_can_be_trained_by_hand(tmp_path):
     trainer = Trainer(tiny_gpt(), configure(num_epochs=3, logging_steps=100, output_dir=str(tmp_path)))
     trainer.train_epoch(toy_batches(2))
     assert (trainer.step, trainer.position.epoch, trainer.position.batch) == (2, 1, 0)
-    assert (tmp_path / "toy" / "checkpoint_epoch_1.pt").exists()
+    assert (tmp_path / "toy" / "checkpoint_epoch_1.safetensors").exists()
 
 
 def test_an_epoch_by_hand_refuses_validation_data_that_can_be_read_once():
@@ -492,7 +492,7 @@ def test_the_best_checkpoint_holds_the_weights_of_the_best_validation(tmp_path):
     trainer = validated_as(Trainer(tiny_gpt(), config, observers=[recorder]), [3.0, 1.0, 2.0])
     recorder.model = trainer.model
     trainer.train(toy_batches(2), toy_batches(1))
-    assert_same_weights(load_checkpoint(tmp_path / "toy" / "checkpoint_best.pt")["model"], recorder.weights[1])
+    assert_same_weights(load_checkpoint(tmp_path / "toy" / "checkpoint_best.safetensors")["model"], recorder.weights[1])
 
 
 def test_a_validation_of_nan_is_no_improvement():
@@ -534,8 +534,14 @@ def files_of(folder: Path) -> set[str]:
 def test_a_run_leaves_its_last_and_best_state_its_steps_settings_and_metrics(tmp_path):
     config = configure(num_epochs=2, save_steps=2, output_dir=str(tmp_path))
     Trainer(tiny_gpt(), config).train(toy_batches(3), toy_batches(1))
-    newest_three = {"checkpoint_epoch_1.pt", "checkpoint_step_4.pt", "checkpoint_epoch_2.pt"}
-    others = {"checkpoint_last.pt", "checkpoint_best.pt", "config.yaml", "metrics.jsonl", "made_by.json"}
+    newest_three = {"checkpoint_epoch_1.safetensors", "checkpoint_step_4.safetensors", "checkpoint_epoch_2.safetensors"}
+    others = {
+        "checkpoint_last.safetensors",
+        "checkpoint_best.safetensors",
+        "config.yaml",
+        "metrics.jsonl",
+        "made_by.json",
+    }
     assert files_of(tmp_path / "toy") == newest_three | others
 
 
@@ -545,7 +551,7 @@ def test_only_the_newest_numbered_checkpoints_are_kept(tmp_path, limit):
     Trainer(tiny_gpt(), config).train(toy_batches(6))
     written = ["epoch_1", "step_5", "step_4", "step_3", "step_2", "step_1"]
     kept = {name for name in files_of(tmp_path / "toy") if "_step_" in name or "_epoch_" in name}
-    assert kept == {f"checkpoint_{name}.pt" for name in written[:limit]}
+    assert kept == {f"checkpoint_{name}.safetensors" for name in written[:limit]}
 
 
 def test_the_best_weights_are_given_back_where_that_is_asked_for(tmp_path):
@@ -568,7 +574,7 @@ def test_the_last_checkpoint_holds_the_last_weights_even_where_the_best_are_give
     config = configure(num_epochs=2, restore_best=True, output_dir=str(tmp_path))
     trainer = Trainer(tiny_gpt(), config, schedule=lambda k: [1e-2, 5.0][k])
     trainer.train(toy_batches(1), toy_batches(1))
-    last = load_checkpoint(tmp_path / "toy" / "checkpoint_last.pt")["model"]
+    last = load_checkpoint(tmp_path / "toy" / "checkpoint_last.safetensors")["model"]
     assert not torch.equal(last["norm.weight"], trainer.model.state_dict()["norm.weight"])
 
 
@@ -634,10 +640,10 @@ def test_a_checkpoint_saved_by_hand_can_be_gone_on_from_in_a_new_folder(tmp_path
     straight.train(toy_batches(2))
     first = Trainer(tiny_gpt(), configure(num_epochs=2))
     first.train_epoch(toy_batches(2))
-    first.save_checkpoint(tmp_path / "by_hand.pt")
+    first.save_checkpoint(tmp_path / "by_hand.safetensors")
     config = configure(num_epochs=2, logging_steps=100, output_dir=str(tmp_path / "new"))
     second = Trainer(tiny_gpt(), config)
-    second.load_checkpoint(tmp_path / "by_hand.pt")
+    second.load_checkpoint(tmp_path / "by_hand.safetensors")
     second.train(toy_batches(2))
     assert_same_weights(weights_of(second.model), weights_of(straight.model))
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -287,13 +288,13 @@ def _error(problem: str, way: tuple[Any, ...]) -> ValueError:
 
 def _put_together(text: str, tensors: Mapping[str, Tensor], sharded: Callable[..., Tensor]) -> Any:
     """The state that `TakenApart` has made JSON of."""
-    makers: dict[str | None, Callable[[Any], Any]] = {
+    makers: dict[str, Callable[[Any], Any]] = {
         **{"$tensor": tensors.__getitem__, "$sharded": lambda claim: sharded(*claim)},
         **{"$tuple": tuple, "$dict": dict, "$float": float},
     }
 
     def make(read: dict[str, Any]) -> Any:
-        kind = next(iter(read)) if len(read) == 1 else None
+        kind = next(iter(read)) if len(read) == 1 else ""
         return makers[kind](read[kind]) if kind in makers else read
 
     return json.loads(text, object_hook=make)
@@ -315,12 +316,15 @@ def _write(file: BinaryIO, tensors: Mapping[str, Tensor], about: Mapping[str, st
             f"the state holds {len(text)} bytes that are no tensor's; at most {_MOST_HEADER_BYTES} can be read"
         )
     digest = hashlib.sha256()
-    for part in (len(text).to_bytes(8, "little"), text, *(tensor for _, tensor in ordered)):
-        # row by row, without a copy where the numbers lie so
-        data = part if isinstance(part, bytes) else part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        digest.update(data)
-        file.write(data)
+    for part in chain((len(text).to_bytes(8, "little"), text), (_bytes_of(tensor) for _, tensor in ordered)):
+        digest.update(part)
+        file.write(part)
     return digest.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The numbers row by row, without a copy where they lie so."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def taken_apart(content: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
-def start(**about: Any) -> dict[str, str]:
+def beginning(**about: Any) -> dict[str, str]:
     """The metadata that every checkpoint begins with, and more of it."""
     known = {"sha256": ZEROS, "format": FORMAT_VERSION, "serial": 1, "step": 0}
     return {name: str(value) for name, value in {**known, **about}.items()}

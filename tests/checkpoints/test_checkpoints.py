@@ -36,7 +36,7 @@ from course_lm.checkpoints import (
     save_checkpoint,
 )
 from course_lm.checkpoints import files as checkpoints
-from tests.checkpoints.by_hand import sealed, start
+from tests.checkpoints.by_hand import beginning, sealed
 from tests.full_disk import leaving_free, make_read_only, small_disk
 
 
@@ -523,7 +523,7 @@ def test_a_missing_checkpoint_is_file_not_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rest", [b"}", b"},", b'},"w":', b',"state":3}', b',"state":"3', b',"state":"[1"}}', b"\xff"])
 def test_a_start_without_a_state_behind_it_is_one_clear_error(tmp_path: Path, rest: bytes) -> None:
-    header = json.dumps({"__metadata__": start()}, separators=(",", ":")).encode()[:-2] + rest
+    header = json.dumps({"__metadata__": beginning()}, separators=(",", ":")).encode()[:-2] + rest
     (tmp_path / "odd.safetensors").write_bytes(sealed(header))
     with pytest.raises(CheckpointError, match=r"odd\.safetensors has a right checksum, but not the state") as caught:
         load_checkpoint(tmp_path / "odd.safetensors")
@@ -531,7 +531,7 @@ def test_a_start_without_a_state_behind_it_is_one_clear_error(tmp_path: Path, re
 
 
 def test_a_checkpoint_that_holds_no_dict_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "odd.safetensors").write_bytes(sealed({"__metadata__": start(state="[1,2]")}))
+    (tmp_path / "odd.safetensors").write_bytes(sealed({"__metadata__": beginning(state="[1,2]")}))
     with pytest.raises(CheckpointError, match="not the state of a run: it holds a list"):
         load_checkpoint(tmp_path / "odd.safetensors")
 

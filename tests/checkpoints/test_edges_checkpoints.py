@@ -37,7 +37,7 @@ from course_lm.checkpoints import files as checkpoints
 from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
 from course_lm.muon import MuonWithAdamW
 from course_lm.trainer import Trainer
-from tests.checkpoints.by_hand import ZEROS, sealed, start, taken_apart
+from tests.checkpoints.by_hand import ZEROS, beginning, sealed, taken_apart
 from tests.small_run import small_batches, small_trainer
 from tests.training_run import assert_same
 
@@ -787,7 +787,7 @@ def test_as_plain_copies_no_tensor_and_shares_no_list():
 def with_tensors(**entries: Any) -> bytes:
     """A file of 16 bytes of numbers, with these tensors in its header."""
     state = json.dumps({name: {"$tensor": name} for name in entries})
-    return sealed({"__metadata__": start(state=state), **entries}, bytes(16))
+    return sealed({"__metadata__": beginning(state=state), **entries}, bytes(16))
 
 
 def entry(shape: Any, begin: Any, end: Any, kind: Any = "F32") -> dict[str, Any]:

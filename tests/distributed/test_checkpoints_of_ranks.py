@@ -29,7 +29,7 @@ from course_lm.distributed import DistributedConfig, connect
 from course_lm.schedules import ScheduleConfig
 from course_lm.shards import is_sharded
 from course_lm.trainer import Trainer
-from tests.checkpoints.by_hand import sealed, start, taken_apart
+from tests.checkpoints.by_hand import beginning, sealed, taken_apart
 from tests.distributed.pool import Pool
 from tests.full_disk import leaving_free, small_disk
 from tests.training_run import NAME, assert_same, configure, loaders, model_of, without_measures
@@ -236,7 +236,7 @@ def seal_again(path: Path, change: Callable[[dict[str, Any]], None] = lambda sta
     state = json.loads(about["state"])
     change(state)
     ordered = {"parts": list_again(shards_of(path)), "state": json.dumps(state)}
-    header["__metadata__"] = start(format=about["format"], serial=about["serial"], step=about["step"], **ordered)
+    header["__metadata__"] = beginning(format=about["format"], serial=about["serial"], step=about["step"], **ordered)
     path.write_bytes(sealed(header, body))
 
 

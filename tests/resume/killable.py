@@ -95,30 +95,39 @@ def announce_writes(events: int, room: tuple[int, int] | None) -> None:
     """Make every save of this process tell where it begins and ends, and take its time in between."""
     from course_lm.checkpoints import files as checkpoints
 
-    atomic_file, write, saves = checkpoints.atomic_file, checkpoints._Sink.write, 0
+    atomic_file, saves = checkpoints.atomic_file, 0
 
     @contextmanager
-    def announced(path: Path) -> Iterator[BinaryIO]:
+    def announced(path: Path) -> Iterator[SlowFile]:
         nonlocal saves
         saves += 1
         if room is not None and saves == room[0]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (room[1], resource.RLIM_INFINITY))
         tell(events, f"writing {path.name}")
         with atomic_file(path) as file:
-            yield file
+            yield SlowFile(file)
         tell(events, f"wrote {path.name}")
 
-    def slow_write(sink: Any, data: bytes) -> int:
-        half = len(data) // 2
-        written = write(sink, data[:half])
-        sink.file.flush()
-        time.sleep(PAUSE)
-        return written + write(sink, data[half:])
-
     checkpoints.atomic_file = announced  # type: ignore[assignment]
-    checkpoints._Sink.write = slow_write  # type: ignore[method-assign]
     os.fsync = unhurried(lambda descriptor: None)  # what is written outlives a process that is killed
     os.replace = unhurried(os.replace)
+
+
+class SlowFile:
+    """A file that takes its time in the middle of every write, with half of it on the disk."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes | memoryview) -> None:
+        half = len(data) // 2
+        self.file.write(data[:half])
+        self.file.flush()
+        time.sleep(PAUSE)
+        self.file.write(data[half:])
 
 
 def unhurried(call: Any) -> Any:

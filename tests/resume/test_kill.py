@@ -123,7 +123,7 @@ def test_a_run_killed_while_it_obeys_a_first_signal_ends_like_one_never_stopped(
 def test_a_run_whose_files_may_not_grow_stops_with_one_error_and_goes_on_when_they_may(straight, tmp_path):
     draw = draws("files may not grow")
     for _ in range(of_set(3, 8)):
-        child = Child(tmp_path, room=(draw.randint(1, 4), draw.randint(5_000, 70_000)), **RUN)
+        child = Child(tmp_path, room=(draw.randint(1, 4), draw.randint(5_000, 50_000)), **RUN)
         assert child.finish() == 2, child.said()
         last = child.said().splitlines()[-1]
         assert "cannot write" in last and "File too large" in last
@@ -133,12 +133,12 @@ def test_a_run_whose_files_may_not_grow_stops_with_one_error_and_goes_on_when_th
 def test_a_run_on_a_disk_that_fills_up_stops_with_one_error_and_goes_on_when_there_is_room(straight, tmp_path):
     draw = draws("disk that fills up")
     with small_disk(tmp_path / "disk", megabytes=4) as disk:
-        for room in [0, 2_000, draw.randrange(80_000, 200_000), *(draw.randrange(70_000) for _ in range(3)), 0]:
+        for room in [0, 2_000, draw.randrange(80_000, 200_000), *(draw.randrange(50_000) for _ in range(3)), 0]:
             before = newest(disk)
             with leaving_free(disk, room):
                 child = Child(disk, **RUN)
                 code = child.finish()
             assert code == 2, f"the run was over with {room} bytes of room"
             assert "No space left on device" in child.said().splitlines()[-1]
-            assert newest(disk) == before or room > 70_000
+            assert newest(disk) == before or room > 50_000
         straight.assert_ends_like_this(disk)

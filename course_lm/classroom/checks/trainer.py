@@ -282,26 +282,27 @@ def _logits_and_labels(
 
 def checkpoints_left(fn: Callable[..., object]) -> Report:
     """Names of a finished run's checkpoints: `fn(steps_per_epoch, num_epochs, save_steps, save_total_limit)`."""
-    epoch_file, step_file = '"checkpoint_epoch_{step // steps_per_epoch}.pt"', '"checkpoint_step_{step}.pt"'
+    epoch_file = '"checkpoint_epoch_{step // steps_per_epoch}.safetensors"'
+    step_file = '"checkpoint_step_{step}.safetensors"'
     at_end = f"        if step % steps_per_epoch == 0:\n            names.append(f{epoch_file})\n"
     at_save = f"        elif step % save_steps == 0:\n            names.append(f{step_file})\n"
-    kept, result = "*names[-save_total_limit:]", '[*names[-save_total_limit:], "checkpoint_last.pt"]'
+    kept, result = "*names[-save_total_limit:]", '[*names[-save_total_limit:], "checkpoint_last.safetensors"]'
 
     def written(per_epoch: int, epochs: int, save: int) -> list[str]:
         """The files on the way, in the order in which they are written."""
         names = []
         for step in range(1, per_epoch * epochs + 1):
             if step % per_epoch == 0:
-                names.append(f"checkpoint_epoch_{step // per_epoch}.pt")
+                names.append(f"checkpoint_epoch_{step // per_epoch}.safetensors")
             elif step % save == 0:
-                names.append(f"checkpoint_step_{step}.pt")
+                names.append(f"checkpoint_step_{step}.safetensors")
         return names
 
     def left(newest: Callable[[list[str], int], list[str]]) -> Callable[[int, int, int, int], list[str]]:
         """What `newest(names, limit)` keeps of the files."""
         return lambda per_epoch, epochs, save, limit: [
             *newest(written(per_epoch, epochs, save), limit),
-            "checkpoint_last.pt",
+            "checkpoint_last.safetensors",
         ]
 
     def of_kind(names: list[str], kind: str) -> list[str]:
@@ -359,11 +360,11 @@ def checkpoints_left(fn: Callable[..., object]) -> Report:
             "files of steps are limited, and of the epochs only the last one stays": left(
                 lambda names, limit: [*of_kind(names, "step")[-limit:], *of_kind(names, "epoch")[-1:]]
             ),
-            "checkpoint_last.pt counts within the limit": AnyOf(
-                Edit(result, '[*names, "checkpoint_last.pt"][-save_total_limit:]'),
+            "checkpoint_last.safetensors counts within the limit": AnyOf(
+                Edit(result, '[*names, "checkpoint_last.safetensors"][-save_total_limit:]'),
                 Edit(kept, "*names[1 - save_total_limit:]"),
             ),
-            "checkpoint_last.pt is forgotten": Edit(result, "names[-save_total_limit:]"),
+            "checkpoint_last.safetensors is forgotten": Edit(result, "names[-save_total_limit:]"),
             "the oldest files stay, not the newest": Edit(kept, "*names[:save_total_limit]"),
             "the newest files are deleted, as many as should stay": Edit(kept, "*names[:-save_total_limit]"),
             "nothing is deleted: save_total_limit is not used": Edit(kept, "*names"),
@@ -393,32 +394,32 @@ def checkpoints_left(fn: Callable[..., object]) -> Report:
                 at_end + at_save, at_save.replace("elif", "if")
             ),
             "no files of steps are written": Edit(at_save, ""),
-            "the last epoch has no file: checkpoint_last.pt stands in its place": Edit(
+            "the last epoch has no file: checkpoint_last.safetensors stands in its place": Edit(
                 "steps_per_epoch * num_epochs + 1", "steps_per_epoch * num_epochs"
             ),
             "the first step counts from 0: files of step 0 and epoch 0 are written": Edit(
                 "range(1, steps_per_epoch * num_epochs + 1)", "range(steps_per_epoch * num_epochs + 1)"
             ),
             "only one epoch is run": Edit("steps_per_epoch * num_epochs + 1", "steps_per_epoch + 1"),
-            "the names have no `.pt` at their end": (
-                Edit("steps_per_epoch}.pt", "steps_per_epoch}"),
-                Edit("{step}.pt", "{step}"),
-                Edit("last.pt", "last"),
+            "the names have no `.safetensors` at their end": (
+                Edit("steps_per_epoch}.safetensors", "steps_per_epoch}"),
+                Edit("{step}.safetensors", "{step}"),
+                Edit("last.safetensors", "last"),
             ),
             "the names do not begin with `checkpoint_`": (
                 Edit("checkpoint_epoch", "epoch"),
                 Edit("checkpoint_step", "step"),
                 Edit("checkpoint_last", "last"),
             ),
-            "checkpoint_last.pt stands there once for each file that stays": Edit(
-                result, '[one for name in names[-save_total_limit:] for one in (name, "checkpoint_last.pt")]'
+            "checkpoint_last.safetensors stands there once for each file that stays": Edit(
+                result, '[one for name in names[-save_total_limit:] for one in (name, "checkpoint_last.safetensors")]'
             ),
         },
         run=_in_order,
         hints={
             "for step in": "Go through all steps of the run, counted from 1, and write down the names in their order.",
             "steps_per_epoch == 0": "At the end of an epoch its file is written, and no file of that step.",
-            "return [": "The newest `save_total_limit` of both kinds together, then checkpoint_last.pt.",
+            "return [": "The newest `save_total_limit` of both kinds together, then checkpoint_last.safetensors.",
         },
     )
 

@@ -154,8 +154,8 @@ def files(*, both=False, last=True, newest=True, spared=0, kinds=None, epochs_st
             for number in range(1, steps_per_epoch + 1):
                 step = (epoch - 1) * steps_per_epoch + number
                 if not step % save_steps and (both or number < steps_per_epoch):
-                    folder.append(f"checkpoint_step_{step}.pt")
-            folder.append(f"checkpoint_epoch_{epoch}.pt")
+                    folder.append(f"checkpoint_step_{step}.safetensors")
+            folder.append(f"checkpoint_epoch_{epoch}.safetensors")
         groups = [[name for name in folder if kind in name] for kind in kinds or ("checkpoint",)]
         keep = save_total_limit - spared
         left = []
@@ -164,7 +164,7 @@ def files(*, both=False, last=True, newest=True, spared=0, kinds=None, epochs_st
             left += group if stays else group[-keep:] if newest else group[:keep]
         if keep == 0:
             left = []
-        return left + (["checkpoint_last.pt"] if last else [])
+        return left + (["checkpoint_last.safetensors"] if last else [])
 
     return checkpoints_left
 
@@ -173,12 +173,12 @@ def files_by_deleting(steps_per_epoch, num_epochs, save_steps, save_total_limit)
     names = {}
     for step in range(1, steps_per_epoch * num_epochs + 1):
         if step % steps_per_epoch == 0:
-            names[step] = f"checkpoint_epoch_{step // steps_per_epoch}.pt"
+            names[step] = f"checkpoint_epoch_{step // steps_per_epoch}.safetensors"
         elif step % save_steps == 0:
-            names[step] = f"checkpoint_step_{step}.pt"
+            names[step] = f"checkpoint_step_{step}.safetensors"
         if len(names) > save_total_limit:
             del names[min(names)]
-    return {*names.values(), "checkpoint_last.pt"}
+    return {*names.values(), "checkpoint_last.safetensors"}
 
 
 def files_sorted_as_text(steps_per_epoch, num_epochs, save_steps, save_total_limit):
@@ -190,13 +190,13 @@ def files_with_steps_of_each_epoch(steps_per_epoch, num_epochs, save_steps, save
     names = []
     for epoch in range(num_epochs):
         steps = range(save_steps, steps_per_epoch, save_steps)
-        names += [f"checkpoint_step_{epoch * steps_per_epoch + step}.pt" for step in steps]
-        names.append(f"checkpoint_epoch_{epoch + 1}.pt")
-    return [*names[-save_total_limit:], "checkpoint_last.pt"]
+        names += [f"checkpoint_step_{epoch * steps_per_epoch + step}.safetensors" for step in steps]
+        names.append(f"checkpoint_epoch_{epoch + 1}.safetensors")
+    return [*names[-save_total_limit:], "checkpoint_last.safetensors"]
 
 
 def files_one_by_one(steps_per_epoch, num_epochs, save_steps, save_total_limit):
-    yield "checkpoint_last.pt"
+    yield "checkpoint_last.safetensors"
     yield from files()(steps_per_epoch, num_epochs, save_steps, save_total_limit)[-2::-1]
 
 
@@ -235,8 +235,8 @@ WRONG_ANSWERS = {
         (files(both=True), "a step file is written at the end of an epoch too"),
         (files(kinds=("step", "epoch")), "files of steps and of epochs are limited apart"),
         (files(kinds=("step", "epoch"), epochs_stay=True), "files of epochs are never deleted"),
-        (files(spared=1), "checkpoint_last.pt counts within the limit"),
-        (files(last=False), "checkpoint_last.pt is forgotten"),
+        (files(spared=1), "checkpoint_last.safetensors counts within the limit"),
+        (files(last=False), "checkpoint_last.safetensors is forgotten"),
         (files(newest=False), "the oldest files stay, not the newest"),
         (files_sorted_as_text, "the newest is found among names sorted as text"),
         (

@@ -7,15 +7,15 @@ a window and does that division.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from numbers import Integral
 from typing import TypeVar
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from course_lm.batching import AnyBatch
+from course_lm.batching import IGNORE_INDEX, AnyBatch
 from course_lm.loss import count_targets
+from course_lm.validation import require_whole
 
 _BatchT = TypeVar("_BatchT")
 
@@ -27,12 +27,11 @@ def windows(loader: Iterable[_BatchT], accumulation_steps: int) -> Iterator[list
     yielded. What the loader raises is passed on, and the batches of the unfinished window are not yielded. Raises
     ValueError at once for `accumulation_steps` that is no whole number of at least 1.
     """
-    if not isinstance(accumulation_steps, Integral) or accumulation_steps < 1:
-        raise ValueError(f"accumulation_steps must be a whole number of at least 1, got {accumulation_steps!r}")
+    require_whole("accumulation_steps", accumulation_steps, least=1)
     return _read_windows(iter(loader), accumulation_steps)
 
 
-def count_window_targets(micro_batches: Sequence[AnyBatch], ignore_index: int = -100) -> Int64[Tensor, ""]:
+def count_window_targets(micro_batches: Sequence[AnyBatch], ignore_index: int = IGNORE_INDEX) -> Int64[Tensor, ""]:
     """Target tokens of all micro-batches, after the shift: a 0-d int64 tensor on the labels' device."""
     counts = (count_targets(batch["labels"], ignore_index) for batch in micro_batches)
     return sum(counts, start=torch.tensor(0))

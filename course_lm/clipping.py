@@ -8,13 +8,13 @@ both bounds, for neither clip makes a number larger. Keras, Lightning and most t
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from course_lm.shards import part_of, whole
+from course_lm.validation import is_number, require
 
 
 @torch.no_grad()
@@ -68,9 +68,7 @@ def build_clip(max_value: float | None) -> Callable[..., Tensor]:
 
 def check_max_norm(max_norm: Any, name: str) -> None:
     """Raise ValueError for a bound that is not positive, TypeError for one that is neither a number nor None."""
-    if max_norm is None:
-        return
-    if isinstance(max_norm, bool) or not isinstance(max_norm, Real):  # True is a Real, and would mean a norm of 1
-        raise TypeError(f"{name} must be a positive number or None, got {max_norm!r}")
-    if not float(max_norm) > 0:  # `<= 0` would let NaN pass
-        raise ValueError(f"{name} must be a positive number or None, got {max_norm}")
+    if max_norm is not None:
+        if not is_number(max_norm):
+            raise TypeError(f"{name} must be a positive number or None, got {max_norm!r}")
+        require(float(max_norm) > 0, name, "a positive number or None", max_norm)

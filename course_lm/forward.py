@@ -1,39 +1,85 @@
-"""How a language model is called on a batch: what its forward takes, and where the logits are in what it returns."""
+"""How a language model is called on a batch, packed or not, and the proof that it keeps packed documents apart.
 
+A packed row must give the logits that its documents give alone. Models can be told of documents in three ways, and each
+is wrong for some: a 4-D mask takes the place of a sliding window that the model would have built itself, a model with a
+recurrent state heeds no mask, and one that ignores what it is given says nothing. So the first packed batch is preceded
+by a trial: two short rows, packed and alone, through the model. A way in which the two differ is not used.
+
+The trial runs once for a model, and again for rows wider than any before, in eval mode, without gradients or autocast,
+and on copies of the weights with noise added: attention that starts at zero would hide what it mixes later. Of a model
+whose weights are sharded each rank tries a twin with noise for weights, whole for a moment.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lm.batching import AnyBatch
-from course_lm.packed_forward import Parameters, logits_of, packed_inputs, plain_inputs
+from course_lm.model import GPT, allowed_attention, evaluation_mode, positions_of
+from course_lm.shards import is_sharded
+
+TOLERANCE = 1e-3  # of the logits' standard deviation: far above rounding, far below what a foreign document does
+ANY = "**"  # among a forward's keywords: it takes others too
+Inputs = dict[str, Any]
+_KEYWORDS: WeakKeyDictionary[Callable[..., Any], frozenset[str]] = WeakKeyDictionary()  # of functions
 
 
 def forward_logits(model: nn.Module, batch: AnyBatch) -> Tensor:
     """Logits (B, T, V) of any causal language model on one batch, packed or not.
 
     A forward that takes no `attention_mask` is called without: a causal model does not see PAD at the right of a row.
-    Packed rows are given in the first way that keeps documents apart, see `packed_forward`.
+    Packed rows are given in the first way that keeps documents apart.
 
     Raises:
         ValueError: the rows are packed and the model mixes their documents, or padded on the left and the model
             takes no mask, or too long; or what the model returns holds no logits of that shape.
     """
     module, ids = unwrap(model), batch["input_ids"]
-    takes = Parameters.of_forward(module)  # of the module inside: the forward of a wrapper takes *args and **kwargs
-    _check_length(module, ids.size(1))
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "get_text_config"):  # a model of text and images keeps the text's settings one level down
+        config = config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None)  # this package's own model says itself what is too long
+    if isinstance(longest, int) and 0 < longest < ids.size(1):
+        kind = type(module).__name__
+        raise ValueError(f"{kind} takes at most {longest} positions (max_position_embeddings), got {ids.size(1)}")
     if "document_ids" in batch:
-        inputs = packed_inputs(module, batch, takes)
+        inputs = packed_inputs(module, batch)
     else:
-        inputs = plain_inputs(batch.get("attention_mask"), takes)
+        inputs = _plain_inputs(batch.get("attention_mask"), keywords_of(module))
     try:
         output = model(ids, **inputs)  # the wrapper: DDP prepares its exchange of gradients in its own forward
     except IndexError as error:
         if "out of range in self" not in str(error):  # torch's words for an id beyond an embedding, on the CPU
             raise
         raise ValueError(_too_small_an_embedding(module, ids)) from error
-    return _checked_logits(output, ids, module)
+    logits = logits_of(output)
+    if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        within = "" if logits is output else f" in {type(output).__name__}"
+        shape = f"({ids.size(0)}, {ids.size(1)}, V)"
+        raise ValueError(
+            f"{type(module).__name__} must return logits (B, T, V), here {shape}, got {in_words(logits)}{within}"
+        )
+    return logits
+
+
+def logits_of(output: object) -> Any:
+    """What a model returns as its logits: a tensor, `.logits`, "logits" of a dict, or the first of a tuple."""
+    if hasattr(output, "logits"):
+        return output.logits  # type: ignore[attr-defined]
+    if isinstance(output, Mapping):
+        return output.get("logits")
+    if isinstance(output, tuple | list) and output:
+        return output[0]
+    return output
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -65,16 +111,199 @@ def move_batch(batch: AnyBatch, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _check_length(module: nn.Module, length: int) -> None:
-    """Refuse rows longer than a Hugging Face configuration allows; this package's own model says so itself."""
-    config: Any = getattr(module, "config", None)
-    if hasattr(config, "get_text_config"):  # a model of text and images keeps the text's settings one level down
-        config = config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and 0 < longest < length:
+def in_words(value: object) -> str:
+    """What somebody gave, for a message: "a tensor (2, 3)", "tuple of 2", "NoneType"."""
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+
+
+def keywords_of(module: nn.Module) -> frozenset[str]:
+    """What a call of the module's forward may name, `ANY` for any other keyword; the module must not be wrapped."""
+    forward = getattr(module.forward, "__func__", module.forward)
+    if forward not in _KEYWORDS:  # to read a signature takes longer than to check a batch
+        parameters = inspect.signature(module.forward).parameters.values()
+        _KEYWORDS[forward] = frozenset(ANY if one.kind is one.VAR_KEYWORD else one.name for one in parameters)
+    return _KEYWORDS[forward]
+
+
+def packed_inputs(module: nn.Module, batch: Mapping[str, Any]) -> Inputs:
+    """Keyword arguments for packed rows, in the first way that keeps documents apart.
+
+    Args:
+        module: the model, not wrapped.
+        batch: its `input_ids` and `document_ids` (B, T) are read, and `attention_mask` where there is one. Positions
+            are counted from the start of each document.
+
+    Raises:
+        ValueError: no way keeps them apart, or the model takes none.
+    """
+    ids, keywords = batch["input_ids"], keywords_of(module)
+    way, widest = _FOUND.get(module, (None, 0))
+    if way is None or widest < ids.size(1):  # a sliding window shows only in rows that are wider than it
+        way = _find_way(module, ids, keywords)
+        if not ids.is_meta and len(ids.unique()) > 1:  # one token over and over proves little: the next batch is tried
+            _FOUND[module] = (way, ids.size(1))
+    types = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    dtype = next(types, torch.float32) if way is _by_mask else torch.float32  # only a mask of numbers has one
+    return way(batch["document_ids"], batch.get("attention_mask"), keywords, dtype)
+
+
+def keep_plain_twin(module: nn.Module) -> None:
+    """Before a model is sharded, keep a copy without weights: the sharded one cannot be tried by one rank alone."""
+    without_memory = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in module.parameters()
+    }
+    _TWINS[module] = deepcopy(module, without_memory)
+
+
+def _plain_inputs(attention_mask: Tensor | None, keywords: frozenset[str]) -> Inputs:
+    """Keyword arguments for rows that hold one document each."""
+    inputs: Inputs = {"attention_mask": attention_mask} if keywords & {"attention_mask", ANY} else {}
+    if "use_cache" in keywords:
+        inputs["use_cache"] = False  # Hugging Face models would keep keys and values that training never reads
+    return inputs
+
+
+def _by_documents(documents: Tensor, mask: Tensor | None, keywords: frozenset[str], dtype: torch.dtype) -> Inputs:
+    """Documents by their numbers, as this package's own model takes them."""
+    inputs = _plain_inputs(mask, keywords) | {"document_ids": documents}
+    if keywords & {"position_ids", ANY}:
+        inputs["position_ids"] = positions_of(documents, None, documents)
+    return inputs
+
+
+def _by_positions(documents: Tensor, mask: Tensor | None, keywords: frozenset[str], dtype: torch.dtype) -> Inputs:
+    """Documents by positions that start anew, which Hugging Face models look at where they get neither mask nor cache.
+
+    They then build the mask of each layer themselves, sliding windows included.
+    """
+    # no mask is needed for PAD: it is a document of its own, with the number -1
+    return _plain_inputs(None, keywords) | {"position_ids": positions_of(documents, None, documents)}
+
+
+def _by_mask(documents: Tensor, mask: Tensor | None, keywords: frozenset[str], dtype: torch.dtype) -> Inputs:
+    """Documents by a mask (B, 1, T, T) that is added to the attention scores."""
+    allowed = allowed_attention(mask, documents)  # (B, T, T)
+    assert allowed is not None
+    # the lowest finite number and not -inf, as in Hugging Face's own masks
+    bias = torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)
+    return _by_positions(documents, mask, keywords, dtype) | {"attention_mask": bias[:, None]}
+
+
+Way = Callable[[Tensor, Tensor | None, frozenset[str], torch.dtype], Inputs]
+_FOUND: WeakKeyDictionary[nn.Module, tuple[Way, int]] = WeakKeyDictionary()  # and the widest row that was tried
+_TWINS: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of sharded models
+
+
+def _find_way(module: nn.Module, input_ids: Tensor, keywords: frozenset[str]) -> Way:
+    ways: list[Way] = []
+    if "document_ids" in keywords:
+        ways = [_by_documents]
+    elif keywords & {"position_ids", ANY}:
+        # positions first: a mask of ours would replace the sliding window that the model builds from positions
+        ways = [_by_positions, _by_mask] if keywords & {"attention_mask", ANY} else [_by_positions]
+        ways += [_by_documents] * (ANY in keywords)  # a wrapper may hand it on
+    if not ways:
         raise ValueError(
-            f"{type(module).__name__} takes at most {longest} positions (max_position_embeddings), got {length}"
+            "a packed batch needs a model whose forward takes document_ids, or position_ids and a 4-D attention_mask; "
+            f"this one takes {', '.join(sorted(keywords))}"
         )
+    if input_ids.is_meta or input_ids.size(1) < 2:
+        return ways[0]  # there is nothing to compare
+    sharded = any(is_sharded(parameter) for parameter in module.parameters())
+    if sharded and type(module).forward is GPT.forward:
+        return ways[0]  # this package's tests have tried it, and the copy may not fit where the model needs sharding
+    if sharded and module not in _TWINS:
+        raise ValueError(
+            f"whether {type(module).__name__} keeps the documents of a packed row apart cannot be tried once it is "
+            "sharded: let Trainer shard it (distributed.strategy), or use data.batching: bucketed"
+        )
+    found = []
+    with _trial(_TWINS[module] if sharded else module, next(module.parameters()).device) as call:
+        for way in ways:
+            gap = _gap(call, input_ids, keywords, way)
+            if gap == "":
+                return way
+            found.append(gap)
+    raise ValueError(
+        f"{type(module).__name__} does not keep the documents of a packed row apart: {found[0]}; use "
+        "data.batching: bucketed, or a model whose forward takes document_ids and heeds them"
+    )
+
+
+@contextmanager
+def _trial(module: nn.Module, device: torch.device) -> Iterator[Callable[[Tensor, Inputs], Any]]:
+    """Yield a function that calls the model on copies of its weights and buffers, as in a plain evaluation."""
+    # a fixed seed: a model gets the same verdict in every run
+    noise = torch.Generator(device).manual_seed(0)
+    tensors = {name: _noisy(parameter, noise) for name, parameter in module.named_parameters()}
+    tensors |= {name: _single(buffer.clone()) for name, buffer in module.named_buffers()}  # forward may write into them
+    exactness = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # TF32's rounding could pass for a mixture of documents
+    try:
+        with (
+            torch.no_grad(),
+            evaluation_mode(module),
+            torch.random.fork_rng([device] if device.type == "cuda" else []),  # the run's own numbers are not used up
+            torch.autocast(device.type, enabled=False),
+        ):
+            yield lambda ids, inputs: functional_call(module, tensors, (ids,), inputs)
+    finally:
+        torch.set_float32_matmul_precision(exactness)
+
+
+def _noisy(parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """A copy with noise of the size that a layer's initial weights usually have."""
+    if parameter.is_meta:  # of a twin: nothing but shapes is known, and vectors are mostly gains, around 1
+        parameter = torch.full(parameter.shape, float(parameter.ndim == 1), device=generator.device)
+    copy = _single(parameter.detach().clone())
+    if not copy.is_floating_point():  # integers, as in quantised layers, take no noise
+        return copy
+    scale = parameter.size(-1) ** -0.5 if parameter.ndim >= 2 else 0.1
+    return copy + scale * torch.randn(copy.shape, generator=generator, dtype=copy.dtype, device=copy.device)
+
+
+def _single(tensor: Tensor) -> Tensor:
+    """Half precision as float32: its rounding would hide a small difference."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, keywords: frozenset[str], way: Way) -> str:
+    """What differs between two packed rows and their documents alone; nothing where they agree.
+
+    One row holds two documents and PAD, the other a single document of the full width: a sliding window shows there.
+    """
+    width = input_ids.size(1)
+    lengths = [(max(1, width // 3),) * 2, (width,)]  # thirds leave room for PAD behind two documents
+    ids, documents = _tokens_like(input_ids), torch.full((2, width), -1)
+    for row, parts in enumerate(lengths):
+        documents[row, : sum(parts)] = torch.repeat_interleave(torch.tensor(parts))  # 0 0 0 1 1 1
+    documents = documents.to(ids.device)
+    worst = 0.0
+    try:
+        packed = logits_of(call(ids, way(documents, (documents >= 0).long(), keywords, torch.float32)))
+        for row, parts in enumerate(lengths):
+            for document, length in enumerate(parts):
+                part = slice(document * length, (document + 1) * length)
+                one = ids[row : row + 1, part]
+                alone = logits_of(call(one, _plain_inputs(torch.ones_like(one), keywords)))[0]
+                # as a share of the standard deviation; all logits may be equal
+                distance = float((packed[row, part] - alone).abs().max() / alone.std().clamp(min=1e-30))
+                worst = max(worst, math.inf if math.isnan(distance) else distance)
+    except Exception as error:  # whatever a foreign model raises, it cannot be called in this way
+        return f"on two rows of {width} tokens it raised {type(error).__name__}: {str(error).splitlines()[0]}"
+    if worst <= TOLERANCE:
+        return ""
+    return f"in a trial on {width} tokens, logits were off by {worst:.2g} of their standard deviation"
+
+
+def _tokens_like(input_ids: Tensor) -> Tensor:
+    """Two rows of a batch's tokens, each token once before any comes again: equal neighbours would hide a mixture."""
+    draw, tokens, width = torch.Generator().manual_seed(0), input_ids.unique(), input_ids.size(1)
+    shuffled = [torch.randperm(len(tokens), generator=draw) for _ in range(0, 2 * width, len(tokens))]
+    index = torch.cat(shuffled)[: 2 * width].view(2, width)
+    return tokens[index.to(tokens.device)]
 
 
 def _too_small_an_embedding(module: nn.Module, ids: Tensor) -> str:
@@ -82,16 +311,4 @@ def _too_small_an_embedding(module: nn.Module, ids: Tensor) -> str:
     return (
         f"an embedding of {type(module).__name__} is too small for the batch: ids from {int(ids.min())} to "
         f"{int(ids.max())} at {ids.size(1)} positions, embeddings of {' and '.join(map(str, rows)) or 'unknown'} rows"
-    )
-
-
-def _checked_logits(output: object, ids: Tensor, module: nn.Module) -> Tensor:
-    logits = logits_of(output)
-    if isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[:2] == ids.shape:
-        return logits
-    came = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"{type(logits).__name__}"
-    within = "" if logits is output else f" in {type(output).__name__}"
-    batch_size, length = ids.shape
-    raise ValueError(
-        f"{type(module).__name__} must return logits (B, T, V), here ({batch_size}, {length}, V), got {came}{within}"
     )

@@ -7,9 +7,9 @@ weights: those stay inside the fused kernel.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lm.decoding import KeysAndValues, Sampling
 from course_lm.validation import require, require_kinds
 
 WIDEST = 2**20  # a matrix of a much wider model has more bytes than torch can count
@@ -131,6 +130,14 @@ def prefers_plain_attention(query: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
 
 
+class Attends(Protocol):
+    """What a position may look at: a `Mask`, or the tokens before it that `generate` keeps."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention; all arguments and the result are (B, H, T, C)."""
+        ...
+
+
 class Mask:
     """One forward pass's attention mask, in the form that the chosen path needs, built once for all layers."""
 
@@ -207,7 +214,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
         self.out = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x: Tensor, mask: Mask | KeysAndValues, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Attends, rotation: Rotation | None = None) -> Tensor:
         """Mix each position with those it may see."""
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.n_head, width // self.n_head)
@@ -232,7 +239,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.d_model, config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Mask | KeysAndValues, rotation: Rotation | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Attends, rotation: Rotation | None = None) -> Tensor:
         """Attention, then the perceptron, (B, T, D) -> (B, T, D)."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask, rotation))
         return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
@@ -297,7 +304,7 @@ class GPT(nn.Module):
         return self.read(input_ids, position_ids, [mask] * len(self.blocks))
 
     def read(
-        self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"], masks: Sequence[Mask | KeysAndValues]
+        self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"], masks: Sequence[Attends]
     ) -> Float[Tensor, "B T V"]:
         """Logits of the next token at every position; `masks` says for each block what a position may look at."""
         rotation = None
@@ -316,6 +323,19 @@ class GPT(nn.Module):
         return F.linear(self.norm(x), self.token_embedding.weight)  # (B, T, V)
 
 
+def embedded_tokens(module: nn.Module) -> int | None:
+    """Rows of the token embedding, None where there is none.
+
+    It is the one that `get_input_embeddings()` names, as in Hugging Face's models, or else the model's largest.
+    """
+    embeddings = module.modules()
+    if hasattr(module, "get_input_embeddings"):
+        with suppress(NotImplementedError):  # some of Hugging Face's cannot tell
+            embeddings = [module.get_input_embeddings()]  # type: ignore[operator]
+    # the largest: embeddings of positions have as a rule fewer rows than the vocabulary
+    return max((one.num_embeddings for one in embeddings if isinstance(one, nn.Embedding)), default=None)
+
+
 def count_parameters(model: nn.Module) -> int:
     """Number of trained weights; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -332,90 +352,3 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
-
-
-def generate(
-    model: GPT,
-    prompt_ids: Sequence[int],
-    *,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    eos_id: int | None = None,
-    generator: torch.Generator | None = None,
-    use_cache: bool = True,
-) -> list[int]:
-    """Sample a continuation token by token.
-
-    Args:
-        prompt_ids: at least one token.
-        max_new_tokens: upper bound on the tokens drawn.
-        temperature, top_k, top_p: see `Sampling`; a temperature of 0 takes the most probable token.
-        eos_id: drawing it ends the text; it is not returned.
-        generator: source of randomness, on the CPU.
-        use_cache: keep keys and values from token to token; without, each token reads all the text again.
-
-    Returns:
-        The new tokens, without the prompt.
-    """
-    sampling = Sampling(temperature, top_k, top_p)
-    return list(stream(model, prompt_ids, sampling, max_new_tokens, eos_id, generator, use_cache))
-
-
-def stream(
-    model: GPT,
-    prompt_ids: Sequence[int],
-    sampling: Sampling,
-    max_new_tokens: int,
-    eos_id: int | None = None,
-    generator: torch.Generator | None = None,
-    use_cache: bool = True,
-) -> Iterator[int]:
-    """The tokens of `generate`, each as soon as it is drawn; the weights must stay as they are until the last one."""
-    if not prompt_ids:
-        raise ValueError("prompt_ids must hold at least one token, got none")
-    vocabulary = model.token_embedding.num_embeddings
-    for token in prompt_ids:
-        if not 0 <= token < vocabulary:
-            raise ValueError(f"prompt_ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got {token}")
-    return _tokens(_Reader(model, use_cache), list(prompt_ids), sampling, max_new_tokens, eos_id, generator)
-
-
-def _tokens(
-    reader: "_Reader",
-    ids: list[int],
-    sampling: Sampling,
-    max_new_tokens: int,
-    eos_id: int | None,
-    generator: torch.Generator | None,
-) -> Iterator[int]:
-    for _ in range(max_new_tokens):
-        token = sampling.draw(reader.next_logits(ids), generator)
-        if token == eos_id:
-            break
-        ids.append(token)
-        yield token
-
-
-class _Reader:
-    """Reads a text that grows, and of it, where it can, only what has come since it read last."""
-
-    def __init__(self, model: GPT, use_cache: bool) -> None:
-        self.model, self.use_cache = model, use_cache
-        self.layers, self.known = [KeysAndValues() for _ in model.blocks], 0  # known: tokens in the layers
-
-    @torch.no_grad()
-    def next_logits(self, ids: list[int]) -> Tensor:
-        """Logits (V,) of the token after `ids`, on the CPU, where the generator is."""
-        device = next(self.model.parameters()).device
-        with evaluation_mode(self.model):
-            if self.use_cache and len(ids) <= self.model.max_length:
-                positions = torch.arange(self.known, len(ids), device=device)[None]  # (1, T)
-                new = torch.tensor([ids[self.known :]], device=device)
-                logits, self.known = self.model.read(new, positions, self.layers), len(ids)
-            else:
-                # Of a longer text the model can see the last max_length tokens only. Each then stands one position
-                # nearer to the start, and one that it has looked at is gone: what was kept holds no more.
-                logits = self.model(torch.tensor([ids[-self.model.max_length :]], device=device))
-        return logits[0, -1].float().cpu()

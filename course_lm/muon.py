@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from course_lm.embeddings import embedded_tokens
-from course_lm.hardware import fast_bf16
+from course_lm.model import embedded_tokens
+from course_lm.precision import fast_bf16
 
 
 class MuonWithAdamW(Optimizer):

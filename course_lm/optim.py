@@ -1,32 +1,29 @@
 """Optimizers and the parameter groups that decide what weight decay touches.
 
-The update rules are torch's own. What is decided here is which weights decay (matrices only), and that the
-fused kernels are used, which update all weights in one pass and can skip a step without asking the host.
+The update rules are torch's own. What is decided here is which weights decay (matrices only), that the fused kernels
+are used, which update all weights in one pass and can skip a step without asking the host, and the rate of each group.
+
+The ratios between the groups' rates are kept, whatever drives them, be it `train_step`, `ScheduleLR` or `find_lr`: each
+group gets `lr` times its own `lr_scale`. Where no group has one, it is computed once, from the rates that the groups
+were built with. Later the ratios could be gone: a warm-up sets every rate to 0, and a sweep or a checkpoint puts other
+rates in their place.
 """
 
-import inspect
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
-import torch
-from torch import nn
-from torch.optim import SGD, Adafactor, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, SparseAdam
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from course_lm.muon import MuonWithAdamW, hidden_matrices
-from course_lm.shards import is_sharded
-from course_lm.validation import require, require_kinds, shown
+from course_lm.shards import is_sharded, part_of
+from course_lm.validation import is_number, require, require_kinds, shown
 
 Groups = list[dict[str, Any]]
 FUSED_DEVICES = ("cpu", "cuda")
-# Whose update of a weight needs no other weight. Adafactor and Muon look at whole matrices, and a rank has parts of
-# them.
-_ELEMENTWISE = (Adam, AdamW, SGD, Adagrad, Adamax, NAdam, RAdam, RMSprop)
-_left_out: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # parameters, where a warning has told of them
 
 
 def _adamw(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
@@ -145,11 +142,26 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured torch optimizer over `parameter_groups`, fused on a CPU and on CUDA.
 
     Adam, AdamW and SGD are fused where every trainable parameter is a floating-point tensor on a CPU or a
-    CUDA device; of sharded parameters torch has no fused SGD. Raises ValueError where nothing is trainable.
+    CUDA device, and one block of memory; of sharded parameters torch has no fused SGD. Raises ValueError where nothing
+    is trainable.
     """
     groups = GROUPINGS.get(config.type, parameter_groups)(model, config.weight_decay)
-    fused = _can_fuse([parameter for group in groups for parameter in group["params"]])
+    fused = all(
+        parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() and fills_a_block(parameter)
+        for group in groups
+        for parameter in group["params"]
+    )
     return OPTIMIZERS[config.type](groups, config, fused)
+
+
+def fills_a_block(parameter: Tensor) -> bool:
+    """Whether the numbers of a parameter lie side by side, in whatever order: a fused kernel takes them so."""
+    part, size = part_of(parameter.detach()), 1
+    for stride, length in sorted(zip(part.stride(), part.shape)):
+        if length > 1 and stride != size:
+            return False
+        size *= length
+    return True
 
 
 def state_bytes(optimizer: Optimizer) -> int:
@@ -158,83 +170,91 @@ def state_bytes(optimizer: Optimizer) -> int:
     The first step makes them; before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
     Adafactor keeps a row and a column of each matrix, and Muon 4 bytes for each weight of a hidden one.
     """
-    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in kept)
 
 
-def check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    """Refuse an optimizer that cannot train the model; warn once of what it leaves out.
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Give each parameter group `lr` times its `lr_scale`; a rate that is a tensor stays the same tensor.
 
-    A parameter that the optimizer does not hold never changes, and one in half precision loses most of its updates to
-    rounding; both would train on without a word. An optimizer may hold others besides, such as weights of the loss.
+    Raises TypeError and ValueError as `group_rates` does, before any group has changed.
+    """
+    groups, rates = optimizer.param_groups, group_rates(optimizer, lr)
+    for group, rate in zip(groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)  # a captured CUDA graph reads this very tensor
+        else:
+            group["lr"] = rate
+
+
+def group_rates(optimizer: Optimizer, lr: float) -> list[float]:
+    """The rate of each parameter group where the run's rate is `lr`: `lr` times the group's `lr_scale`.
 
     Raises:
-        TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.
-        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; or the
-            parameters are sharded, and its update of a weight looks at others.
+        TypeError: `lr` is not a number.
+        ValueError: `lr` or a group's rate is NaN, infinite or negative; or see `fix_lr_scales`.
     """
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown(optimizer)}")
-    if _needs_closure(type(optimizer)):
-        kind = type(optimizer).__name__
-        raise TypeError(f"optimizer must update from one gradient, got {kind}, which evaluates the loss by itself")
-    if isinstance(optimizer, SparseAdam):
-        raise TypeError("optimizer must take dense gradients, got SparseAdam: take AdamW, and sparse=False")
-    # by id, as == would compare numbers
-    held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    left_out = [parameter for parameter in trainable if id(parameter) not in held]
-    if trainable and len(left_out) == len(trainable):
-        raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
-    for parameter in held.values():
-        # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
-        if parameter.requires_grad and parameter.itemsize < 4:
+    lr = checked_rate(lr, "lr")
+    fix_lr_scales(optimizer)
+    scales = [group.get("lr_scale", 1.0) for group in optimizer.param_groups]
+    return [checked_rate(lr * scale, f"lr {lr:g} times the lr_scale {scale:g} of a group") for scale in scales]
+
+
+def fix_lr_scales(optimizer: Optimizer) -> None:
+    """Write an `lr_scale` into every group where the groups' rates differ and some group has none yet.
+
+    Where no group has one, it is the group's rate over the largest (the rate is "initial_lr" where a scheduler left
+    that). Where some have one, the others get 1; then the rates must be equal, or in proportion to the scales.
+
+    Raises TypeError and ValueError for an `lr_scale` that is no finite number of at least 0, and ValueError where
+    rates and scales contradict each other.
+    """
+    groups = optimizer.param_groups
+    seen: set[int] = set()
+    for group in groups:
+        if isinstance(group["lr"], Tensor):
+            if id(group["lr"]) in seen:  # torch lets groups share a tensor, and filling it would change all their rates
+                group["lr"] = group["lr"].clone()
+            seen.add(id(group["lr"]))
+    given = [group["lr_scale"] for group in groups if "lr_scale" in group]
+    for group in groups:
+        if "lr_scale" in group:
+            group["lr_scale"] = checked_rate(group["lr_scale"], "lr_scale")
+    if len(given) == len(groups):
+        return
+    rates = [checked_rate(group.get("initial_lr", group["lr"]), "the rate of a parameter group") for group in groups]
+    if given:
+        scales = [group.get("lr_scale", 1.0) for group in groups]
+        # equal: the scales were not applied yet; in proportion: an earlier step or a scheduler has applied them
+        if not _proportional(rates, [1.0] * len(rates)) and not _proportional(rates, scales):
             raise ValueError(
-                f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
-                'updates would be rounded away; call model.float() and set the precision to "bf16"'
+                f"some parameter groups have an lr_scale, and the groups' rates {rates} are neither equal nor in "
+                f"proportion to the scales {scales}: give every group an lr_scale, or none"
             )
-    if any(is_sharded(parameter) for parameter in held.values()):
-        _check_takes_shards(optimizer)
-    if left_out and len(left_out) != _left_out.get(optimizer):
-        _left_out[optimizer] = len(left_out)
-        warnings.warn(
-            f"the optimizer leaves out {len(left_out)} of the model's {len(trainable)} trainable parameters, first "
-            f"{name_of(left_out[0], model)}: they will not change",
-            stacklevel=3,  # the line that called train_step or built the Trainer
-        )
+    else:
+        largest = max(rates)
+        scales = [rate / largest if largest > 0 else 1.0 for rate in rates]  # rates that are all 0 have no ratios
+    # Equal rates stay equal without a mark; a tensor gets one all the same, so that it is read from its device once.
+    if set(scales) != {1.0} or any(isinstance(group["lr"], Tensor) for group in groups):
+        for group, scale in zip(groups, scales, strict=True):
+            group["lr_scale"] = scale
 
 
-def check_gradients(parameters: list[torch.Tensor], model: nn.Module) -> None:
-    """Raise ValueError for a sparse gradient, which neither clipping nor the update rules here can take."""
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            name = name_of(parameter, model)
-            raise ValueError(
-                f"gradients must be dense, got a sparse one for {name}: make the embedding with sparse=False"
-            )
+def checked_rate(value: Any, what: str) -> float:
+    """The number as a plain float; NumPy numbers and 0-d tensors are numbers, a bool is none.
+
+    Raises TypeError for what is no number, ValueError for one that is NaN, infinite or negative.
+    """
+    scalar = isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0
+    number = value.item() if scalar else value
+    if not is_number(number):
+        raise TypeError(f"{what} must be a finite number of at least 0, got {shown(value)}")
+    require(0 <= float(number) < math.inf, what, "a finite number of at least 0", value)  # NaN is not either
+    return float(number)
 
 
-def name_of(parameter: torch.Tensor, model: nn.Module) -> str:
-    """The parameter's name in the model; "unnamed" for one that belongs to something else, such as a loss."""
-    return next((name for name, one in model.named_parameters() if one is parameter), "unnamed")
-
-
-def _check_takes_shards(optimizer: Optimizer) -> None:
-    kind = type(optimizer).__name__
-    if type(optimizer) not in _ELEMENTWISE:
-        raise ValueError(
-            f"optimizer must update each weight by its own gradient alone where weights are sharded, got {kind}: take "
-            f'one of {", ".join(sorted(one.__name__ for one in _ELEMENTWISE))}, or distributed.strategy "ddp"'
-        )
-    if isinstance(optimizer, SGD) and any(group["fused"] for group in optimizer.param_groups):
-        raise ValueError("optimizer must be SGD with fused=False where weights are sharded, got a fused one")
-
-
-@lru_cache
-def _needs_closure(kind: type[Optimizer]) -> bool:
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty  # elsewhere its default is None
-
-
-def _can_fuse(parameters: list[torch.Tensor]) -> bool:
-    return all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters)
+def _proportional(rates: list[float], scales: list[float]) -> bool:
+    """Whether every rate is the same multiple of its scale."""
+    factor = max(rates) / max(scales) if max(scales) > 0 else 0.0
+    # not closer than 1e-6: a rate may stand in a float32 tensor, which has 7 digits
+    return all(math.isclose(rate, factor * scale, rel_tol=1e-6) for rate, scale in zip(rates, scales, strict=True))

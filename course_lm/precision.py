@@ -4,14 +4,22 @@ Weights and optimizer state stay in fp32 throughout; autocast chooses the type o
 2018, "Mixed Precision Training").
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from course_lm.hardware import fast_bf16 as fast_bf16  # re-exported: a public name
-
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = ("auto", *_DTYPES)
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Whether this device multiplies bf16 matrices in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)  # GPUs before Ampere only emulate it
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
 
 
 def resolve_precision(name: str, device: torch.device | str) -> str:
@@ -35,6 +43,7 @@ class Precision:
         device: where the model lives.
 
     Attributes:
+        scales: whether the loss is scaled before the backward pass.
         scaler: a `torch.amp.GradScaler`; outside fp16 it is disabled and passes everything through.
         was_at_minimum: whether the last step overflowed though the scale was at `minimum_scale`: no lower one cures it.
     """
@@ -45,18 +54,27 @@ class Precision:
     def __init__(self, name: str, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.name = resolve_precision(name, self.device)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+        self.scales = self.name == "fp16"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scales)
 
-    @property
-    def scales(self) -> bool:
-        """Whether the loss is scaled before the backward pass."""
-        return self.scaler.is_enabled()
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Context for the forward pass and the loss; it computes the same inside an autocast of the caller's own.
 
-    def autocast(self) -> AbstractContextManager:
-        """Context for the forward pass and the loss."""
-        if self.name == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
+        Autocast keeps the copies that it makes of weights until the outermost context ends. The caller's may stand
+        around many steps, and each would compute with the weights of the first: so they are dropped here.
+        """
+        torch.clear_autocast_cache()
+        half = self.name != "fp32"
+        dtype = _DTYPES[self.name] if half else None
+        with torch.autocast(self.device.type, dtype=dtype, enabled=half, cache_enabled=True):
+            yield
+        torch.clear_autocast_cache()
+
+    def alone(self) -> AbstractContextManager:
+        """Context for a whole step: an autocast of the caller's own, which would reach its backward pass, is off."""
+        around = torch.is_autocast_enabled(self.device.type)
+        return torch.autocast(self.device.type, enabled=False) if around else nullcontext()
 
     def update_scale(self) -> None:
         """Once per step: halve the scale after an overflow, but not below the minimum; double it now and then."""

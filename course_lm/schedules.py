@@ -13,15 +13,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from course_lm.rates import checked_rate, group_rates, set_learning_rate
-from course_lm.validation import require, require_kinds, shown
+from course_lm.guard import check_schedule
+from course_lm.optim import checked_rate, group_rates, set_learning_rate
+from course_lm.validation import require, require_kinds, require_whole
 
 
 def constant(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0) -> float:
@@ -203,8 +203,7 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
     Raises ValueError for a run without steps, a warm-up longer than the run, a `peak_lr` that is no finite number of at
     least 0, and a `min_lr` above it; TypeError for a `peak_lr` that is no number.
     """
-    whole = isinstance(total_steps, Integral) and not isinstance(total_steps, bool)
-    require(whole and total_steps >= 1, "total_steps", "a whole number of at least 1", total_steps)
+    require_whole("total_steps", total_steps, least=1)
     peak_lr, total_steps = checked_rate(peak_lr, "peak_lr"), int(total_steps)
     require(config.min_lr <= peak_lr, "min_lr", f"at most the peak learning rate {peak_lr}", config.min_lr)
     function = SCHEDULES[config.type]
@@ -213,25 +212,6 @@ def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) 
     numbers = {part.name: getattr(config, part.name) for part in fields(config) if part.name in taken}
     numbers["warmup_steps"] = _warmup_steps(config, total_steps)
     return partial(function, peak_lr=peak_lr, total_steps=total_steps, **numbers)
-
-
-def check_schedule(schedule: object) -> None:
-    """Raise TypeError unless `schedule` is a function from the number of completed steps to a learning rate.
-
-    One of torch's schedulers is none, nor is a number, a configuration, or a function that needs more arguments.
-    """
-    accepted = "a schedule must be a function from completed steps to a learning rate, such as build_schedule returns"
-    if isinstance(schedule, LRScheduler):
-        name = type(schedule).__name__
-        raise TypeError(f"{accepted}; got torch's {name}, which keeps its own count and would not be asked")
-    if not callable(schedule) or isinstance(schedule, type):
-        raise TypeError(f"{accepted}; got {shown(schedule)}")
-    try:
-        inspect.signature(schedule).bind(0)
-    except TypeError as error:
-        raise TypeError(f"{accepted}; got {getattr(schedule, '__name__', schedule)!r}: {error}") from None
-    except ValueError:
-        return  # a function written in C may have no signature to look at
 
 
 class ScheduleLR(LRScheduler):

@@ -8,30 +8,24 @@ optimizer's state.
 
 import math
 import warnings
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets
-from course_lm.batch_checks import check_batch
-from course_lm.clipping import check_max_norm, clip_gradients
+from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
-from course_lm.loss import adapt_loss, loss_sum, next_token_loss
-from course_lm.optim import check_gradients, check_optimizer, name_of
+from course_lm.guard import StepOptions, check_gradients, check_window, checked_options, loss_sum, name_of
+from course_lm.loss import next_token_loss
+from course_lm.optim import set_learning_rate
 from course_lm.precision import Precision
-from course_lm.rates import check_rates, set_learning_rate
 from course_lm.reproducibility import seed_generators
 from course_lm.shards import hold_parts, is_sharded, part_of
-from course_lm.validation import require
-
-ON_NONFINITE = ("raise", "skip")
 
 
 class NonFiniteGradientError(FloatingPointError):
@@ -78,8 +72,8 @@ def train_step(
         micro_batches: dicts with `input_ids`, `attention_mask` and `labels`, each (B, T); packed ones also
             `document_ids` and `position_ids`.
         lr: learning rate of this step; each group gets `lr` times its `lr_scale`, and groups that have none keep the
-            ratios of their rates (see `rates`). None keeps what is set.
-        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`, see `loss.loss_sum`; a `CrossEntropyLoss` stands
+            ratios of their rates (see `optim`). None keeps what is set.
+        loss_fn: called as `loss_fn(logits, labels, reduction="sum")`, see `guard.loss_sum`; a `CrossEntropyLoss` stands
             for `next_token_loss`.
         max_grad_norm: bound on the global gradient norm; None measures the norm without clipping.
         clip: called as `clip(parameters, max_grad_norm)` on unscaled gradients, changes them in place. One of your own
@@ -96,64 +90,64 @@ def train_step(
         TypeError, ValueError: an argument that cannot train the model, in one line; weights, buffers and optimizer
             state are as they were.
     """
-    _check_arguments(micro_batches, max_grad_norm, clip, precision, on_nonfinite)
-    hold_parts(model)
-    check_optimizer(optimizer, model)
-    loss_fn = adapt_loss(loss_fn)
-    check_rates(optimizer, lr)
-    process_group = process_group or group_of(model)
-    if process_group is not None and not micro_batches:
-        raise ValueError("micro_batches must hold a batch on every rank, be it one without a target, got an empty list")
-    for batch in micro_batches:
-        check_batch(model, batch)
-    device = device_of(model)
-    precision = precision or Precision("fp32", device)
-    _check_precision(precision, device)
-    tokens = _total(count_window_targets(micro_batches), device, process_group)
+    options = checked_options(
+        model,
+        optimizer,
+        loss_fn=loss_fn,
+        max_grad_norm=max_grad_norm,
+        clip=clip,
+        precision=precision,
+        on_nonfinite=on_nonfinite,
+        process_group=process_group,
+    )
+    check_window(model, micro_batches, options.process_group)
+    return take_step(model, micro_batches, optimizer, options, lr=lr, seeds=seeds)
+
+
+def take_step(
+    model: nn.Module,
+    micro_batches: Sequence[AnyBatch],
+    optimizer: Optimizer,
+    options: StepOptions,
+    *,
+    lr: float | None,
+    seeds: Sequence[int] | None = None,
+) -> StepResult:
+    """`train_step` after its look at what it is given; `guard.checked_options` has looked at the options."""
+    device, ranks, precision = device_of(model), options.process_group, options.precision
+    tokens = count_window_targets(micro_batches)
+    if ranks is not None:
+        hold_parts(model)
+        tokens = _total(tokens.to(device), ranks)
     if tokens.device.type == "cpu" and not tokens:
-        warnings.warn("skipped a step: its micro-batches hold no target token", stacklevel=2)
-        return _empty_step(device)
+        warnings.warn("skipped a step: its micro-batches hold no target token", stacklevel=3)
+        loss, tokens, norm = (torch.tensor(value, device=device) for value in (math.nan, 0, 0.0))
+        return StepResult(loss, tokens, norm, skipped=torch.tensor(True), bad_parameter=torch.tensor(-1))
     tokens = tokens.to(device, non_blocking=True)
     if lr is not None:
         set_learning_rate(optimizer, lr)
     model.zero_grad(set_to_none=True)
     optimizer.zero_grad(set_to_none=True)  # a loss may have weights of its own
-    with _Buffers(model) as buffers:
-        loss = _accumulate_gradients(model, micro_batches, tokens, loss_fn, precision, process_group, seeds)
-        parameters = trained_parameters(optimizer)
-        check_gradients(parameters, model)
-        _check_same_gradients(optimizer, process_group)
+    with precision.alone(), _buffers_of(model) as put_buffers_back:
+        loss = _accumulate_gradients(model, micro_batches, tokens, options, seeds)
+        held = held_parameters(optimizer)
+        check_gradients(held, model, ranks)
+        trained = [parameter for parameter in held if parameter.grad is not None]
         precision.scaler.unscale_(optimizer)
-        grad_norm, finite = _clip(parameters, max_grad_norm, clip)
-        result = _update(optimizer, precision, loss, tokens, grad_norm, finite)
-    if _defers(optimizer, precision, device):
-        buffers.put_back_where(result.skipped)
-    elif result.skipped:
-        buffers.put_back()
-        if on_nonfinite == "raise":
-            raise_if_nonfinite(result, model, optimizer, precision)
+        # a clip of the caller's own follows: before it the gradients are only measured
+        own_clip = options.clip is not clip_gradients
+        norm = clip_gradients(trained, None if own_clip else options.max_grad_norm)
+        finite = norm.isfinite()  # a NaN or an infinity in any gradient shows in the norm
+        if own_clip:
+            options.clip(trained, options.max_grad_norm)
+            finite = finite & clip_gradients(trained, None).isfinite()
+        result = _update(optimizer, precision, loss, tokens, norm, finite)
+    looked = not _defers(optimizer, precision, device)
+    if not looked or result.skipped:
+        put_buffers_back(result.skipped, looked)
+    if looked and result.skipped and options.on_nonfinite == "raise":
+        raise_if_nonfinite(result, model, optimizer, precision)
     return result
-
-
-def group_of(model: nn.Module) -> dist.ProcessGroup | None:
-    """The ranks over which a model averages its gradients; None for a model of one process.
-
-    Raises:
-        ValueError: it is sharded over some of the ranks only, so that the others would train without it.
-    """
-    inside = model
-    while not isinstance(inside, DistributedDataParallel):
-        if not hasattr(inside, "_orig_mod"):  # the name that torch.compile gives what it wraps
-            break
-        inside = inside._orig_mod
-    if isinstance(inside, DistributedDataParallel):
-        return inside.process_group
-    mesh = next((parameter.device_mesh for parameter in model.parameters() if is_sharded(parameter)), None)
-    if mesh is None:
-        return None
-    if mesh.size() != dist.get_world_size():
-        raise ValueError(f"the model is sharded over {mesh.size()} of {dist.get_world_size()} ranks; give all of them")
-    return dist.group.WORLD
 
 
 def held_parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -164,11 +158,6 @@ def held_parameters(optimizer: Optimizer) -> list[Tensor]:
 def all_parameters(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
     """Those of the model, and those that only the optimizer knows: a loss may have weights of its own."""
     return list({id(one): one for one in (*model.parameters(), *held_parameters(optimizer))}.values())
-
-
-def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's parameters that have a gradient."""
-    return [p for p in held_parameters(optimizer) if p.grad is not None]
 
 
 def raise_if_nonfinite(
@@ -196,109 +185,42 @@ def raise_if_nonfinite(
     )
 
 
-def _check_arguments(
-    micro_batches: object, max_grad_norm: object, clip: object, precision: object, on_nonfinite: str
-) -> None:
-    require(on_nonfinite in ON_NONFINITE, "on_nonfinite", f"one of {', '.join(ON_NONFINITE)}", on_nonfinite)
-    if isinstance(micro_batches, Mapping):
-        raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
-    # a generator would be empty after the first reading, and the targets are counted before the model runs
-    if not isinstance(micro_batches, Sequence):
-        raise TypeError(f"micro_batches must be a list of batches, got {type(micro_batches).__name__}")
-    if precision is not None and not isinstance(precision, Precision):
-        raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
-    if not callable(clip):
-        raise TypeError(f"clip must be callable as clip(parameters, max_grad_norm), got {clip!r}")
-    check_max_norm(max_grad_norm, "max_grad_norm")
-    if max_grad_norm is None and clip is not clip_gradients:
-        raise ValueError(
-            "max_grad_norm None means no clipping, got it beside a clip of your own: give the norm, or inf"
-        )
-
-
-def _check_precision(precision: Precision, device: torch.device) -> None:
-    """Autocast for another device would do nothing, and the step would compute in fp32 without a word."""
-    fits = precision.name == "fp32" or precision.device.type == device.type
-    require(fits, "precision", f"for the model's device {device.type}", str(precision.device))
-
-
-def _total(count: Tensor, device: torch.device, process_group: dist.ProcessGroup | None) -> Tensor:
-    if process_group is None:
-        return count
-    count = count.to(device)
-    # a collective call: each rank makes it, also one without a target, or the others would wait for it
-    dist.all_reduce(count, group=process_group)
-    return count
-
-
-def _empty_step(device: torch.device) -> StepResult:
-    loss, tokens, norm = (torch.tensor(value, device=device) for value in (math.nan, 0, 0.0))
-    return StepResult(loss, tokens, norm, skipped=torch.tensor(True), bad_parameter=torch.tensor(-1))
-
-
 def _accumulate_gradients(
     model: nn.Module,
     micro_batches: Sequence[AnyBatch],
     tokens: Tensor,
-    loss_fn: Callable[..., Tensor],
-    precision: Precision,
-    process_group: dist.ProcessGroup | None,
+    options: StepOptions,
     seeds: Sequence[int] | None,
 ) -> Tensor:
     """Backward through every micro-batch; return the step's mean loss."""
-    device = device_of(model)
-    ranks = 1 if process_group is None else dist.get_world_size(process_group)
+    precision, ranks = options.precision, options.process_group
+    world = 1 if ranks is None else dist.get_world_size(ranks)
     # the ranks average their gradients, a step sums them; in fp16 that waits, or more ranks would overflow sooner
-    factor = 1 if precision.scales else ranks
-    divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only in `_update`, which skips
-    total = torch.zeros((), device=device)
+    factor = 1 if precision.scales else world
+    divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only at the update, which is skipped
+    total = torch.zeros((), device=tokens.device)
     for index, batch in enumerate(micro_batches):
-        batch = move_batch(batch, device)
-        last = index == len(micro_batches) - 1
+        batch = move_batch(batch, tokens.device)
         if seeds is not None:
             seed_generators(seeds[index])
         # The forward pass is inside too: DDP settles there whether the backward pass exchanges gradients.
-        with _gradient_exchange(model, last):
+        with nullcontext() if ranks is None else _gradient_exchange(model, last=index == len(micro_batches) - 1):
             # not around backward(): autograd takes each forward operation's type by itself
             with precision.autocast():
-                loss = loss_sum(loss_fn, forward_logits(model, batch), batch["labels"])
+                loss = loss_sum(options.loss_fn, forward_logits(model, batch), batch["labels"])
             precision.scaler.scale(loss * factor / divisor).backward()
         total = total + loss.detach()  # else the graph of each micro-batch would stay in memory
-    if ranks > factor:
+    if world > factor:
         for parameter in model.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(ranks)
-    return _total(total, device, process_group) / divisor
+                parameter.grad.mul_(world)
+    return (total if ranks is None else _total(total, ranks)) / divisor
 
 
-def _check_same_gradients(optimizer: Optimizer, process_group: dist.ProcessGroup | None) -> None:
-    """Refuse a step in which the ranks of a sharded model have used other weights than one another.
-
-    Each rank sends the gradients that it has, one after the other: what was added up may belong to different weights.
-    """
-    held = held_parameters(optimizer)
-    if not any(is_sharded(parameter) for parameter in held):
-        return
-    digest = zlib.crc32(bytes(parameter.grad is not None for parameter in held))
-    # on the CPU where that group can, and the host waits for no accelerator
-    device = "cpu" if "cpu" in dist.get_backend_config(process_group) else held[0].device
-    extremes = torch.tensor([digest, -digest], device=device)
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=process_group)
-    if int(extremes[0]) != -int(extremes[1]):
-        raise ValueError(
-            "the ranks of a sharded model must all use the same of its weights in a step, got gradients of others on "
-            'some: take distributed.strategy "ddp"'
-        )
-
-
-def _clip(parameters: list[Tensor], max_norm: float | None, clip: Callable[..., object]) -> tuple[Tensor, Tensor]:
-    """Clip; return the true norm before, and whether the gradients are finite now, whatever the caller's clip does."""
-    # a clip of the caller's own follows below: here the gradients are only measured
-    norm = clip_gradients(parameters, max_norm if clip is clip_gradients else None)
-    if clip is clip_gradients:
-        return norm, norm.isfinite()  # a NaN or an infinity in any gradient shows in the norm
-    clip(parameters, max_norm)
-    return norm, norm.isfinite() & clip_gradients(parameters, None).isfinite()
+def _total(value: Tensor, ranks: dist.ProcessGroup) -> Tensor:
+    """The sum over all ranks: a collective call, which a rank without a target makes too, or the others would wait."""
+    dist.all_reduce(value, group=ranks)
+    return value
 
 
 def _gradient_exchange(model: nn.Module, last: bool) -> AbstractContextManager:
@@ -327,17 +249,17 @@ def _update(
 ) -> StepResult:
     """Step the optimizer unless the loss or the gradient is not finite."""
     # ~, & and | stay on the device; `not`, `and` and `or` would wait for the value
-    skipped = ~(finite & loss.isfinite()) | (tokens == 0)
+    skipped, held = ~(finite & loss.isfinite()) | (tokens == 0), held_parameters(optimizer)
     if _defers(optimizer, precision, norm.device):
         # what GradScaler sets for its fused optimizers: where found_inf is 1, the kernel changes no weight, moment or
         # step count. Left behind, the flag would decide the next step too.
         optimizer.grad_scale, optimizer.found_inf = None, skipped.float()  # type: ignore[attr-defined]
         optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        bad = _first_nonfinite(held_parameters(optimizer))
+        bad = _first_nonfinite(held)
     else:
         skipped = skipped.cpu()  # the one wait of a step that cannot be deferred
-        bad = _first_nonfinite(held_parameters(optimizer)) if skipped else torch.tensor(-1)
+        bad = _first_nonfinite(held) if skipped else torch.tensor(-1)
         if not skipped:
             precision.scaler.step(optimizer)  # outside fp16 plain optimizer.step()
     precision.update_scale()  # after a skip too: unscale_ has noted the overflow that lowers the scale
@@ -359,39 +281,35 @@ def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
     return torch.where(bad.any(), bad.argmax(), -1)  # argmax gives the first of equal values
 
 
-class _Buffers:
-    """The model's buffers before a step: a forward pass changes some, such as the running means of a BatchNorm.
+@contextmanager
+def _buffers_of(model: nn.Module) -> Iterator[Callable[[Tensor, bool], None]]:
+    """Yield what puts the model's buffers back, or if the host has not `looked`, where the step is `skipped`.
 
-    An error inside the context puts them back.
+    An error in the body puts them back too.
+
+    A forward pass changes some, such as the running means of a BatchNorm, and may put another tensor in their place.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.before = [
-            (module, name, buffer, buffer.clone())
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-
-    def __enter__(self) -> "_Buffers":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.put_back()
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        for module, name, buffer, value in self.before:
-            module._buffers[name] = buffer.copy_(value)  # the forward pass may have put another tensor in its place
-
-    @torch.no_grad()
-    def put_back_where(self, skipped: Tensor) -> None:
-        """Put them back if `skipped`, a 0-d tensor that the host does not read: the choice is made on the device."""
-        for module, name, buffer, value in self.before:
+    def put_back(skipped: Tensor, looked: bool) -> None:
+        for module, name, buffer, value in before:
             now = module._buffers[name]
-            if now is buffer:
+            if looked:
+                module._buffers[name] = buffer.copy_(value)
+            elif now is buffer:  # the host does not know: the choice is made on the device
                 buffer.copy_(torch.where(skipped, value, buffer))
             # torch.where cannot choose between two shapes, so a buffer of a new shape stays
             elif now is not None and now.shape == value.shape:
                 module._buffers[name] = torch.where(skipped, value, now)
+
+    try:
+        yield put_back
+    except BaseException:
+        put_back(torch.tensor(True), True)
+        raise

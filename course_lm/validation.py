@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
+from numbers import Integral, Real
 from types import ModuleType, NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -26,6 +27,17 @@ def require(holds: bool, key: str, accepted: str, value: object) -> None:
     """Raise ValueError "<key> must be <accepted>, got <value>" unless `holds`."""
     if not holds:
         raise ValueError(f"{key} must be {accepted}, got {shown(value)}")
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a real number; NumPy's are, and True is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def require_whole(key: str, value: Any, *, least: int) -> None:
+    """Raise ValueError unless `value` is a whole number of at least `least`; True is none."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require(whole and int(value) >= least, key, f"a whole number of at least {least}", value)
 
 
 def ensure(holds: bool, problem: str) -> None:

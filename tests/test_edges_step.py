@@ -18,11 +18,12 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 import course_lm.step
-from course_lm.loss import adapt_loss, loss_sum, next_token_loss
+from course_lm.guard import adapt_loss, check_schedule, loss_sum
+from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
 from course_lm.optim import OptimizerConfig
 from course_lm.precision import Precision
-from course_lm.schedules import ScheduleConfig, ScheduleLR, build_schedule, check_schedule, cosine
+from course_lm.schedules import ScheduleConfig, ScheduleLR, build_schedule, cosine
 from course_lm.step import NonFiniteGradientError, train_step
 
 VOCAB = 7
@@ -394,12 +395,12 @@ LOSSES: dict[str, tuple[Any, str]] = {
     "another ignored label": (nn.CrossEntropyLoss(ignore_index=0), "must ignore the label -100"),
     "an option with another ignored label": (partial(next_token_loss, ignore_index=0), "must ignore the label -100"),
     "another of torch's": (nn.NLLLoss(), "got NLLLoss: got an unexpected keyword argument 'reduction'"),
-    "a class": (nn.CrossEntropyLoss, "got the class CrossEntropyLoss itself"),
-    "a name": ("cross_entropy", "got str"),
+    "a class": (nn.CrossEntropyLoss, "got <class 'torch.nn.modules.loss.CrossEntropyLoss'>"),
+    "a name": ("cross_entropy", "got 'cross_entropy'"),
     "no reduction": (no_reduction, "no_reduction: got an unexpected keyword argument 'reduction'"),
     "detached": (detached, "without one from detached"),
-    "a loss for each token": (per_token, "got a tensor of shape (3, 5) from per_token"),
-    "a pair": (as_pair, "got tuple from as_pair"),
+    "a loss for each token": (per_token, "got a tensor (3, 5) from per_token"),
+    "a pair": (as_pair, "got tuple of 2 from as_pair"),
     "a mean": (always_a_mean, "got a mean from always_a_mean"),
 }
 
@@ -530,7 +531,7 @@ SCHEDULES: dict[str, tuple[Any, str]] = {
     "on plateaus": (ReduceLROnPlateau(SGD(Model().parameters(), lr=0.1)), "got torch's ReduceLROnPlateau"),
     "a number": (3e-4, "got 0.0003"),
     "a name": ("cosine", "got 'cosine'"),
-    "without its peak": (cosine, "got 'cosine': missing a required argument: 'peak_lr'"),
+    "without its peak": (cosine, "got cosine: missing a required argument: 'peak_lr'"),
     "without the step": (lambda: 0.1, "too many positional arguments"),
     "a class": (SGD, "got <class"),
 }

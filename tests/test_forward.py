@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from course_lm import packed_forward
-from course_lm.batch_checks import check_batch, vocabulary_size
+from course_lm import forward
 from course_lm.batching import labels_of
-from course_lm.forward import device_of, forward_logits
+from course_lm.forward import device_of, forward_logits, keywords_of, packed_inputs
+from course_lm.generate import generate
+from course_lm.guard import check_batch
 from course_lm.lr_finder import find_lr
-from course_lm.model import GPT, ModelConfig, allowed_attention, generate, positions_of
+from course_lm.model import GPT, ModelConfig, allowed_attention, embedded_tokens, positions_of
 from course_lm.monitoring import evaluate
 from course_lm.step import train_step
 from tests.foreign_models import CONFIGS, LONGEST, VOCABULARY, WINDOW, hugging_face
@@ -94,8 +95,8 @@ def test_packed_rows_are_exact_with_fused_attention_too(name):
 
 def test_a_4d_mask_would_take_mistrals_window_away():
     model, batch = hugging_face("mistral").eval(), packed_batch([[3 * WINDOW]])
-    takes = packed_forward.Parameters.of_forward(model)
-    inputs = packed_forward._by_mask(batch["document_ids"], batch["attention_mask"], takes, torch.float32)
+    keywords = keywords_of(model)
+    inputs = forward._by_mask(batch["document_ids"], batch["attention_mask"], keywords, torch.float32)
     by_mask = model(batch["input_ids"], **inputs).logits[0, : 3 * WINDOW]
     exact = forward_logits(model, batch)[0, : 3 * WINDOW]
     assert (by_mask - exact).abs().max() > 0.01 * exact.std()
@@ -210,7 +211,7 @@ def test_the_trial_leaves_weights_buffers_modes_and_random_numbers_as_they_were(
     expected = torch.rand(5)
     torch.manual_seed(3)
     batch = packed_batch([[3, 4]])
-    packed_forward.packed_inputs(model, batch, packed_forward.Parameters.of_forward(model))
+    packed_inputs(model, batch)
     assert torch.equal(torch.rand(5), expected)
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(model.state_dict()[name], part) for name, part in before.items())
@@ -280,7 +281,7 @@ def test_logits_are_found_in_what_a_model_returns(wrap):
         (lambda logits: (None, logits), "NoneType in tuple"),
         (lambda logits: {"scores": logits}, "NoneType in dict"),
         (lambda logits: None, "NoneType"),
-        (lambda logits: (), "tuple"),
+        (lambda logits: (), "tuple of 0"),
     ],
 )
 def test_anything_but_logits_at_each_position_is_refused(wrap, came):
@@ -345,7 +346,7 @@ def with_value(name: str, value: int, column: int = 1) -> dict[str, Any]:
 SHAPE = torch.zeros(2, 5, dtype=torch.int64)
 BAD_BATCHES = {
     "a tuple": ((SHAPE, SHAPE), "must be a dict with input_ids and labels, got tuple of 2"),
-    "a tensor": (SHAPE, "must be a dict with input_ids and labels, got Tensor"),
+    "a tensor": (SHAPE, "must be a dict with input_ids and labels, got a tensor (2, 5)"),
     "no labels": (spoiled(labels=...), "must hold input_ids and labels, got input_ids, attention_mask"),
     "no ids": (spoiled(input_ids=...), "must hold input_ids and labels, got attention_mask, labels"),
     "lists": (spoiled(input_ids=[[1, 2]]), "input_ids must be a tensor (B, T), got list of 1"),
@@ -436,11 +437,11 @@ def test_any_sound_batch_passes(rows, pads, dtype):
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "mamba"])
 def test_the_vocabulary_is_that_of_the_token_embedding(name):
-    assert vocabulary_size(hugging_face(name)) == VOCABULARY
+    assert embedded_tokens(hugging_face(name)) == VOCABULARY
 
 
 def test_positions_do_not_count_as_vocabulary_in_this_packages_model():
-    assert vocabulary_size(GPT(ModelConfig(1, 1, 4), 5, 100)) == 5
+    assert embedded_tokens(GPT(ModelConfig(1, 1, 4), 5, 100)) == 5
 
 
 @pytest.mark.parametrize("kind", [torch.compile, lambda model, backend: model])

@@ -16,12 +16,12 @@ from course_lm.loss import (
     build_loss,
     count_correct,
     count_targets,
-    is_same_loss,
     next_token_loss,
     perplexity,
 )
 from course_lm.model import GPT, ModelConfig
 from course_lm.step import train_step
+from course_lm.trainer.functions import is_same_loss
 
 IGNORE = -100
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from course_lm.generate import generate
 from course_lm.model import (
     GPT,
     Block,
@@ -21,7 +22,6 @@ from course_lm.model import (
     Rotation,
     allowed_attention,
     count_parameters,
-    generate,
     plain_attention,
     positions_of,
     prefers_plain_attention,

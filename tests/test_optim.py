@@ -1,5 +1,6 @@
 """Optimizers: what decays, what is frozen, and that the updates are the published ones."""
 
+import copy
 import math
 
 import pytest
@@ -8,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from course_lm.guard import check_optimizer
 from course_lm.optim import (
     OPTIMIZERS,
     OptimizerConfig,
     build_optimizer,
-    check_optimizer,
     parameter_groups,
     state_bytes,
 )
+from course_lm.step import train_step
 
 
 class TinyLanguageModel(nn.Module):
@@ -241,3 +243,60 @@ def test_bad_values_are_refused_with_key_value_and_what_is_accepted(key, value, 
     with pytest.raises(ValueError) as error:
         OptimizerConfig(**{key: value})
     assert str(error.value) == f"{key} must be {accepted}, got {value!r}"
+
+
+VIEWS = {
+    "every second column": lambda: torch.randn(4, 6)[:, ::2],
+    "one row for all": lambda: torch.randn(3).expand(4, 3),
+    "rows that overlap": lambda: torch.randn(9).as_strided((4, 3), (2, 1)),
+    "columns with holes": lambda: torch.randn(3, 8).as_strided((4, 3), (2, 8)),
+}
+DENSE = {
+    "transposed": lambda: torch.randn(3, 4).T,
+    "flat": lambda: torch.randn(4, 3),
+    "one row": lambda: torch.randn(1, 3),
+}
+
+
+class Weight(nn.Module):
+    """Logits (B, T, 4) from a weight of any layout, which is trained, and an embedding, which is not."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3).requires_grad_(False)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.embedding(input_ids) @ self.weight.T
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("name", ["every second column", "columns with holes", "transposed", "flat"])
+def test_a_weight_of_any_layout_gets_the_updates_of_its_copy_in_a_row(name, kind):
+    torch.manual_seed(0)
+    model = Weight((VIEWS | DENSE)[name]())
+    other = copy.deepcopy(model)
+    other.weight = nn.Parameter(model.weight.detach().contiguous().clone())
+    ids = torch.tensor([[0, 1, 2, 3], [3, 3, 1, 0]])
+    for one in (model, other):
+        optimizer = build_optimizer(one, OptimizerConfig(type=kind))
+        for _ in range(3):
+            train_step(one, [{"input_ids": ids, "labels": ids}], optimizer, lr=0.1)
+    torch.testing.assert_close(model.weight, other.weight)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_fused_optimizer_over_a_weight_that_is_no_dense_block_is_refused(name):
+    model = Weight(VIEWS[name]())
+    assert not build_optimizer(model, OptimizerConfig()).param_groups[0]["fused"]
+    message = "fused=False for weights that are no dense block of memory, got a fused Adam for weight with strides"
+    with pytest.raises(ValueError, match=message):
+        check_optimizer(torch.optim.Adam([model.weight], fused=True), model)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_dense_weight_in_any_order_is_fused(name):
+    model = Weight(DENSE[name]())
+    optimizer = build_optimizer(model, OptimizerConfig())
+    assert optimizer.param_groups[0]["fused"]
+    check_optimizer(optimizer, model)

@@ -2,15 +2,21 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import course_lm.precision
+from course_lm.lr_finder import find_lr
+from course_lm.monitoring import evaluate
+from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import PRECISIONS, Precision, resolve_precision
+from course_lm.step import train_step
+from tests.small_run import small_batches, small_trainer
 
 CPU = torch.device("cpu")
 
@@ -183,12 +189,66 @@ def test_a_state_of_another_format_leaves_the_scaler_fresh(saved, loaded):
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "cpu"])
 def test_autocast_and_scaler_are_made_for_the_kind_of_device_that_the_model_lives_on(device, monkeypatch):
     made = []
-    monkeypatch.setattr(torch, "autocast", lambda kind, dtype: made.append((kind, dtype)))
+    monkeypatch.setattr(torch, "autocast", lambda kind, dtype, **_: made.append((kind, dtype)) or nullcontext())
     monkeypatch.setattr(torch.amp, "GradScaler", lambda kind, enabled: made.append((kind, enabled)))
-    Precision("fp16", device).autocast()
+    with Precision("fp16", device).autocast():
+        pass
     kind = device.partition(":")[0]
     assert made == [(kind, True), (kind, torch.float16)]
 
 
 def test_fp16_on_a_gpu_of_apple_scales_the_loss_too():
     assert Precision("fp16", "mps").scales
+
+
+def by_train_step(name: str) -> list[Tensor]:
+    """Losses of some steps, and the weights that they lead to, by Muon, whose update multiplies matrices."""
+    model = small_trainer(1).model
+    optimizer, precision = build_optimizer(model, OptimizerConfig(type="muon")), Precision(name, CPU)
+    losses = [train_step(model, [batch], optimizer, lr=0.01, precision=precision).loss for batch in small_batches(5)]
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+
+def by_trainer(name: str) -> list[Tensor]:
+    trainer = small_trainer(5, precision=name, logging_steps=1, eval_steps=2)
+    history = trainer.train(small_batches(5), small_batches(2))
+    losses = [record.get("loss", record.get("val_loss")) for record in history.records]
+    return [torch.tensor(losses), *(parameter.detach() for parameter in trainer.model.parameters())]
+
+
+def by_evaluate(name: str) -> list[Tensor]:
+    model, precision = small_trainer(1).model, Precision(name, CPU)
+    before = evaluate(model, small_batches(2), precision)["val_loss"]
+    with torch.no_grad():
+        model.get_parameter("token_embedding.weight").mul_(2)
+    return [torch.tensor([before, evaluate(model, small_batches(2), precision)["val_loss"]])]
+
+
+def by_range_test(name: str) -> list[Tensor]:
+    model = small_trainer(1).model
+    optimizer = build_optimizer(model, OptimizerConfig())
+    settings = {"num_iter": 5, "end_lr": 0.1, "precision": Precision(name, CPU), "val_loader": small_batches(1)}
+    return [torch.tensor(find_lr(model, small_batches(5), optimizer, **settings).losses)]
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("drive", [by_train_step, by_trainer, by_evaluate, by_range_test])
+def test_an_autocast_around_training_changes_no_number(drive, name):
+    expected = drive(name)
+    for keeps in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=keeps):
+            torch.testing.assert_close(drive(name), expected, rtol=0, atol=0)
+
+
+def test_copies_of_weights_that_the_caller_has_made_in_an_autocast_are_not_trained_on():
+    batch, weights = small_batches(1), []
+    for around in (False, True):
+        model = small_trainer(1).model
+        optimizer = build_optimizer(model, OptimizerConfig())
+        with torch.autocast("cpu", torch.bfloat16, enabled=around), torch.no_grad():
+            model(batch[0]["input_ids"])
+            model.get_parameter("blocks.0.up.weight").mul_(3)
+            with torch.enable_grad():
+                train_step(model, batch, optimizer, lr=0.01, precision=Precision("bf16", CPU))
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)

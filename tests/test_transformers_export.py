@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from course_lm.model import GPT, ModelConfig, generate
+from course_lm.generate import generate
+from course_lm.model import GPT, ModelConfig
 from course_lm.tokenizer import decode, encode_documents, eos_id, pad_id
 from course_lm.transformers_export import (
     as_json,

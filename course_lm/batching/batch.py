@@ -19,5 +19,5 @@ class Batch(TypedDict):
 
 
 # A loader of one's own may give another mapping with these keys, such as Hugging Face's BatchEncoding. It needs no
-# attention mask where no row is padded, and may hold more. `batch_checks.check_batch` says what is accepted.
+# attention mask where no row is padded, and may hold more. `guard.check_batch` says what is accepted.
 AnyBatch = Batch | Mapping[str, Any]

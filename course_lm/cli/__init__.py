@@ -274,7 +274,7 @@ def _plot(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _generate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     options.parser.refuse(rest)
     from course_lm.cli.generate import generate_text
-    from course_lm.decoding import Sampling
+    from course_lm.generate import Sampling
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     return generate_text(options.run, options.prompt, options.max_new_tokens, sampling, options.seed, options.number)

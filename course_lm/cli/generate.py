@@ -9,8 +9,7 @@ import torch
 
 from course_lm.cli.finished_run import FinishedRun, device_for, open_run
 from course_lm.cli.output import written_out
-from course_lm.decoding import Sampling
-from course_lm.model import stream
+from course_lm.generate import Sampling, stream
 from course_lm.tokenizer import decode_stream, encode_documents, eos_id
 from course_lm.validation import require
 

@@ -22,7 +22,8 @@ from course_lm.cli.preparation import (
 from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
 from course_lm.distributed import Group, connect
-from course_lm.model import GPT, generate
+from course_lm.generate import generate
+from course_lm.model import GPT
 from course_lm.schedules import build_schedule
 from course_lm.shards import gathered, is_sharded
 from course_lm.tokenizer import decode, eos_id

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from course_lm.distributed.ranks import Group
 from course_lm.distributed.settings import DistributedConfig
-from course_lm.packed_forward import keep_plain_twin, logits_of
+from course_lm.forward import keep_plain_twin, logits_of
 from course_lm.shards import hold_parts, is_sharded
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
 from itertools import islice
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
-from course_lm.batch_checks import check_batch
 from course_lm.batching.reading import read_from_start, set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
+from course_lm.guard import check_batch, checked_options
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder.curve import SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import Observers, ProgressBar, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
-from course_lm.optim import check_optimizer
 from course_lm.precision import Precision
-from course_lm.step import train_step
-from course_lm.validation import require
+from course_lm.step import take_step
+from course_lm.validation import is_number, require, require_whole
 
 
 def find_lr(
@@ -60,7 +58,7 @@ def find_lr(
     Args:
         model, loss_fn, max_grad_norm, clip, precision: as for `train_step`.
         loader: of batches; read again where it is too short, so no iterator. Batches without a target are passed over.
-        optimizer: as for `train_step`. The sweep starts from its state. Groups keep their ratios, see `rates`.
+        optimizer: as for `train_step`. The sweep starts from its state. Groups keep their ratios, see `optim`.
         start_lr, end_lr: first and last learning rate.
         val_loader: of batches that are not trained on. With it a point is not the loss of its step, which is measured
             before the update, but what `evaluate` gives after it: only that shows over-fitting. It costs a forward
@@ -78,14 +76,22 @@ def find_lr(
         TypeError, ValueError: an argument that `train_step` would refuse.
     """
     check_sweep(start_lr, end_lr, num_iter)
-    _require_whole("accumulation_steps", accumulation_steps, least=1)
-    above_one = _is_number(diverge_threshold) and diverge_threshold > 1
+    require_whole("accumulation_steps", accumulation_steps, least=1)
+    above_one = is_number(diverge_threshold) and diverge_threshold > 1
     require(above_one, "diverge_threshold", "a number above 1", diverge_threshold)
     check_reading(smoothing, skip_start, skip_end)
     _check_loader(loader)
     held_out = _first_batches(val_loader, val_batches)
-    check_optimizer(optimizer, model)
-    precision = deepcopy(precision)  # the given one keeps its loss scale
+    options = checked_options(
+        model,
+        optimizer,
+        loss_fn=loss_fn,
+        max_grad_norm=max_grad_norm,
+        clip=clip,
+        precision=deepcopy(precision),  # the given one keeps its loss scale
+        on_nonfinite="skip",  # here divergence is a result, not an error
+    )
+    precision = options.precision
     lrs = np.geomspace(float(start_lr), float(end_lr), num_iter).tolist()
     losses, stopped = [], None
     observers = Observers([ProgressBar()] if progress else [])
@@ -95,20 +101,10 @@ def find_lr(
         observers.start(0, num_iter)
         # zip asks for a rate first, so that after the last one no window is read in vain.
         for lr, window in zip(lrs, windows(_endless(model, reader), accumulation_steps)):
-            step = train_step(
-                model,
-                window,
-                optimizer,
-                lr=lr,
-                loss_fn=loss_fn,
-                max_grad_norm=max_grad_norm,
-                clip=clip,
-                precision=precision,
-                on_nonfinite="skip",  # here divergence is a result, not an error
-            )
+            step = take_step(model, window, optimizer, options, lr=lr)
             loss = float(step.loss)
             # An fp16 overflow: the loss is finite, its scaled gradient is not. The scale shrinks and the sweep goes on.
-            overflowed = precision is not None and precision.scales and math.isfinite(loss)
+            overflowed = precision.scales and math.isfinite(loss)
             if step.skipped and not overflowed:
                 stopped = "not finite"
                 break
@@ -143,7 +139,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
 
 def _first_batches(val_loader: Iterable[AnyBatch] | None, count: int) -> list[AnyBatch] | None:
     """What each point is measured on: read once, so that all points are measured on the same batches."""
-    _require_whole("val_batches", count, least=1)
+    require_whole("val_batches", count, least=1)
     if val_loader is None:
         return None
     check_validation_loader(val_loader)
@@ -153,19 +149,10 @@ def _first_batches(val_loader: Iterable[AnyBatch] | None, count: int) -> list[An
 
 def check_sweep(start_lr: float, end_lr: float, num_iter: int) -> None:
     """Raise ValueError for a sweep that cannot be: before a text is read for it."""
-    require(_is_number(start_lr) and 0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
-    above = _is_number(end_lr) and start_lr < end_lr < math.inf
+    require(is_number(start_lr) and 0 < start_lr < math.inf, "start_lr", "a positive number", start_lr)
+    above = is_number(end_lr) and start_lr < end_lr < math.inf
     require(above, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
-    _require_whole("num_iter", num_iter, least=2)
-
-
-def _require_whole(name: str, value: int, *, least: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)  # in Python True is an int
-    require(whole and value >= least, name, f"a whole number of at least {least}", value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    require_whole("num_iter", num_iter, least=2)
 
 
 def _check_loader(loader: Iterable[AnyBatch]) -> None:

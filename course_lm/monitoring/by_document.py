@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from course_lm.batch_checks import check_batch
-from course_lm.batching import Loader
+from course_lm.batching import IGNORE_INDEX, Loader
 from course_lm.forward import device_of, forward_logits, move_batch
-from course_lm.loss import IGNORED, next_token_loss, perplexity
+from course_lm.guard import check_batch, checked_precision
+from course_lm.loss import next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
 
@@ -106,7 +106,7 @@ def evaluate_documents(
     Documents without text are left out. Each module's mode is put back. `show_progress` draws a bar in a terminal.
     """
     device = device_of(model)
-    precision = precision or Precision("fp32", device)
+    precision = checked_precision(precision, device)
     exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
     documents = int(loader.rows.documents.max()) + 1
     nats = torch.zeros(documents, dtype=torch.float64)
@@ -121,7 +121,7 @@ def evaluate_documents(
                 logits = forward_logits(model, moved)
                 losses = next_token_loss(logits, moved["labels"], reduction="none")  # (B, T - 1)
             targets = batch["labels"][:, 1:]
-            counted = targets != IGNORED
+            counted = targets != IGNORE_INDEX
             owners = numbers[:, 1:][counted].long()
             hits = (logits.argmax(-1)[:, :-1].cpu() == targets)[counted]
             nats.index_add_(0, owners, losses.to(exact).cpu().double()[counted])

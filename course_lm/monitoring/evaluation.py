@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from course_lm.accumulation import windows
-from course_lm.batch_checks import check_batch
 from course_lm.batching.capabilities import length_of
 from course_lm.batching.reading import read_from_start
 from course_lm.distributed import Group, share
 from course_lm.distributed.sharing import check_same_batches
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
+from course_lm.guard import check_batch, checked_precision
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
@@ -46,7 +46,7 @@ def evaluate(
         ValueError: the loader holds no target token, as one that was read before and cannot be read again.
     """
     device, group = device_of(model), group or Group()
-    precision = precision or Precision("fp32", device)
+    precision = checked_precision(precision, device)
     # In float64, so that a small loss is not lost beside a huge sum; MPS has none.
     nats = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     tokens = correct = torch.zeros((), dtype=torch.int64, device=device)  # neither is changed in place

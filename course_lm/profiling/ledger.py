@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from course_lm.packed_forward import logits_of
+from course_lm.forward import logits_of
 from course_lm.profiling.events import operations
 from course_lm.profiling.marks import OTHER, Marks
 

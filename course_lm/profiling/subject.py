@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets, windows
-from course_lm.batch_checks import check_batch
 from course_lm.batching.reading import set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of, unwrap
+from course_lm.guard import check_batch, check_optimizer, checked_precision
 from course_lm.lr_finder.trial import restored
-from course_lm.optim import check_optimizer
 from course_lm.precision import Precision
 from course_lm.profiling.marks import DATA, OTHER, MarkedScaler, Marks, Observer
 from course_lm.profiling.parts import Names, names_of
 from course_lm.step import StepResult, all_parameters, train_step
-from course_lm.validation import ensure, require
+from course_lm.validation import ensure, require, require_whole
 
 DEVICES = ("cpu", "cuda")
 MOST_OVERFLOWS = 30  # in a row, while fp16 looks for its scale
@@ -107,10 +106,8 @@ def subject_of(
         )
     device = device_of(model)
     require(device.type in DEVICES, "the model's device", f"one of {', '.join(DEVICES)}", device.type)
-    if precision is not None and not isinstance(precision, Precision):
-        raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
+    precision = deepcopy(checked_precision(precision, device))  # the given one keeps its loss scale
     check_optimizer(optimizer, model)
-    precision = deepcopy(precision) if precision is not None else Precision("fp32", device)  # keeps its loss scale
     precision.scaler = MarkedScaler(precision.scaler)
     with restored(model, optimizer, [] if given is not None else micro_batches) as reader:
         if not model.training:  # else modules that their owner put in eval mode stay in it
@@ -138,8 +135,8 @@ def _check_batches(model: nn.Module, micro_batches: object, accumulation_steps: 
             check_batch(model, batch)
         ensure(bool(count_window_targets(micro_batches)), "micro_batches must hold a target token, got none")
         return list(micro_batches)
-    whole = accumulation_steps is None or (type(accumulation_steps) is int and accumulation_steps >= 1)
-    require(whole, "accumulation_steps", "a whole number of at least 1", accumulation_steps)
+    if accumulation_steps is not None:
+        require_whole("accumulation_steps", accumulation_steps, least=1)
     return None
 
 

@@ -7,8 +7,11 @@ from torch import Tensor
 
 from course_lm.clipping import build_clip, clip_values
 from course_lm.config import TrainingConfig
-from course_lm.loss import LossConfig, adapt_loss, build_loss, is_same_loss
+from course_lm.guard import adapt_loss
+from course_lm.loss import LossConfig, build_loss, next_token_loss
 from course_lm.validation import shown
+
+_NUMBERS = next_token_loss.__kwdefaults__ or {}  # what a loss has where it is given no others
 
 
 def loss_of(config: TrainingConfig, given: Callable[..., Tensor] | None) -> Callable[..., Tensor]:
@@ -42,3 +45,11 @@ def clip_of(config: TrainingConfig, given: Callable[..., object] | None) -> Call
             f"training.max_grad_value {shown(value)} would not be heeded beside a clip of your own: give one of the two"
         )
     return given
+
+
+def is_same_loss(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> bool:
+    """Whether two losses that `adapt_loss` returned compute the same: `next_token_loss` with the same numbers."""
+    if any((loss.func if isinstance(loss, partial) else loss) is not next_token_loss for loss in (one, other)):
+        return one is other
+    first, second = ({**_NUMBERS, **(loss.keywords if isinstance(loss, partial) else {})} for loss in (one, other))
+    return first == second

@@ -43,18 +43,18 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
+from course_lm.guard import check_packed_rows, check_schedule, check_window, checked_options
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
 from course_lm.monitoring.layers import copy_matrices, measure_layers
-from course_lm.optim import build_optimizer, check_optimizer
+from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
-from course_lm.rates import fix_lr_scales
 from course_lm.reproducibility import deterministic_kernels, seed_of
-from course_lm.schedules import build_schedule, check_schedule
+from course_lm.schedules import build_schedule
 from course_lm.shards import empty_like_shard, gathered, hold_parts, map_tensors, part_of
-from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, train_step
+from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer import timing
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
@@ -150,14 +150,22 @@ class Trainer:
             self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
-        check_optimizer(self.optimizer, self.model)
+        self.loss_fn, self.clip = loss_of(config, loss_fn), clip_of(config, clip)
+        self.options = checked_options(
+            self.runner,
+            self.optimizer,
+            loss_fn=self.loss_fn,
+            max_grad_norm=self.settings.norm_bound,
+            clip=self.clip,
+            precision=self.precision,
+            on_nonfinite=self.settings.on_nonfinite,
+        )
         check_parameters(self.optimizer, self.model, self.group)
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
             check_schedule(schedule)
         decay = self.settings.average_weights
         self.average = None if decay is None else WeightAverage(self.model, decay)
-        self.loss_fn, self.clip = loss_of(config, loss_fn), clip_of(config, clip)
         self.schedule, self._own_schedule = schedule, schedule is not None
         self.folder = run_folder(config)
         self.history = History()
@@ -341,18 +349,9 @@ class Trainer:
         settings, rate = self.settings, self.schedule(self.step)
         matrices = self._matrices_to_compare()
         try:
-            result = train_step(
-                self.runner,
-                share(window, self.group),
-                self.optimizer,
-                lr=rate,
-                loss_fn=self.loss_fn,
-                max_grad_norm=settings.norm_bound,
-                clip=self.clip,
-                precision=self.precision,
-                on_nonfinite=settings.on_nonfinite,
-                seeds=self._seeds(len(window)),
-            )
+            own, seeds = share(window, self.group), self._seeds(len(window))
+            check_window(self.runner, own, self.options.process_group)
+            result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
             self._buffers.check(self.model)
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
@@ -531,18 +530,10 @@ class Trainer:
 
     def _try_step(self, window: list[AnyBatch], precision: Precision) -> bool:
         """A step whose rate is 0, so that the weights stay; False where fp16 has overflowed and left the update out."""
-        result = train_step(
-            self.runner,
-            share(window, self.group),
-            self.optimizer,
-            lr=0.0,
-            loss_fn=self.loss_fn,
-            max_grad_norm=self.settings.norm_bound,
-            clip=self.clip,
-            precision=precision,
-            on_nonfinite="skip",
-            seeds=self._seeds(len(window)),
-        )
+        own = share(window, self.group)
+        check_window(self.runner, own, self.options.process_group)
+        options = self.options._replace(precision=precision, on_nonfinite="skip")
+        result = take_step(self.runner, own, self.optimizer, options, lr=0.0, seeds=self._seeds(len(window)))
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         return not (precision.scales and bool(result.skipped))
@@ -600,6 +591,7 @@ class Trainer:
             self.schedule = build_schedule(config, peak_lr=peak, total_steps=self.total_steps)
         if self._loaded is not None:
             check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
+        check_packed_rows(self.model, train_loader)
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
             self.model.train()
 

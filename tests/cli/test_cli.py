@@ -256,7 +256,7 @@ def test_ctrl_c_in_a_range_test_ends_in_one_line(text, capsys, monkeypatch):
     def press(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("course_lm.lr_finder.range_test.train_step", press)
+    monkeypatch.setattr("course_lm.lr_finder.range_test.take_step", press)
     assert main(find_lr(text)) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "course-lm: interrupted"
     assert not (text.parent / "picture.png").exists()

@@ -11,7 +11,7 @@ import torch
 from course_lm.cli import generate as command
 from course_lm.cli import main
 from course_lm.cli.finished_run import open_run
-from course_lm.model import generate
+from course_lm.generate import generate
 from course_lm.tokenizer import decode, encode_documents, eos_id
 from tests import fork_server
 from tests.cli.refusals import assert_refused

@@ -20,7 +20,7 @@ from course_lm.cli.profile import profile_run
 from course_lm.cli.train import report, sample, xz_bits_per_byte
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.curriculum.settings import CurriculumConfig
-from course_lm.loss import LossConfig, build_loss, is_same_loss, next_token_loss
+from course_lm.loss import LossConfig, build_loss, next_token_loss
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.model import ModelConfig
 from course_lm.monitoring import evaluate
@@ -28,6 +28,7 @@ from course_lm.optim import OptimizerConfig
 from course_lm.step import train_step
 from course_lm.tokenizer import decode, encode_documents, train_tokenizer
 from course_lm.trainer import Trainer
+from course_lm.trainer.functions import is_same_loss
 
 WORDS = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed", "été"]
 

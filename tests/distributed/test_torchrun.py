@@ -273,7 +273,7 @@ from pathlib import Path
 from course_lm.cli import main
 from course_lm.trainer import loop
 
-count, train_step = 0, loop.train_step
+count, take_step = 0, loop.take_step
 
 def troubled(*arguments, **options):
     global count
@@ -281,9 +281,9 @@ def troubled(*arguments, **options):
     if count == 3 and os.environ["RANK"] == "1":
         Path("trouble").touch()
         {trouble}
-    return train_step(*arguments, **options)
+    return take_step(*arguments, **options)
 
-loop.train_step = troubled
+loop.take_step = troubled
 sys.exit(main())
 """
 

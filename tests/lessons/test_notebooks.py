@@ -54,7 +54,7 @@ def shown(data):
 # What stands behind the names that a lesson uses, and refuses what they cannot take.
 BEHIND = re.compile(
     r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|describe_form|is_dense|load_weights|load_latest"
-    r"|prepare_save|leave|exit_code_of|RankError|is_same_loss|decode_stream"
+    r"|prepare_save|leave|exit_code_of|RankError|decode_stream|\w+_rate|\w+_rates|fix_lr_scales|fills_a_block"
 )
 
 

@@ -6,7 +6,7 @@ Run by one of several ranks, a case is shared out among them, and each gets the 
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +73,9 @@ class EpochLoader:
 class ScalingOnly(Precision):
     """fp16's real gradient scaler around a forward pass that stays in float64."""
 
-    def autocast(self) -> AbstractContextManager:
-        return nullcontext()
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        yield
 
 
 def run_train_step(

@@ -21,8 +21,9 @@ from matplotlib.figure import Figure
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer
 from course_lm.config import TrainingConfig
-from course_lm.rates import checked_rate
-from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule, check_schedule
+from course_lm.guard import check_schedule
+from course_lm.optim import checked_rate
+from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule
 from course_lm.yaml_tree import load_yaml
 
 Schedule = Callable[[int], float]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lm.decoding import Sampling
-from course_lm.model import GPT, ModelConfig, _Reader, generate, stream
+from course_lm.generate import Sampling, _Reader, generate, stream
+from course_lm.model import GPT, ModelConfig
 
 VOCABULARY, LONGEST = 13, 16
 KINDS = ("learned", "rotary")

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +30,7 @@ from course_lm.shards import is_sharded
 TOLERANCE = 1e-3  # of the logits' standard deviation: far above rounding, far below what a foreign document does
 ANY = "**"  # among a forward's keywords: it takes others too
 Inputs = dict[str, Any]
+Way = Literal["documents", "positions", "mask"]
 _KEYWORDS: WeakKeyDictionary[Callable[..., Any], frozenset[str]] = WeakKeyDictionary()  # of functions
 
 
@@ -145,8 +146,8 @@ def packed_inputs(module: nn.Module, batch: Mapping[str, Any]) -> Inputs:
         if not ids.is_meta and len(ids.unique()) > 1:  # one token over and over proves little: the next batch is tried
             _FOUND[module] = (way, ids.size(1))
     types = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
-    dtype = next(types, torch.float32) if way is _by_mask else torch.float32  # only a mask of numbers has one
-    return way(batch["document_ids"], batch.get("attention_mask"), keywords, dtype)
+    dtype = next(types, torch.float32)  # of the mask, as of the weights
+    return _inputs(way, batch["document_ids"], batch.get("attention_mask"), keywords, dtype)
 
 
 def keep_plain_twin(module: nn.Module) -> None:
@@ -165,33 +166,27 @@ def _plain_inputs(attention_mask: Tensor | None, keywords: frozenset[str]) -> In
     return inputs
 
 
-def _by_documents(documents: Tensor, mask: Tensor | None, keywords: frozenset[str], dtype: torch.dtype) -> Inputs:
-    """Documents by their numbers, as this package's own model takes them."""
-    inputs = _plain_inputs(mask, keywords) | {"document_ids": documents}
+def _inputs(way: Way, documents: Tensor, mask: Tensor | None, keywords: frozenset[str], dtype: torch.dtype) -> Inputs:
+    """Keyword arguments for packed rows.
+
+    "documents" are told by their numbers, as this package's own model takes them. "positions" that start anew are what
+    Hugging Face models look at where they get neither mask nor cache: they then build the mask of each layer
+    themselves, sliding windows included. A "mask" (B, 1, T, T) is added to the attention scores.
+    """
+    if way == "mask":
+        allowed = allowed_attention(mask, documents)  # (B, T, T)
+        assert allowed is not None
+        # the lowest finite number and not -inf, as in Hugging Face's own masks
+        mask = torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+    # positions need no mask for PAD: it is a document of its own, with the number -1
+    inputs = _plain_inputs(None if way == "positions" else mask, keywords)
+    if way == "documents":
+        inputs["document_ids"] = documents
     if keywords & {"position_ids", ANY}:
         inputs["position_ids"] = positions_of(documents, None, documents)
     return inputs
 
 
-def _by_positions(documents: Tensor, mask: Tensor | None, keywords: frozenset[str], dtype: torch.dtype) -> Inputs:
-    """Documents by positions that start anew, which Hugging Face models look at where they get neither mask nor cache.
-
-    They then build the mask of each layer themselves, sliding windows included.
-    """
-    # no mask is needed for PAD: it is a document of its own, with the number -1
-    return _plain_inputs(None, keywords) | {"position_ids": positions_of(documents, None, documents)}
-
-
-def _by_mask(documents: Tensor, mask: Tensor | None, keywords: frozenset[str], dtype: torch.dtype) -> Inputs:
-    """Documents by a mask (B, 1, T, T) that is added to the attention scores."""
-    allowed = allowed_attention(mask, documents)  # (B, T, T)
-    assert allowed is not None
-    # the lowest finite number and not -inf, as in Hugging Face's own masks
-    bias = torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)
-    return _by_positions(documents, mask, keywords, dtype) | {"attention_mask": bias[:, None]}
-
-
-Way = Callable[[Tensor, Tensor | None, frozenset[str], torch.dtype], Inputs]
 _FOUND: WeakKeyDictionary[nn.Module, tuple[Way, int]] = WeakKeyDictionary()  # and the widest row that was tried
 _TWINS: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of sharded models
 
@@ -199,11 +194,12 @@ _TWINS: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of shar
 def _find_way(module: nn.Module, input_ids: Tensor, keywords: frozenset[str]) -> Way:
     ways: list[Way] = []
     if "document_ids" in keywords:
-        ways = [_by_documents]
+        ways = ["documents"]
     elif keywords & {"position_ids", ANY}:
         # positions first: a mask of ours would replace the sliding window that the model builds from positions
-        ways = [_by_positions, _by_mask] if keywords & {"attention_mask", ANY} else [_by_positions]
-        ways += [_by_documents] * (ANY in keywords)  # a wrapper may hand it on
+        ways = ["positions", "mask"] if keywords & {"attention_mask", ANY} else ["positions"]
+        if ANY in keywords:  # a wrapper may hand it on
+            ways.append("documents")
     if not ways:
         raise ValueError(
             "a packed batch needs a model whose forward takes document_ids, or position_ids and a 4-D attention_mask; "
@@ -282,7 +278,7 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, keywords: fro
     documents = documents.to(ids.device)
     worst = 0.0
     try:
-        packed = logits_of(call(ids, way(documents, (documents >= 0).long(), keywords, torch.float32)))
+        packed = logits_of(call(ids, _inputs(way, documents, (documents >= 0).long(), keywords, torch.float32)))
         for row, parts in enumerate(lengths):
             for document, length in enumerate(parts):
                 part = slice(document * length, (document + 1) * length)

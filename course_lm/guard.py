@@ -164,7 +164,7 @@ def check_packed_rows(model: nn.Module, loader: Iterable[Any]) -> None:
     Raises:
         ValueError: see `packed_inputs`.
     """
-    if isinstance(loader, Loader) and loader.packed:
+    if isinstance(loader, Loader) and loader.packed and len(loader):
         loader = [loader.collate(loader.order(0)[0])]
     batches = loader if isinstance(loader, list | tuple) else []
     packed = [one for one in batches if isinstance(one, Mapping) and isinstance(one.get("document_ids"), Tensor)]

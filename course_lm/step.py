@@ -22,7 +22,7 @@ from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.guard import StepOptions, check_gradients, check_window, checked_options, loss_sum, name_of
 from course_lm.loss import next_token_loss
-from course_lm.optim import set_learning_rate
+from course_lm.optim import group_rates, set_learning_rate
 from course_lm.precision import Precision
 from course_lm.reproducibility import seed_generators
 from course_lm.shards import hold_parts, is_sharded, part_of
@@ -100,6 +100,8 @@ def train_step(
         on_nonfinite=on_nonfinite,
         process_group=process_group,
     )
+    if lr is not None:
+        group_rates(optimizer, lr)  # a step without a target sets no rate, and would not refuse it
     check_window(model, micro_batches, options.process_group)
     return take_step(model, micro_batches, optimizer, options, lr=lr, seeds=seeds)
 

@@ -96,7 +96,7 @@ def test_packed_rows_are_exact_with_fused_attention_too(name):
 def test_a_4d_mask_would_take_mistrals_window_away():
     model, batch = hugging_face("mistral").eval(), packed_batch([[3 * WINDOW]])
     keywords = keywords_of(model)
-    inputs = forward._by_mask(batch["document_ids"], batch["attention_mask"], keywords, torch.float32)
+    inputs = forward._inputs("mask", batch["document_ids"], batch["attention_mask"], keywords, torch.float32)
     by_mask = model(batch["input_ids"], **inputs).logits[0, : 3 * WINDOW]
     exact = forward_logits(model, batch)[0, : 3 * WINDOW]
     assert (by_mask - exact).abs().max() > 0.01 * exact.std()

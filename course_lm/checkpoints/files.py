@@ -330,9 +330,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 @contextmanager
 def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
-    old = min(folder.glob("checkpoint_*.pt"), default=None)
-    if old is not None:  # to begin anew beside it would lose its work without a word
-        raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
+    for old in sorted(folder.glob("checkpoint_*.pt")):
+        with open(old, "rb") as file:
+            if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
+                raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
         # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
         with ExitStack() as opened:
@@ -360,7 +361,7 @@ def _verify(path: Path, file: BinaryIO) -> re.Match[bytes]:
     file.seek(0)
     block = bytearray(file.read(1 << 20))
     if start is None:
-        old = block.startswith(b"PK\x03\x04")
+        old = block.startswith(_ZIP)
         raise CheckpointError(
             f"{path} {_OLD if old else 'is cut short, or not a course_lm checkpoint: no checksum in it'}"
         )

@@ -111,12 +111,10 @@ class DataPosition:
         if self._saved is not None:  # nothing was read since
             return self._saved
         source, ahead = self._source, self._source.runs_ahead and self._batches is not None
-        with seeded(self.seed):  # to be asked may start an iterator, which draws a seed
-            state = source.state(self.epoch, self.batch)
         return {
             "epoch": self.epoch,
             "batch": self.batch,
-            "loader": state,
+            "loader": source.state(self.epoch, self.batch),
             "data": fingerprint_of(source.loader),
             "last": self._last,
             "untaken": [batch for batch, _ in self._untaken] if source.runs_ahead else [],

@@ -151,6 +151,8 @@ class Trainer:
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
         self.loss_fn, self.clip = loss_of(config, loss_fn), clip_of(config, clip)
+        self.parts = describe_parts(self.model, self.loss_fn, self.clip)
+        self.machine = machine_of(self.device)
         self.options = checked_options(
             self.runner,
             self.optimizer,
@@ -605,7 +607,8 @@ class Trainer:
         if self.config.distributed.checkpoint == "sharded" and self.group.world > 1:
             save_sharded(path, self._live_state(), self.group)
         else:
-            state = gathered(self._live_state(), keep=self.group.leads)
+            live = self._live_state()
+            state = live if self.group.world == 1 else gathered(live, keep=self.group.leads)
             self.group.leader_does(lambda: save_checkpoint(path, state))
 
     def load_checkpoint(self, path: str | Path) -> None:
@@ -648,8 +651,8 @@ class Trainer:
         check_state(state["optimizer"], self.optimizer, self.model)
         if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
             check_rates(state, self.schedule, self.total_steps, settings)
-        warn_of_parts(describe_parts(self.model, self.loss_fn, self.clip), state["parts"])
-        warn_of_machine(machine_of(self.device), state["machine"])
+        warn_of_parts(self.parts, state["parts"])
+        warn_of_machine(self.machine, state["machine"])
         self.log.load_state_dict(state)
         # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
         load_weights(self.model, state["model"])
@@ -682,6 +685,6 @@ class Trainer:
             "own_schedule": self._own_schedule or (self._loaded or {}).get("own_schedule", False),
             "scaler": self.precision.state_dict(),
             "config": asdict(self.config),
-            "parts": describe_parts(self.model, self.loss_fn, self.clip),
-            "machine": machine_of(self.device),
+            "parts": self.parts,
+            "machine": self.machine,
         }

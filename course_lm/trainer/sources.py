@@ -23,6 +23,7 @@ from course_lm.batching.reading import (
 )
 from course_lm.checkpoints import as_plain
 from course_lm.curriculum.loader import CurriculumLoader
+from course_lm.reproducibility import seeded
 from course_lm.validation import one_line
 
 
@@ -157,7 +158,10 @@ class PositionedLoader(Source):
 
     def state(self, epoch: int, batch: int) -> dict[str, Any]:
         """The state that the loader makes, or the one that it was given and has not used."""
-        return deepcopy(self.loader.state_dict()) if self._unused is None else self._unused
+        if self._unused is not None:
+            return self._unused
+        with seeded(self.seed):  # to be asked may start an iterator, which draws a seed
+            return deepcopy(self.loader.state_dict())
 
 
 class AnyIterable(Source):

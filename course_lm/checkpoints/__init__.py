@@ -1,8 +1,8 @@
 """Checkpoints (lesson 11): a file holds a whole state or does not exist, and loading it runs no code.
 
-files.py saves, verifies and finds them, parts.py the parts that several ranks have written beside one; atomic_write.py
-replaces a file at once. weights.py and optimizer_state.py take parts of a state and put them back; state_form.py
-checks a whole one.
+files.py saves, verifies and finds them; form.py is what stands in a file, parts.py what several ranks have written
+beside one; atomic_write.py replaces a file at once. weights.py and optimizer_state.py take parts of a state and put
+them back; state_form.py checks a whole one.
 """
 
 from course_lm.checkpoints.atomic_write import atomic_file, check_folder
@@ -10,7 +10,6 @@ from course_lm.checkpoints.files import (
     FORMAT_VERSION,
     RESUMABLE,
     CheckpointError,
-    as_plain,
     latest_checkpoint,
     library_versions,
     load_checkpoint,
@@ -18,6 +17,7 @@ from course_lm.checkpoints.files import (
     prune_checkpoints,
     save_checkpoint,
 )
+from course_lm.checkpoints.form import as_plain
 from course_lm.checkpoints.weights import describe_difference, export_weights, load_weights, weights_for_use
 
 __all__ = [

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from course_lm.checkpoints.atomic_write import atomic_file
+from course_lm.checkpoints.form import KINDS, count_bytes
 from course_lm.validation import ensure, one_line
 
 # Memory for a sharded tensor that is read: called with the keys that lead to it in the state, its shape and its type.
@@ -106,11 +107,11 @@ class Parts:
         # bytes: a state must not ask for more memory than its files hold
         self.left = sum(path.stat().st_size for path in folder.iterdir()) if folder.exists() else 0
 
-    def claim(self, name: str, keys: Sequence[str], shape: Sequence[int], dtype: torch.dtype, size: int) -> Tensor:
-        """Memory for this tensor of `size` bytes, which `fill` gives its numbers."""
-        self.left -= size
+    def claim(self, name: str, keys: Sequence[str], shape: Sequence[int], kind: str) -> Tensor:
+        """Memory for this tensor, which `fill` gives its numbers."""
+        self.left -= count_bytes(shape, kind)
         ensure(self.left >= 0, f"{self.folder.name} holds less than the tensors of its checkpoint")
-        return self.tensors.setdefault(name, self.target(keys, shape, dtype))
+        return self.tensors.setdefault(name, self.target(keys, shape, KINDS[kind]))
 
     def fill(self) -> None:
         """Read what was claimed, whatever ranks have written its parts; under several ranks a collective call."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from course_lm.checkpoints.files import TakenApart, prepare_save, write_checkpoint
+from course_lm.checkpoints.files import prepare_save, write_checkpoint
+from course_lm.checkpoints.form import TakenApart
 from course_lm.checkpoints.parts import parts_folder, sums_of, write_parts, write_sums
 from course_lm.distributed.ranks import Group
 

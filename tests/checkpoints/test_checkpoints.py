@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from course_lm.checkpoints import (
     CheckpointError,
     atomic_write,
+    form,
     latest_checkpoint,
     library_versions,
     load_checkpoint,
@@ -157,7 +158,7 @@ def test_every_other_value_is_json_in_the_metadata(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", checkpoints.KINDS.values(), ids=str)
+@pytest.mark.parametrize("kind", form.KINDS.values(), ids=str)
 def test_a_tensor_of_every_type_of_the_format_is_read_back_here_and_by_the_library(
     tmp_path: Path, kind: torch.dtype
 ) -> None:
@@ -238,7 +239,7 @@ def test_ten_thousand_records_are_saved_without_a_walk_that_is_felt(tmp_path: Pa
 
 
 def test_a_state_that_other_programs_could_not_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_MOST_HEADER_BYTES", 1000)
+    monkeypatch.setattr(form, "_MOST_HEADER_BYTES", 1000)
     with pytest.raises(ValueError, match="bytes that are no tensor's; at most 1000 can be read"):
         save_checkpoint(tmp_path / "a.safetensors", {"text": "x" * 1000})
     assert names_in(tmp_path) == set()

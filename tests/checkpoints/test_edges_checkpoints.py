@@ -394,13 +394,13 @@ def test_a_loaded_state_is_shared_with_no_one():
 def test_saving_a_file_copies_no_weights(tmp_path, monkeypatch):
     trainer = fresh_trainer()
     seen: list[int] = []
-    write = checkpoints._write
+    write = checkpoints.write_file
 
     def watched(file: Any, tensors: dict[str, Tensor], about: dict[str, str]) -> str:
         seen.append(tensors["model.norm.weight"].data_ptr())
         return write(file, tensors, about)
 
-    monkeypatch.setattr(checkpoints, "_write", watched)
+    monkeypatch.setattr(checkpoints, "write_file", watched)
     trainer.save_checkpoint(tmp_path / "a.safetensors")
     copied = trainer.state_dict()["model"]["norm.weight"].data_ptr()
     assert seen == [trainer.model.state_dict()["norm.weight"].data_ptr()] != [copied]

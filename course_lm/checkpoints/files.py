@@ -47,6 +47,7 @@ _START = re.compile(
     rb'","step":"(?P<step>\d{1,18})"(?:,"parts":"(?P<parts>[0-9a-f]{64})")?'
 )
 _START_BYTES = 300  # more than the longest start
+_ZIP = b"PK\x03\x04"
 _OLD = f"is a zip file of torch.save, which course_lm wrote up to format 2; this one reads format {FORMAT_VERSION}"
 
 

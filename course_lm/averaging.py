@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from course_lm.checkpoints.weights import describe, describe_difference
+from course_lm.checkpoints.state import describe_difference
 from course_lm.shards import hold_parts, part_of, shard_like
+from course_lm.validation import ensure
 
 
 class WeightAverage:
@@ -75,17 +76,11 @@ class WeightAverage:
         """The averages themselves under the names of the parameters in the model's `state_dict()`."""
         return {name: self._averages[place] for name, place in self._names.items()}
 
-    def check(self, saved: Any) -> None:
-        """Raise ValueError, in one line, where `saved` is not the average of such a model."""
-        if not isinstance(saved, Mapping):
-            raise ValueError(f"the state's average must be a dict of tensors by name, got {describe(saved)}")
-        difference = describe_difference(saved, self.state_dict())
-        if difference is not None:
-            raise ValueError(f"the state's average is that of another model: {difference}")
-
     @torch.no_grad()
     def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
-        """Take what `check` has let pass: whole tensors, or this rank's parts."""
+        """Take whole tensors, or this rank's parts; ValueError, in one line, where they are another model's."""
+        difference = describe_difference(saved, self.state_dict())
+        ensure(difference is None, f"the state's average is that of another model: {difference}")
         for name, place in self._names.items():
             self._averages[place].copy_(shard_like(saved[name], self._averages[place]))
 

@@ -26,6 +26,11 @@ def part_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its numbers share one place in memory, so that nothing can be written into it."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))
+
+
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor that every rank has, cut as `like` is; no communication."""
     if not is_sharded(like) or is_sharded(tensor):

@@ -25,7 +25,7 @@ from course_lm.loss import next_token_loss
 from course_lm.optim import group_rates, set_learning_rate
 from course_lm.precision import Precision
 from course_lm.reproducibility import seed_generators
-from course_lm.shards import hold_parts, is_sharded, part_of
+from course_lm.shards import hold_parts, is_expanded, is_sharded, part_of
 
 
 class NonFiniteGradientError(FloatingPointError):
@@ -292,7 +292,8 @@ def _buffers_of(model: nn.Module) -> Iterator[Callable[[Tensor, bool], None]]:
     A forward pass changes some, such as the running means of a BatchNorm, and may put another tensor in their place.
     """
     before = [
-        (module, name, buffer, buffer.clone())
+        # an expanded one cannot be written into: it is its own copy
+        (module, name, buffer, buffer if is_expanded(buffer) else buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
@@ -303,7 +304,9 @@ def _buffers_of(model: nn.Module) -> Iterator[Callable[[Tensor, bool], None]]:
         for module, name, buffer, value in before:
             now = module._buffers[name]
             if looked:
-                module._buffers[name] = buffer.copy_(value)
+                module._buffers[name] = buffer if value is buffer else buffer.copy_(value)
+            elif now is value:
+                continue
             elif now is buffer:  # the host does not know: the choice is made on the device
                 buffer.copy_(torch.where(skipped, value, buffer))
             # torch.where cannot choose between two shapes, so a buffer of a new shape stays

@@ -117,8 +117,9 @@ def readable(hint: Any) -> str:
         return " or ".join(readable(one) for one in arguments)
     if kind is Literal:
         return f"one of {', '.join(arguments)}"
-    if kind is dict:
-        return "keys and values"
+    if kind in (dict, Mapping):
+        inside = readable(arguments[1]) if arguments and arguments[1] is not Any else ""
+        return f"keys and values{inside and f', each of them {inside}'}"
     if kind in (list, Sequence):
         return f"a list, each item {readable(arguments[0])}"
     return "null" if kind is NoneType else PLAIN_KINDS.get(kind, getattr(kind, "__name__", str(kind)))
@@ -160,8 +161,9 @@ def _fits(value: object, hint: Any) -> bool:
     if kind is str:
         # a lone surrogate cannot be written as UTF-8
         return type(value) is str and not any("\ud800" <= character <= "\udfff" for character in value)
-    if kind is dict:
-        return type(value) is dict and all(type(key) is str for key in value)
+    if kind in (dict, Mapping):
+        inside = arguments[1] if arguments else Any
+        return type(value) is dict and all(type(key) is str and _fits(item, inside) for key, item in value.items())
     if kind in (list, Sequence):
         return type(value) in (list, kind) and all(_fits(item, arguments[0]) for item in value)  # type: ignore[attr-defined]
     return kind is Any or type(value) is kind

@@ -213,7 +213,7 @@ def test_an_average_of_another_form_is_refused_before_anything_changes():
     name, value = next(iter(state["average"].items()))
     without = {key: part for key, part in state.items() if key != "average"}
     cases: dict[str, dict[str, Any]] = {
-        "must be a dict of tensors by name, got None": without,
+        "must have an average exactly where training.average_weights is a number": without,
         f"another model: {name} is": {**state, "average": {**state["average"], name: value.double()}},
         "another model: the checkpoint has no": {**state, "average": {}},
     }
@@ -224,7 +224,7 @@ def test_an_average_of_another_form_is_refused_before_anything_changes():
             trainer.load_state_dict(bad)
         assert_same(trainer.state_dict()["model"], before["model"])
     plain = Trainer(model_of(), replace(config, training=replace(config.training, average_weights=None)))
-    with pytest.raises(ValueError, match="the state has an average of weights, and its config has"):
+    with pytest.raises(ValueError, match=r"must have an average exactly where training\.average_weights is a number"):
         plain.load_state_dict({**plain.state_dict(), "average": state["average"]})
 
 

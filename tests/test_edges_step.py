@@ -235,6 +235,17 @@ class MeanOfAllSteps(nn.Module):
         return x
 
 
+class Expanded(nn.Module):
+    """A buffer of four numbers that share one place in memory: nothing can be copied into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1).expand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale[:, None]
+
+
 BAD_STEPS = [
     *({"loss_fn": partial(finite_gradient, value=value)} for value in NAN_OR_INF),
     *({"loss_fn": spoiled(value)} for value in NAN_OR_INF),
@@ -243,7 +254,9 @@ BAD_STEPS = [
 
 
 @pytest.mark.parametrize("bad", BAD_STEPS, ids=["nan loss", "inf loss", "nan gradient", "inf gradient", "clip"])
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), MeanOfAllSteps(), nn.Identity()], ids=["bn", "own", "none"])
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(4), MeanOfAllSteps(), Expanded(), nn.Identity()], ids=["bn", "own", "expanded", "none"]
+)
 def test_a_step_that_meets_nan_leaves_weights_buffers_and_moments(bad, norm, anywhere):
     model = Model()
     model.norm = copy.deepcopy(norm)

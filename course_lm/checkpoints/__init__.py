@@ -1,8 +1,7 @@
 """Checkpoints (lesson 11): a file holds a whole state or does not exist, and loading it runs no code.
 
 files.py saves, verifies and finds them; form.py is what stands in a file, parts.py what several ranks have written
-beside one; atomic_write.py replaces a file at once. weights.py and optimizer_state.py take parts of a state and put
-them back; state_form.py checks a whole one.
+beside one; atomic_write.py replaces a file at once. state.py takes weights and moments back.
 """
 
 from course_lm.checkpoints.atomic_write import atomic_file, check_folder
@@ -18,7 +17,15 @@ from course_lm.checkpoints.files import (
     save_checkpoint,
 )
 from course_lm.checkpoints.form import as_plain
-from course_lm.checkpoints.weights import describe_difference, export_weights, load_weights, weights_for_use
+from course_lm.checkpoints.state import (
+    describe_difference,
+    load_optimizer,
+    load_weights,
+    optimizer_state,
+    undone_on_error,
+    weights_for_use,
+)
+from course_lm.checkpoints.weights import export_weights
 
 __all__ = [
     "FORMAT_VERSION",
@@ -33,8 +40,11 @@ __all__ = [
     "library_versions",
     "load_checkpoint",
     "load_latest",
+    "load_optimizer",
     "load_weights",
+    "optimizer_state",
     "prune_checkpoints",
     "save_checkpoint",
+    "undone_on_error",
     "weights_for_use",
 ]

@@ -148,10 +148,19 @@ class History(RunRecords):
     def load_state_dict(self, state: Tensor) -> None:
         """Hold the records that `state_dict` returned, and no others; ValueError where it is something else."""
         lines = bytes(state.cpu().numpy()).splitlines(keepends=True)
-        records = [json.loads(line) for line in lines]
-        if not all(isinstance(record, dict) and {"event", "step", "epoch"} <= record.keys() for record in records):
-            raise ValueError("a record must be a dict with event, step and epoch")
+        try:
+            records = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise ValueError(f"the history must hold a line of JSON for each record: {error}") from None
+        if not all(map(_is_record, records)):
+            raise ValueError("a record must be a dict with event, step and epoch, and a validation's with val_loss")
         self.records[:], self._lines = records, lines
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or not {"event", "step", "epoch"} <= record.keys():
+        return False
+    return record["event"] != "validation" or isinstance(record.get("val_loss"), int | float)
 
 
 def _line_of(record: Record) -> bytes:

@@ -3,18 +3,30 @@
 import math
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from course_lm.loss import perplexity
 from course_lm.monitoring import History, Observer, Observers, Throughput, peak_memory, summarise
 from course_lm.monitoring.records import column_of
 from course_lm.step import NonFiniteGradientError, StepResult
-from course_lm.validation import one_line
+from course_lm.validation import ensure
 
 MAX_SKIPPED_IN_A_ROW = 25  # fp16 may need 16: its scale starts at 2**16 and halves each time, down to 1
 MAX_EMPTY_IN_A_ROW = 1_000
+
+
+class Books(TypedDict):
+    """The part of a run's state that `RunLog` keeps."""
+
+    tokens: int
+    skipped: int
+    skipped_in_a_row: int
+    empty_in_a_row: int
+    pending: dict[str, Tensor]  # the results that no record covers yet, each of their parts as one tensor (steps,)
+    history: Tensor  # the bytes of a line of JSON for each record
 
 
 class RunLog:
@@ -132,8 +144,8 @@ class RunLog:
         parts.append(f"{time.perf_counter() - self._epoch_began:.1f} s")
         return f"epoch {epoch:,}, steps {self._epoch_start + 1:,} to {step:,}: {', '.join(parts)}"
 
-    def state_dict(self) -> dict[str, Any]:
-        """Counts, records, and the results that no record covers yet, each of their parts as one tensor (steps,)."""
+    def state_dict(self) -> Books:
+        """Counts, records, and the results that no record covers yet."""
         return {
             "tokens": self.tokens,
             "skipped": self.skipped,
@@ -144,14 +156,13 @@ class RunLog:
             "history": self.history.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned; ValueError, in one line, where it is something else."""
-        try:
-            columns = StepResult(**state["pending"]) if state["pending"] else ()
-            pending = [StepResult(*parts) for parts in zip(*(column.unbind() for column in columns), strict=True)]
-            summarise(pending)
-            self.history.load_state_dict(state["history"])
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"the state's history or pending steps cannot be read: {one_line(error)}") from None
+    def load_state_dict(self, state: Books) -> None:
+        """Go on from what `state_dict` returned; an error where it is something else, and then nothing is changed."""
+        columns = [column.flatten() for column in StepResult(**state["pending"])] if state["pending"] else []
+        lengths = [len(column) for column in columns]
+        ensure(len(set(lengths)) < 2, f"the state's pending must be columns of one length, got {lengths}")
+        pending = [StepResult(*parts) for parts in zip(*columns)]
+        summarise(pending)
+        self.history.load_state_dict(state["history"])
         self.tokens, self.skipped, self.pending = state["tokens"], state["skipped"], pending
         self.skipped_in_a_row, self.empty_in_a_row = state["skipped_in_a_row"], state["empty_in_a_row"]

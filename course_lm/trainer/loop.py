@@ -31,14 +31,14 @@ from course_lm.checkpoints import (
     CheckpointError,
     as_plain,
     load_checkpoint,
+    load_optimizer,
     load_weights,
+    optimizer_state,
     prune_checkpoints,
     save_checkpoint,
+    undone_on_error,
     weights_for_use,
 )
-from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
-from course_lm.checkpoints.state_form import check_run_state
-from course_lm.checkpoints.weights import check_weights
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
@@ -84,6 +84,7 @@ from course_lm.trainer.run import (
     run_folder,
     sole_writer,
 )
+from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.time_budget import Costs, Plan, fit
 from course_lm.trainer.waiting import share_cores
 
@@ -368,7 +369,7 @@ class Trainer:
                 self.average.update(self.step)
         self.log.add(result, skipped, self.step)
         if not skipped and not self._can_be_saved:  # an optimizer's state appears with its first step
-            as_plain(map_tensors({"optimizer": state_by_name(self.optimizer, self.model)}, part_of))
+            as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))
             self._can_be_saved = True
         if matrices is not None and not skipped:
             self._measure_layers(matrices)
@@ -637,53 +638,48 @@ class Trainer:
             ValueError: it belongs to a run with other settings, weights or parameters, or is not the state of a run;
                 then the trainer is as it was.
         """
-        state = as_plain(state)
-        parameters = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        check_run_state(state, self._live_state(), parameters)
-        check_same_run(self.config, state["config"])
-        settings = with_saved_length(self.settings, state["config"])
-        check_length(settings, state["step"], state["position"]["epoch"])
-        check_weights(self.model, state["model"])
-        if self.average is not None:
-            self.average.check(state.get("average"))
-        elif "average" in state:
-            raise ValueError("the state has an average of weights, and its config has training.average_weights None")
-        check_state(state["optimizer"], self.optimizer, self.model)
-        if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
-            check_rates(state, self.schedule, self.total_steps, settings)
-        warn_of_parts(self.parts, state["parts"])
-        warn_of_machine(self.machine, state["machine"])
-        self.log.load_state_dict(state)
-        # Only the model's own code can still fail, and puts the weights back; nothing that follows can.
-        load_weights(self.model, state["model"])
-        load_state(state["optimizer"], self.optimizer, self.model)
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
+        saved = checked_run_state(as_plain(state))
+        others = [self.precision, *([] if self.average is None else [self.average])]
+        with undone_on_error("this is not the state of such a run", self.model, self.optimizer, *others):
+            check_same_run(self.config, saved["config"])
+            settings = with_saved_length(self.settings, saved["config"])
+            check_length(settings, saved["step"], saved["position"]["epoch"])
+            if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
+                check_rates(saved, self.schedule, self.total_steps, settings)
+            load_weights(self.model, saved["model"])
+            load_optimizer(saved["optimizer"], self.optimizer, self.model)
+            if (self.average is None) == ("average" in saved):
+                raise ValueError("the state must have an average exactly where training.average_weights is a number")
+            if self.average is not None:
+                self.average.load_state_dict(saved.get("average", {}))
+            self.precision.load_state_dict(saved["scaler"])
+            warn_of_parts(self.parts, saved["parts"])
+            warn_of_machine(self.machine, saved["machine"])
+            self.log.load_state_dict(saved)  # last: it takes all or nothing, and what follows cannot fail
         self._set_length(settings)
-        self.step = state["step"]
-        self._loaded = {key: state[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
+        self.step = saved["step"]
+        self._loaded = {key: saved[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
         if self.schedule is None:  # else they are those of the schedule at hand
-            self.total_steps = state["total_steps"]
-        self.best_weights = deepcopy(state["best_weights"])
-        self.precision.load_state_dict(state["scaler"])
+            self.total_steps = saved["total_steps"]
+        self.best_weights = deepcopy(saved["best_weights"])
         self._out_of_patience = self._patience_is_out()
-        self.position.load_state_dict(state["position"])
+        self.position.load_state_dict(saved["position"])
 
-    def _live_state(self) -> dict[str, Any]:
+    def _live_state(self) -> RunState:
         """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
         return {
             "format_version": FORMAT_VERSION,
             "step": self.step,
-            "best_weights": self.best_weights,
             **self.log.state_dict(),
             "position": self.position.state_dict(),
             "model": self.model.state_dict(),
             **({} if self.average is None else {"average": self.average.state_dict()}),
-            "optimizer": state_by_name(self.optimizer, self.model),
+            "best_weights": self.best_weights,
+            "optimizer": optimizer_state(self.optimizer, self.model),
+            "scaler": self.precision.state_dict(),
             "total_steps": self.total_steps,
             "last_rate": self._last_rate(),
             "own_schedule": self._own_schedule or (self._loaded or {}).get("own_schedule", False),
-            "scaler": self.precision.state_dict(),
             "config": asdict(self.config),
             "parts": self.parts,
             "machine": self.machine,

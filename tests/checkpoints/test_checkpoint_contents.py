@@ -124,20 +124,21 @@ def other_data(kind: str) -> Any:
     return make_loader(texts, tokenizer, **settings)
 
 
-SCALER = {"scale": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
-
-
 @pytest.mark.parametrize(
     ("key", "change", "told"),
     [
-        ("scaler", lambda value: SCALER | {"growth_factor": 1.0}, "must have backoff_factor < 1 < growth_factor"),
-        ("history", lambda value: value[:-9], "history or pending steps cannot be read: Expecting"),
-        ("pending", lambda value: value | {"loss": value["loss"][:-1]}, "history or pending steps cannot be read"),
-        ("position", lambda value: value | {"untaken": ({},)}, "untaken must be a list of batches"),
+        ("scaler", lambda value: {"scale": "2"}, "scaler must be keys and values, each of them a float"),
+        ("history", lambda value: value[:-9], "the history must hold a line of JSON for each record: Expecting"),
+        (
+            "pending",
+            lambda value: value | {"loss": value["loss"][:-1]},
+            "pending must be columns of one length",
+        ),
+        ("position", lambda value: value | {"untaken": ({},)}, "untaken must be a list, each item"),
         (
             "config",
             lambda value: value | {"training": value["training"] | {"seed": [1]}},
-            "has a list for training.seed",
+            r"saved with training\.seed \[1\], this run has 42",
         ),
     ],
 )

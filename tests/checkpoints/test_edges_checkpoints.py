@@ -29,17 +29,13 @@ from course_lm.checkpoints import (
     CheckpointError,
     as_plain,
     load_checkpoint,
-    load_weights,
-    optimizer_state,
     save_checkpoint,
 )
 from course_lm.checkpoints import files as checkpoints
-from course_lm.checkpoints.optimizer_state import check_state, load_state, state_by_name
-from course_lm.muon import MuonWithAdamW
 from course_lm.trainer import Trainer
 from tests.checkpoints.by_hand import ZEROS, beginning, sealed, taken_apart
 from tests.small_run import small_batches, small_trainer
-from tests.training_run import assert_same
+from tests.training_run import assert_same, without_measures
 
 SETTINGS: dict[str, Any] = {"early_stopping_patience": 5, "logging_steps": 2, "eval_steps": 2, "precision": "fp16"}
 
@@ -322,10 +318,10 @@ def assert_refused(trainer: Trainer, state: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("state", "match"),
     [
-        ({}, r"lacks 'format_version', 'step', 'best_weights' and others: it was written by an older version"),
-        ([], r"state of a run must be a dict, got \[\]"),
-        (None, "state of a run must be a dict, got None"),
-        ({"weight": torch.ones(2)}, "lacks 'format_version'"),
+        ({}, r"lacks 'tokens', 'skipped', 'skipped_in_a_row' and others: it was written by an older version"),
+        ([], r"the state must be a dict, got \[\]"),
+        (None, "the state must be a dict, got None"),
+        ({"weight": torch.ones(2)}, "lacks 'tokens'"),
     ],
 )
 def test_what_is_no_state_is_refused(trainer, state, match):
@@ -344,20 +340,37 @@ def test_a_state_with_a_part_too_many_is_refused(trainer):
 @pytest.mark.parametrize(
     ("way", "value", "match"),
     [
-        (("step",), -1, "step must be an integer of at least 0, got -1"),
-        (("step",), True, "step must be an integer"),
-        (("scaler", "scale"), 0.0, "scaler has scale 0.0, not a positive number"),
-        (("scaler", "scale"), math.inf, "scaler has scale inf"),
-        (("scaler", "backoff_factor"), 2.0, "backoff_factor < 1 < growth_factor"),
-        (("scaler", "growth_interval"), 2**40, r"more than 2\*\*31 steps"),
-        (("position", "loader"), {"x": torch.zeros(1).expand(2**40)}, "claims 4398046511104 bytes"),
-        (("machine", "torch"), 2, "machine must hold strings"),
-        (("config", "data"), None, "config has no section data"),
-        (("skipped_in_a_row",), 7, "skipped_in_a_row must be at most its skipped"),
+        (("step",), True, "the state's step must be an int .of at most 64 bits., got True"),
+        (("total_steps",), "6", "the state's total_steps must be an int .* or null, got '6'"),
+        (("scaler", "scale"), "x", "the state's scaler must be keys and values, each of them a float, got"),
+        (("pending", "loss"), 1.0, "the state's pending must be keys and values, each of them Tensor, got"),
+        (("position", "batch"), None, "the state's position's batch must be an int"),
+        (("position", "untaken"), [1], "the state's position's untaken must be a list, each item"),
+        (("machine", "torch"), 2, "the state's machine must be keys and values, each of them a str"),
+        (("config", "data"), None, "the checkpoint was saved with data.corpus None"),
+        (("optimizer", "state", "norm.weight", "exp_avg"), torch.ones(3), r"exp_avg of norm\.weight is \(3,\) float32"),
+        (("optimizer", "groups"), None, "this is not the state of such a run: TypeError"),
+        (("scaler", "growth_factor"), "2", "the state's scaler must be"),
+        (("history",), torch.ones(3, dtype=torch.uint8), "the history must hold a line of JSON for each record"),
+        (("format_version",), 1, "the state's format_version must be"),
+        (("best_weights", "norm.weight"), torch.ones(2), r"best_weights are those of another model: norm\.weight is"),
     ],
 )
-def test_a_value_that_no_run_can_have_is_refused_by_its_name(trainer, way, value, match):
+def test_a_value_of_another_kind_is_refused_by_its_name(trainer, way, value, match):
     assert_refused(trainer, changed(saved_state(), *way, to=value), match)
+
+
+def test_a_run_that_has_refused_a_state_goes_on_as_if_it_had_not_been_asked():
+    ends = []
+    for asked in (False, True):
+        trainer = fresh_trainer()
+        trainer.train_epoch(small_batches(3), small_batches(1))
+        if asked:
+            bad = changed(saved_state(), "optimizer", "state", "norm.weight", "exp_avg", to=torch.ones(3))
+            assert_refused(trainer, bad, "exp_avg of norm")
+        trainer.train_epoch(small_batches(3), small_batches(1))
+        ends.append(loaded_parts(trainer.state_dict()))
+    assert_same(without_measures(ends[1]), without_measures(ends[0]))
 
 
 def test_a_state_of_another_run_of_this_form_is_loaded_whole(trainer):
@@ -421,287 +434,6 @@ def test_a_loader_that_does_not_take_its_position_is_one_line():
     trainer.position.load_state_dict({**trainer.position.state_dict(), "batch": 1, "loader": {"key": 1}})
     with pytest.raises(ValueError, match="does not take the position that was saved: KeyError: 'another key'"):
         next(iter(trainer.position.rest_of_epoch(Loader())))
-
-
-# Weights
-
-
-class Stubborn(nn.Linear):
-    """Takes its weights, and then fails."""
-
-    def get_extra_state(self) -> Any:
-        return {"count": getattr(self, "count", 0)}
-
-    def set_extra_state(self, state: Any) -> None:
-        self.count = state["count"]
-        if self.count == 13:
-            raise RuntimeError("thirteen\nis too many")
-
-
-def test_weights_that_the_model_fails_to_take_half_way_leave_it_as_it_was():
-    model, other = (nn.Sequential(Stubborn(2, 2), nn.Linear(2, 2)) for _ in range(2))
-    weights = {**other.state_dict(), "0._extra_state": {"count": 13}}
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="weights: RuntimeError: thirteen is too many"):
-        load_weights(model, weights)
-    assert_same(dict(model.state_dict()), dict(before))
-
-
-@pytest.mark.parametrize("change", [lambda t: t.to("meta"), lambda t: t.to_sparse()])
-def test_weights_that_are_not_dense_are_refused(change):
-    weights = nn.Linear(2, 2).state_dict()
-    weights["weight"] = change(weights["weight"])
-    with pytest.raises(ValueError, match=r"weight is \(2, 2\) float32 that is not dense in the checkpoint"):
-        load_weights(nn.Linear(2, 2), weights)
-
-
-def test_weights_of_any_strides_are_taken():
-    weights = {"weight": torch.ones(1, 2).expand(2, 2), "bias": torch.arange(4.0)[::2]}
-    model = nn.Linear(2, 2)
-    load_weights(model, weights)
-    assert all(torch.equal(part, weights[name]) for name, part in model.state_dict().items())
-    assert model.weight.stride() == (2, 1)
-
-
-def test_two_weights_that_are_one_in_this_model_must_be_equal():
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    weights = copy.deepcopy(model.state_dict())
-    model[1].weight = model[0].weight
-    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are one tensor in this model"):
-        load_weights(model, weights)
-
-
-# Optimizers
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "adam": lambda groups: torch.optim.Adam(groups, amsgrad=True),
-    "adamw": lambda groups: torch.optim.AdamW(groups),
-    "adamw fused": lambda groups: torch.optim.AdamW(groups, fused=True),
-    "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
-    "sgd without momentum": lambda groups: torch.optim.SGD(groups),
-    "sgd fused": lambda groups: torch.optim.SGD(groups, momentum=0.9, fused=True),
-    "adafactor": lambda groups: torch.optim.Adafactor(groups),
-    "rmsprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.5, centered=True),
-    "adagrad": lambda groups: torch.optim.Adagrad(groups),
-    "nadam": lambda groups: torch.optim.NAdam(groups),
-    "radam": lambda groups: torch.optim.RAdam(groups),
-    "adamax": lambda groups: torch.optim.Adamax(groups),
-    "adadelta": lambda groups: torch.optim.Adadelta(groups),
-    "asgd": lambda groups: torch.optim.ASGD(groups),
-    "rprop": lambda groups: torch.optim.Rprop(groups),
-    "muon": lambda groups: torch.optim.Muon(groups),
-    "muon before adamw": lambda groups: MuonWithAdamW([{**groups[0], "use_muon": True}, groups[1]], fused=True),
-    "muon after adamw": lambda groups: MuonWithAdamW([groups[0], {**groups[1], "use_muon": True}], fused=True),
-}
-
-
-class Net(nn.Module):
-    def __init__(self, vectors: bool = True) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 4, bias=vectors), nn.Linear(4, 3, bias=vectors)
-        self.third = nn.Linear(3, 4, bias=False)
-
-
-def trained(name: str, steps: int = 2, seed: int = 0) -> tuple[Net, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    net = Net(vectors="muon" not in name)
-    parameters = list(net.parameters())
-    optimizer = OPTIMIZERS[name]([{"params": parameters[:2]}, {"params": parameters[2:]}])
-    step(net, optimizer, steps)
-    return net, optimizer
-
-
-def step(net: Net, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    draw = torch.Generator().manual_seed(5)
-    for _ in range(steps):
-        for parameter in net.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=draw)
-        optimizer.step()
-
-
-def test_parameters_that_look_alike_are_tried_once(monkeypatch):
-    tried: list[tuple[int, ...]] = []
-    forms = optimizer_state._forms
-    monkeypatch.setattr(
-        optimizer_state, "_forms", lambda optimizer, group, one: tried.append(one.shape) or forms(optimizer, group, one)
-    )
-    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)), nn.Linear(4, 2))
-    optimizer = torch.optim.AdamW(net.parameters())
-    net(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    check_state(state_by_name(optimizer, net), optimizer, net)
-    assert sorted(tried) == [(2,), (2, 4), (4,), (4, 4)]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_goes_on_bit_for_bit(tmp_path, name):
-    net, optimizer = trained(name)
-    save_checkpoint(tmp_path / "a.safetensors", {"net": net.state_dict(), "optimizer": state_by_name(optimizer, net)})
-    state = load_checkpoint(tmp_path / "a.safetensors")
-    again, its = trained(name, steps=0, seed=1)
-    load_weights(again, state["net"])
-    check_state(state["optimizer"], its, again)
-    load_state(state["optimizer"], its, again)
-    assert_same(its.state_dict(), optimizer.state_dict())
-    for one, other in ((net, optimizer), (again, its)):
-        step(one, other, 2)
-    assert_same(dict(again.state_dict()), dict(net.state_dict()))
-    assert_same(its.state_dict(), optimizer.state_dict())
-
-
-BAD_TENSORS: dict[str, Callable[[Tensor], Any]] = {
-    "shape": lambda t: torch.zeros(*t.shape, 2, dtype=t.dtype),
-    "fewer": lambda t: torch.zeros(0, dtype=t.dtype),
-    "dtype": lambda t: t.double(),
-    "half": lambda t: t.half(),
-    "complex": lambda t: t.to(torch.complex64),
-    "meta": lambda t: t.to("meta"),
-    "sparse": lambda t: t.to_sparse(),
-    "NaN": lambda t: torch.full_like(t, math.nan),
-    "number": lambda t: 1.0,
-    "none": lambda t: None,
-    "list": lambda t: t.tolist(),
-}
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "sgd without momentum"])
-def test_no_optimizer_takes_a_tensor_that_it_would_not_make(name):
-    net, optimizer = trained(name)
-    saved = state_by_name(optimizer, net)
-    for parameter in list(saved["state"])[:2]:  # a matrix and a vector
-        values = saved["state"][parameter]
-        for key, value in values.items():
-            for kind, change in BAD_TENSORS.items():
-                bad = {**saved, "state": {**saved["state"], parameter: {**values, key: change(value)}}}
-                assert_state_refused(bad, optimizer, net, re.escape(f"state of {parameter} has "), f"{key} {kind}")
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_no_optimizer_takes_a_state_of_another_form(name):
-    net, optimizer = trained(name)
-    saved = state_by_name(optimizer, net)
-    parameter, values = next(iter(saved["state"].items()))
-    others = {key: value for key, value in saved["state"].items() if key != parameter}
-    cases = {
-        "lacks the parameter": {**saved, "state": others},
-        "does not train": {**saved, "state": {**saved["state"], "ghost": {}}},
-        "was saved with the optimizer 'Other'": {**saved, "type": "Other"},
-        "has 1 optimizer groups": {**saved, "groups": saved["groups"][:1]},
-        "for 'new' in the checkpoint, nothing": {
-            **saved,
-            "state": {**others, parameter: {**values, "new": torch.zeros(())}},
-        },
-        "must be a dict with 'type'": [1],
-        "group 0 holds . of the parameters": {**saved, "groups": saved["groups"][::-1]},
-        "'lr_scale' 0.5, this run has absent": {
-            **saved,
-            "groups": [{**saved["groups"][0], "lr_scale": 0.5}, *saved["groups"][1:]],
-        },
-        "group 0 has lr nan": {**saved, "groups": [{**saved["groups"][0], "lr": math.nan}, *saved["groups"][1:]]},
-    }
-    for match, bad in cases.items():
-        assert_state_refused(bad, optimizer, net, match, match)
-
-
-def assert_state_refused(bad: Any, optimizer: torch.optim.Optimizer, net: Net, match: str, case: str) -> None:
-    try:
-        check_state(bad, optimizer, net)
-    except ValueError as error:
-        assert re.search(match, str(error)) and "\n" not in str(error), f"{case}: {error}"
-    else:
-        raise AssertionError(f"taken: {case}")
-
-
-def test_moments_follow_the_names_of_their_parameters_not_their_order():
-    net, optimizer = trained("adamw")
-    other = Net()
-    parameters = list(other.parameters())
-    its = torch.optim.AdamW([{"params": parameters[1::-1]}, {"params": parameters[:1:-1]}])
-    saved = state_by_name(optimizer, net)
-    check_state(saved, its, other)
-    load_state(saved, its, other)
-    for name, parameter in other.named_parameters():
-        assert_same(its.state[parameter], saved["state"][name])
-
-
-@pytest.mark.parametrize(("key", "value"), [("weight_decay", 0.5), ("betas", (0.9, 0.9)), ("maximize", True)])
-def test_another_hyper_parameter_is_refused_with_both_values(key, value):
-    net, optimizer = trained("adamw")
-    saved = copy.deepcopy(state_by_name(optimizer, net))
-    saved["groups"][1][key] = value
-    mine = re.escape(repr(optimizer.param_groups[1][key]))
-    pattern = f"group 1 was saved with '{key}' {re.escape(repr(value))}, this run has {mine}$"
-    assert_state_refused(saved, optimizer, net, pattern, key)
-
-
-def test_another_implementation_and_another_rate_are_taken():
-    net, optimizer = trained("adamw fused")
-    other, its = trained("adamw", steps=0)
-    optimizer.param_groups[0]["lr"] = 0.25
-    saved = state_by_name(optimizer, net)
-    check_state(saved, its, other)
-    load_state(saved, its, other)
-    assert its.param_groups[0]["lr"] == 0.25 and its.param_groups[0]["fused"] is None
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        lambda t: t.reshape(-1)[:1].expand(t.shape),
-        lambda t: t.t().contiguous().t() if t.ndim == 2 else torch.stack([t, t], dim=-1)[..., 0],
-        lambda t: nn.Parameter(t),
-    ],
-)
-def test_moments_of_any_layout_get_memory_of_their_own(layout):
-    net, optimizer = trained("adamw fused")
-    saved = state_by_name(optimizer, net)
-    saved["state"] = {
-        name: {key: layout(value) if value.ndim else value for key, value in values.items()}
-        for name, values in saved["state"].items()
-    }
-    other, its = trained("adamw fused", steps=0)
-    check_state(saved, its, other)
-    load_state(saved, its, other)
-    for name, parameter in other.named_parameters():
-        for key, value in its.state[parameter].items():
-            assert torch.equal(value, saved["state"][name][key]) and not value.requires_grad
-            assert value.stride() == (parameter.stride() if value.ndim else ())
-    step(other, its, 1)
-
-
-def test_a_parameter_that_only_the_optimizer_knows_has_a_name_too():
-    net = Net()
-    own = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([{"params": list(net.parameters())}, {"params": [own]}], momentum=0.9)
-    own.grad = torch.ones(2)
-    optimizer.step()
-    saved = copy.deepcopy(state_by_name(optimizer, net))
-    assert saved["groups"][1]["params"] == ["group 1, parameter 0"]
-    check_state(saved, optimizer, net)
-    load_state(saved, optimizer, net)
-    assert torch.equal(optimizer.state[own]["momentum_buffer"], torch.ones(2))
-
-
-class Factored(torch.optim.Optimizer):
-    """Not torch's: keeps a row of each matrix, and would do harm in a trial step."""
-
-    def step(self, closure: Any = None) -> None:  # pyrefly: ignore[bad-override]  # gives no closure's loss
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                assert not parameter.is_meta, "a foreign step was tried"
-                self.state[parameter] = {"row": parameter.detach().sum(-1), "count": 1}
-
-
-def test_an_optimizer_of_others_is_never_tried_and_takes_what_goes_with_its_parameters():
-    net = Net()
-    optimizer = Factored(net.parameters(), {"lr": 0.1})
-    optimizer.step()
-    saved = state_by_name(optimizer, net)
-    check_state(saved, optimizer, net)
-    load_state(copy.deepcopy(saved), optimizer, net)
-    assert_same(state_by_name(optimizer, net), saved)
-    bad = {**saved, "state": {**saved["state"], "first.weight": {"row": torch.zeros(5)}}}
-    assert_state_refused(bad, optimizer, net, r"\(5,\) float32 for 'row', which does not go with \(4, 3\)", "row")
 
 
 # Plain data

@@ -53,8 +53,9 @@ def shown(data):
 
 # What stands behind the names that a lesson uses, and refuses what they cannot take.
 BEHIND = re.compile(
-    r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|describe_form|is_dense|load_weights|load_latest"
-    r"|prepare_save|leave|exit_code_of|RankError|decode_stream|\w+_rate|\w+_rates|fix_lr_scales|fills_a_block"
+    r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|is_dense|keep|load_weights|load_optimizer"
+    r"|load_latest|optimizer_state|Stateful|undone_on_error|leave|exit_code_of|RankError|decode_stream|\w+_rate"
+    r"|\w+_rates|fix_lr_scales|fills_a_block"
 )
 
 

@@ -17,7 +17,7 @@ import torch
 
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
-from course_lm.validation import require
+from course_lm.validation import require, require_whole
 
 STRATEGIES = ("ddp", "fsdp", "hybrid")
 # The step of the one changes a matrix's norm in place, which torch 2.13 cannot do on shards; the other multiplies
@@ -124,7 +124,7 @@ def plan(
     optimizer = optimizer or OptimizerConfig()
     sizes = {"ranks": ranks, "vocab_size": vocab_size, "max_length": max_length}
     for name, value in {**sizes, "batch_size": batch_size, "micro_batches": micro_batches}.items():
-        require(type(value) is int and value >= 1, name, "a whole number of at least 1", value)
+        require_whole(name, value, least=1)
     require(type(rank) is int and 0 <= rank < ranks, "rank", f"from 0 to {ranks - 1}", rank)
     require(precision in ("fp32", "bf16", "fp16"), "precision", "one of fp32, bf16, fp16", precision)
     require(optimizer.type in _STATE, "optimizer", f"one of {', '.join(_STATE)}", optimizer.type)

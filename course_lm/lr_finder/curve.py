@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from course_lm.monitoring import smooth
-from course_lm.validation import require
+from course_lm.validation import require, require_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +132,7 @@ def check_reading(smoothing: float, skip_start: int, skip_end: int) -> None:
     """Raise ValueError for settings with which no curve can be read."""
     require(0 <= smoothing < 1, "smoothing", "in [0, 1)", smoothing)
     for name, value in (("skip_start", skip_start), ("skip_end", skip_end)):
-        require(isinstance(value, int) and value >= 0, name, "a whole number of at least 0", value)
+        require_whole(name, value, least=0)
 
 
 def _least_fall(raw: np.ndarray, curve: np.ndarray, smoothing: float) -> tuple[float, str]:

@@ -22,7 +22,7 @@ from course_lm.profiling.machine import Clock, Machine, measure_machine, merged,
 from course_lm.profiling.marks import OTHER, Marks, add_up
 from course_lm.profiling.subject import Subject, subject_of
 from course_lm.profiling.work import WorkCounter, flop_counter
-from course_lm.validation import require
+from course_lm.validation import require_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -183,7 +183,7 @@ def profile_step(
             apart; a device other than a CPU or CUDA; a loader without a target.
         NonFiniteGradientError: the loss or the gradient is not finite.
     """
-    require(type(repeats) is int and repeats >= 1, "repeats", "a whole number of at least 1", repeats)
+    require_whole("repeats", repeats, least=1)
     given = (model, micro_batches, optimizer, accumulation_steps, precision, max_grad_norm, loss_fn, clip)
     with subject_of(*given) as subject:
         clock = Clock(device_of(model))

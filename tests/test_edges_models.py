@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from course_lm.batching import labels_of
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig, positions_of
+from course_lm.reproducibility import seed_generators, seed_of
 from course_lm.trainer import Trainer
 from tests.foreign_models import CONFIGS, LONGEST, VOCABULARY, hugging_face
 from tests.sets import examples
@@ -226,7 +227,6 @@ def schedule(step: int) -> float:
 
 
 def by_hand(model: nn.Module, optimizer: Optimizer, batches: list[Batch], job: Job) -> nn.Module:
-    torch.manual_seed(SEED)
     model.train()
     rates = [group["lr"] for group in optimizer.param_groups]
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -234,7 +234,8 @@ def by_hand(model: nn.Module, optimizer: Optimizer, batches: list[Batch], job: J
         window = batches[first : first + job.accumulation]
         targets = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in window)
         optimizer.zero_grad()
-        for batch in window:
+        for place, batch in enumerate(window, first):
+            seed_generators(seed_of(SEED, 0, place))
             for part in documents_of(batch):
                 (summed_loss(model, part, job.model) / targets).backward()
         if job.max_grad_norm is not None:

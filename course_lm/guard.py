@@ -102,7 +102,7 @@ def checked_precision(precision: Precision | None, device: torch.device) -> Prec
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
     if precision is None or (precision.name == "fp32" and precision.device.type != device.type):
-        return Precision("fp32", device)
+        return _fp32(device)
     fits = precision.device.type == device.type
     require(fits, "precision", f"for the model's device {device.type}", str(precision.device))
     return precision
@@ -211,9 +211,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
                 f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
                 'updates would be rounded away; call model.float() and set the precision to "bf16"'
             )
-        if fused and not (
-            parameter.is_contiguous() or fills_a_block(parameter)
-        ):  # the kernel would read and write what lies between its numbers
+        # a fused kernel would read and write what lies between its numbers
+        if fused and not parameter.is_contiguous() and not fills_a_block(parameter):
             raise ValueError(
                 f"optimizer must be built with fused=False for weights that are no dense block of memory, got a fused "
                 f"{kind} for {name_of(parameter, model)} with strides {parameter.stride()}"
@@ -349,6 +348,11 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
     if mesh.size() != dist.get_world_size():
         raise ValueError(f"the model is sharded over {mesh.size()} of {dist.get_world_size()} ranks; give all of them")
     return dist.group.WORLD
+
+
+@lru_cache
+def _fp32(device: torch.device) -> Precision:
+    return Precision("fp32", device)  # all steps may share it: only fp16 has a state
 
 
 @lru_cache

@@ -7,17 +7,11 @@ import re
 import numpy as np
 
 # The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
-TAUGHT = (
-    "checkpoints.files",
-    "checkpoints.atomic_write",
-    "checkpoints.rng",
-    "checkpoints.state",
-    "checkpoints.weights",
-)
+TAUGHT = ("checkpoints.files", "checkpoints.atomic_write", "checkpoints.state", "checkpoints.weights")
 SABOTAGE = (
     "trainer/loop.py",
-    'self._generators = state["rng"]',
-    "self._generators = rng_state()",
+    'self.position.load_state_dict(state["position"])',
+    "pass",
 )
 
 

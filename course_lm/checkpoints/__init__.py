@@ -9,6 +9,7 @@ from course_lm.checkpoints.files import (
     FORMAT_VERSION,
     RESUMABLE,
     CheckpointError,
+    export_weights,
     latest_checkpoint,
     library_versions,
     load_checkpoint,
@@ -25,7 +26,6 @@ from course_lm.checkpoints.state import (
     undone_on_error,
     weights_for_use,
 )
-from course_lm.checkpoints.weights import export_weights
 
 __all__ = [
     "FORMAT_VERSION",

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 
 from course_lm import __version__
 from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
@@ -144,6 +145,34 @@ def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
     if surplus:
         remove_stray_parts(Path(folder), _serial)
     return surplus
+
+
+def export_weights(
+    path: str | os.PathLike[str], weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a model's `state_dict()` as a safetensors file; as with checkpoints, whole or not at all.
+
+    Equal weights and metadata give equal bytes. `safetensors.torch.load_file(path)` gives the weights back. Of names
+    that stand for one tensor (tied weights) the first is kept, and the metadata says for each of the others which one
+    that is, so that `safetensors.torch.load_model(model, path)` ties them again.
+
+    Args:
+        metadata: strings by name, to be read without the tensors.
+
+    Raises:
+        ValueError: a weight is not a tensor, or metadata holds something other than strings.
+        OSError: the file cannot be written; what was there stays.
+    """
+    texts = {"format": "pt", **(metadata or {})}
+    for name, text in texts.items():
+        ensure(isinstance(text, str), f"metadata must hold strings, got {text!r} for {name!r}")
+    for name, tensor in weights.items():
+        ensure(isinstance(tensor, Tensor), f"weights must hold tensors, got {type(tensor).__name__} for {name!r}")
+    apart = TakenApart({})
+    kept = {name: apart.add(tensor, (name,)) for name, tensor in weights.items()}
+    tied = {name: first for name, first in kept.items() if first != name}
+    with atomic_file(path) as file:
+        write_file(file, apart.tensors, dict(sorted((tied | texts).items())))
 
 
 def library_versions() -> dict[str, str]:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from course_lm.checkpoints.weights import is_dense
 from course_lm.shards import is_sharded
 from course_lm.validation import ensure
 
@@ -87,7 +86,7 @@ class TakenApart:
 
     def add(self, tensor: Tensor, way: tuple[Any, ...]) -> str:
         """Keep a tensor; return its name, of tied tensors that of the first."""
-        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in _NAMES or not is_dense(tensor):
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in _NAMES or not _is_dense(tensor):
             raise _error(_UNFIT.format(_describe(tensor)), way)
         # all empty tensors have the address 0
         place = tensor.device, tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype
@@ -108,6 +107,12 @@ class TakenApart:
         while name in self.tensors or name in self.sharded or name == "__metadata__":
             name += "'"
         return name
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether it has all its numbers in memory, as they are."""
+    elsewhere = tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta
+    return not (elsewhere or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 _UNFIT = (
@@ -131,7 +136,7 @@ def _plain_scalar(value: Any, way: tuple[Any, ...]) -> Any:
 def _describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__module__}.{type(value).__qualname__}"
-    kind = "dense" if is_dense(value) else "sparse, quantised, nested, conjugated or meta"
+    kind = "dense" if _is_dense(value) else "sparse, quantised, nested, conjugated or meta"
     return f"a {kind} {type(value).__name__} of {value.dtype}"
 
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 # The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
-TAUGHT = ("checkpoints.files", "checkpoints.atomic_write", "checkpoints.state", "checkpoints.weights")
+TAUGHT = ("checkpoints.files", "checkpoints.atomic_write", "checkpoints.state")
 SABOTAGE = (
     "trainer/loop.py",
     'self.position.load_state_dict(state["position"])',

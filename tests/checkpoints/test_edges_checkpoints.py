@@ -340,6 +340,7 @@ def test_a_state_with_a_part_too_many_is_refused(trainer):
 @pytest.mark.parametrize(
     ("way", "value", "match"),
     [
+        (("step",), -1, "the state's step must be 0 or more, got -1"),
         (("step",), True, "the state's step must be an int .of at most 64 bits., got True"),
         (("total_steps",), "6", "the state's total_steps must be an int .* or null, got '6'"),
         (("scaler", "scale"), "x", "the state's scaler must be keys and values, each of them a float, got"),

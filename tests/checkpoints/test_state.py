@@ -104,6 +104,8 @@ def test_an_expanded_buffer_is_put_back():
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": lambda groups: torch.optim.Adam(groups, amsgrad=True),
     "adamw": lambda groups: torch.optim.AdamW(groups),
+    "adamw foreach": lambda groups: torch.optim.AdamW(groups, foreach=True),
+    "adamw with its rate in a tensor": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(1e-3)),
     "adamw fused": lambda groups: torch.optim.AdamW(groups, fused=True),
     "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
     "sgd without momentum": lambda groups: torch.optim.SGD(groups),

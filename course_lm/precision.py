@@ -65,16 +65,16 @@ class Precision:
         around many steps, and each would compute with the weights of the first: so they are dropped here.
         """
         torch.clear_autocast_cache()
-        half = self.name != "fp32"
-        dtype = _DTYPES[self.name] if half else None
-        with torch.autocast(self.device.type, dtype=dtype, enabled=half, cache_enabled=True):
+        kind, dtype = self.device.type, _DTYPES[self.name]
+        with self.alone() if self.name == "fp32" else torch.autocast(kind, dtype=dtype, cache_enabled=True):
             yield
         torch.clear_autocast_cache()
 
     def alone(self) -> AbstractContextManager:
         """Context for a whole step: an autocast of the caller's own, which would reach its backward pass, is off."""
-        around = torch.is_autocast_enabled(self.device.type)
-        return torch.autocast(self.device.type, enabled=False) if around else nullcontext()
+        kind = self.device.type
+        around = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return torch.autocast(kind, enabled=False) if around else nullcontext()
 
     def update_scale(self) -> None:
         """Once per step: halve the scale after an overflow, but not below the minimum; double it now and then."""

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lm.batching import labels_of
+from course_lm.batching import labels_of, make_loader
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig, positions_of
 from course_lm.reproducibility import seed_generators, seed_of
+from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
 from tests.foreign_models import CONFIGS, LONGEST, VOCABULARY, hugging_face
 from tests.sets import examples
@@ -362,3 +363,15 @@ def test_any_model_with_any_optimizer_trains_packed_rows_right_or_refuses(job):
 def test_a_model_that_mixes_documents_of_wide_rows_is_refused_before_the_first_step():
     lengths = [[2, 2], [4], [2, 2], [6], [5, 2]]
     check_lands_or_refuses(Job("gpt_oss", "adafactor", (0.1, 0.02), False, 3, 0.05, lengths, True), may_refuse=True)
+
+
+def test_packed_rows_of_this_packages_loader_are_tried_before_one_is_read(tmp_path):
+    texts = [f"the cat number {number} sat on the mat" for number in range(30)]
+    loader = make_loader(texts, train_tokenizer(texts, 270), mode="packed", batch_size=2, max_length=16)
+    model = WithKeywords()
+    model.embedding = nn.Embedding(270, 6)
+    loop = LoopConfig(max_steps=2, device="cpu", output_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="does not keep the documents of a packed row apart"):
+        Trainer(model, TrainingConfig(training=loop)).train(loader)
+    assert loader.state_dict() == {"epoch": 0, "batch": 0}
+    assert not list(tmp_path.rglob("config.yaml")), "a run was begun"

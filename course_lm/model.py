@@ -324,10 +324,7 @@ class GPT(nn.Module):
 
 
 def embedded_tokens(module: nn.Module) -> int | None:
-    """Rows of the token embedding, None where there is none.
-
-    It is the one that `get_input_embeddings()` names, as in Hugging Face's models, or else the model's largest.
-    """
+    """Rows of the embedding that `get_input_embeddings()` names, as in Hugging Face's models, else of the largest."""
     embeddings = module.modules()
     if hasattr(module, "get_input_embeddings"):
         with suppress(NotImplementedError):  # some of Hugging Face's cannot tell

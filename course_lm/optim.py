@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from course_lm.muon import MuonWithAdamW, hidden_matrices
@@ -154,7 +155,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return OPTIMIZERS[config.type](groups, config, fused)
 
 
-def fills_a_block(parameter: Tensor) -> bool:
+def fills_a_block(parameter: torch.Tensor) -> bool:
     """Whether the numbers of a parameter lie side by side, in whatever order: a fused kernel takes them so."""
     part, size = part_of(parameter.detach()), 1
     for stride, length in sorted(zip(part.stride(), part.shape)):
@@ -170,7 +171,7 @@ def state_bytes(optimizer: Optimizer) -> int:
     The first step makes them; before it there are none. Per fp32 weight SGD with momentum keeps 4 bytes and Adam 8;
     Adafactor keeps a row and a column of each matrix, and Muon 4 bytes for each weight of a hidden one.
     """
-    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
     return sum(tensor.nbytes for tensor in kept)
 
 
@@ -181,7 +182,7 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     """
     groups, rates = optimizer.param_groups, group_rates(optimizer, lr)
     for group, rate in zip(groups, rates, strict=True):
-        if isinstance(group["lr"], Tensor):
+        if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)  # a captured CUDA graph reads this very tensor
         else:
             group["lr"] = rate
@@ -212,7 +213,7 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
     groups = optimizer.param_groups
     seen: set[int] = set()
     for group in groups:
-        if isinstance(group["lr"], Tensor):
+        if isinstance(group["lr"], torch.Tensor):
             if id(group["lr"]) in seen:  # torch lets groups share a tensor, and filling it would change all their rates
                 group["lr"] = group["lr"].clone()
             seen.add(id(group["lr"]))
@@ -235,7 +236,7 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
         largest = max(rates)
         scales = [rate / largest if largest > 0 else 1.0 for rate in rates]  # rates that are all 0 have no ratios
     # Equal rates stay equal without a mark; a tensor gets one all the same, so that it is read from its device once.
-    if set(scales) != {1.0} or any(isinstance(group["lr"], Tensor) for group in groups):
+    if set(scales) != {1.0} or any(isinstance(group["lr"], torch.Tensor) for group in groups):
         for group, scale in zip(groups, scales, strict=True):
             group["lr_scale"] = scale
 
@@ -245,7 +246,7 @@ def checked_rate(value: Any, what: str) -> float:
 
     Raises TypeError for what is no number, ValueError for one that is NaN, infinite or negative.
     """
-    scalar = isinstance(value, Tensor | np.ndarray | np.generic) and value.ndim == 0
+    scalar = isinstance(value, torch.Tensor | np.ndarray | np.generic) and value.ndim == 0
     number = value.item() if scalar else value
     if not is_number(number):
         raise TypeError(f"{what} must be a finite number of at least 0, got {shown(value)}")

@@ -87,7 +87,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return {
         "checkpoints": {
-            path.name: without_measures(load_checkpoint(path)) for path in sorted(run.glob("*.safetensors"))
+            path.name: without_measures(load_checkpoint(path)) for path in sorted(run.glob("checkpoint_*.safetensors"))
         },
         "lines": without_measures([json.loads(line) for line in lines]),
         "config": without_folder((run / "config.yaml").read_text()),

@@ -76,8 +76,8 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 def load_optimizer(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
     """Copy what `optimizer_state` returned into tensors that the optimizer makes, and take its rates.
 
-    Raises ValueError, in one line, where it is the state of another optimizer or of other parameters; the optimizer is
-    then as it was.
+    Raises ValueError, in one line, where it is the state of another optimizer or of other parameters: nothing is changed
+    then. For values that are no numbers at all, see `undone_on_error`.
     """
     own = optimizer_state(optimizer, model)
     _refuse(_difference(_settings(saved), _settings(own), "this run"))

@@ -21,6 +21,7 @@ from course_lm.shards import hold_parts, is_expanded, map_tensors, shard_like
 from course_lm.validation import ensure, one_line, shown
 
 _RATES = ("lr", "initial_lr")  # the loop sets them at every step
+# what a wrong value, or the model's own code, raises while it is loaded
 _OF_LOADING = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError)
 _FREE = (*_RATES, "params", "fused", "foreach", "capturable")  # a run may go on with other kernels for the same numbers
 
@@ -76,8 +77,8 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 def load_optimizer(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
     """Copy what `optimizer_state` returned into tensors that the optimizer makes, and take its rates.
 
-    Raises ValueError, in one line, where it is the state of another optimizer or of other parameters: nothing is changed
-    then. For values that are no numbers at all, see `undone_on_error`.
+    Raises ValueError, in one line, where it is the state of another optimizer or of other parameters, before anything is
+    changed. For what is no state at all see `undone_on_error`.
     """
     own = optimizer_state(optimizer, model)
     _refuse(_difference(_settings(saved), _settings(own), "this run"))

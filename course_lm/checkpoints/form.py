@@ -184,7 +184,9 @@ def write_file(file: BinaryIO, tensors: Mapping[str, Tensor], about: Mapping[str
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The numbers row by row, without a copy where they lie so."""
-    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    rows = tensor.cpu().contiguous()
+    # not `reshape`: a single number may keep the stride of the row that it was taken from
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def read_file(file: BinaryIO, map_location: str | torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -77,8 +77,8 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
 def load_optimizer(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> None:
     """Copy what `optimizer_state` returned into tensors that the optimizer makes, and take its rates.
 
-    Raises ValueError, in one line, where it is the state of another optimizer or of other parameters, before anything is
-    changed. For what is no state at all see `undone_on_error`.
+    Raises ValueError, in one line, where it is the state of another optimizer or of other parameters, and then changes
+    nothing. For what is no state at all see `undone_on_error`.
     """
     own = optimizer_state(optimizer, model)
     _refuse(_difference(_settings(saved), _settings(own), "this run"))

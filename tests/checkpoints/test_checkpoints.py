@@ -114,6 +114,25 @@ def test_any_plain_state_survives_a_round_trip(scratch: Path, state: dict[str, A
     assert same(load_checkpoint(scratch / "round_trip.safetensors"), state)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[:, 1],
+        lambda t: t[:1, 1],
+        lambda t: t[1, 1],
+        lambda t: t.t(),
+        lambda t: t[:1, :1],
+        lambda t: t[:0, 1],
+    ],
+)
+def test_a_view_of_any_strides_survives_a_round_trip(
+    tmp_path: Path, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    whole = torch.arange(6.0).reshape(3, 2)
+    save_checkpoint(tmp_path / "a.safetensors", {"view": view(whole)})
+    assert torch.equal(load_checkpoint(tmp_path / "a.safetensors")["view"], view(whole))
+
+
 def test_model_and_optimizer_state_survive_a_round_trip(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 3)
     optimizer = torch.optim.AdamW(model.parameters())

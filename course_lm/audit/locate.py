@@ -38,7 +38,8 @@ PROMISES: Mapping[str, str] = {
     "C9": "Weight decay is decoupled and touches matrices only.",
     "C10": "Gradients are cleared once per step.",
     "C11": "Validation runs in eval mode without gradients, gives each module its mode back, and nothing that is "
-    "drawn in it reaches the run, nor does it move a loader's position. Its loss is the plain next-token loss, a mean over all target tokens.",
+    "drawn in it reaches the run, nor does it move a loader's position. Its loss is the plain next-token loss, a mean "
+    "over all target tokens.",
     "C12": "The best weights are a copy or on disk, never live tensors.",
 }
 

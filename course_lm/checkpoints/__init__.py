@@ -16,6 +16,7 @@ from course_lm.checkpoints.files import (
     load_latest,
     prune_checkpoints,
     save_checkpoint,
+    saved_step,
 )
 from course_lm.checkpoints.form import as_plain
 from course_lm.checkpoints.state import (
@@ -45,6 +46,7 @@ __all__ = [
     "optimizer_state",
     "prune_checkpoints",
     "save_checkpoint",
+    "saved_step",
     "undone_on_error",
     "weights_for_use",
 ]

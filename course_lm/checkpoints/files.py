@@ -286,6 +286,12 @@ def _peek(path: Path) -> re.Match[bytes] | None:
         return None
 
 
+def saved_step(path: str | os.PathLike[str]) -> int | None:
+    """The step of the run when a checkpoint was saved, by its header alone; None where it cannot be read."""
+    start = _peek(Path(path))
+    return None if start is None else int(start["step"])
+
+
 def _serial(path: Path) -> int | None:
     start = _peek(path)
     return None if start is None else int(start["serial"])

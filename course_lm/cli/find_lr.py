@@ -40,9 +40,9 @@ def find_lr_on_text(
         num_iter=num_iter,
         val_loader=run.val_loader if held_out else None,
         accumulation_steps=config.training.gradient_accumulation_steps,
-        loss_fn=trainer.loss_fn,
+        loss_fn=trainer.options.loss_fn,
         max_grad_norm=config.training.norm_bound,
-        clip=trainer.clip,
+        clip=trainer.options.clip,
         precision=trainer.precision,
         progress=True,
     )

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from course_lm.checkpoints import load_weights
+from course_lm.checkpoints import load_weights, saved_step
 from course_lm.config import TrainingConfig
 from course_lm.model import GPT
 from course_lm.reproducibility import resolve_device
@@ -79,11 +79,13 @@ def _how_to_finish(folder: Path, config: TrainingConfig) -> str:
 
 
 def _warn_of_newer_checkpoint(folder: Path) -> None:
-    exported = (folder / WEIGHTS).stat().st_mtime
-    newer = [path.name for path in sorted(folder.glob("checkpoint_*.safetensors")) if path.stat().st_mtime > exported]
-    if newer:
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        exported = (file.metadata() or {}).get("step", "")
+    steps = {path.name: saved_step(path) or 0 for path in sorted(folder.glob("checkpoint_*.safetensors"))}
+    newest = max(steps, key=lambda name: steps[name], default=None)
+    if newest is not None and exported.isdigit() and steps[newest] > int(exported):
         warnings.warn(
-            f"the run in {folder} has gone on since its weights were exported: {newer[-1]} is newer than {WEIGHTS}, "
-            "which is written when the run ends",
+            f"the run in {folder} has gone on since its weights were exported: {newest} is of step {steps[newest]:,}, "
+            f"{WEIGHTS}, which is written when the run ends, of step {int(exported):,}",
             stacklevel=3,
         )

@@ -36,8 +36,8 @@ def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
             accumulation_steps=settings.gradient_accumulation_steps,
             precision=trainer.precision,
             max_grad_norm=settings.norm_bound,
-            clip=trainer.clip,
-            loss_fn=trainer.loss_fn,
+            clip=trainer.options.clip,
+            loss_fn=trainer.options.loss_fn,
             repeats=repeats,
         )
         memory = profile_memory(
@@ -47,8 +47,8 @@ def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
             accumulation_steps=settings.gradient_accumulation_steps,
             precision=trainer.precision,
             max_grad_norm=settings.norm_bound,
-            clip=trainer.clip,
-            loss_fn=trainer.loss_fn,
+            clip=trainer.options.clip,
+            loss_fn=trainer.options.loss_fn,
         )
     print(f"\n{step}\n\n{memory}")
     folder.mkdir(parents=True, exist_ok=True)

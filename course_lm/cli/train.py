@@ -70,7 +70,7 @@ def train_on_text(config: TrainingConfig) -> int:
         trainer.restore_best()
         run = replace(run, model=_whole_model(run, config, group))
         if folder is not None:
-            group.leader_does(lambda: _export(folder, run, config))
+            group.leader_does(lambda: _export(folder, run, config, trainer.step))
     if trainer.interrupted is not None:
         return 128 + trainer.interrupted
     if group.leads:
@@ -98,16 +98,16 @@ def _whole_model(run: PreparedRun, config: TrainingConfig, group: Group) -> GPT:
     return model
 
 
-def _export(folder: Path, run: PreparedRun, config: TrainingConfig) -> None:
+def _export(folder: Path, run: PreparedRun, config: TrainingConfig, step: int) -> None:
     with atomic_file(folder / "tokenizer.json") as file:
         file.write(run.tokenizer.to_str(pretty=True).encode())
-    export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config))
+    export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config, step))
 
 
-def _model_card(config: TrainingConfig) -> dict[str, str]:
-    """What another program must know to build the model, as safetensors metadata holds it."""
+def _model_card(config: TrainingConfig, step: int) -> dict[str, str]:
+    """What another program must know to build the model, as safetensors metadata holds it, and the run's last step."""
     sizes = {**asdict(config.model), "vocab_size": config.data.vocab_size, "max_length": config.data.max_length}
-    return {"model": json.dumps(sizes), "corpus": config.data.corpus}
+    return {"model": json.dumps(sizes), "corpus": config.data.corpus, "step": str(step)}
 
 
 def report(run: PreparedRun, trainer: Trainer, seconds: float) -> str:

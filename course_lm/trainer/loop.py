@@ -151,15 +151,15 @@ class Trainer:
             self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
-        self.loss_fn, self.clip = loss_of(config, loss_fn), clip_of(config, clip)
-        self.parts = describe_parts(self.model, self.loss_fn, self.clip)
+        loss_fn, clip = loss_of(config, loss_fn), clip_of(config, clip)
+        self.parts = describe_parts(self.model, loss_fn, clip)
         self.machine = machine_of(self.device)
         self.options = checked_options(
             self.runner,
             self.optimizer,
-            loss_fn=self.loss_fn,
+            loss_fn=loss_fn,
             max_grad_norm=self.settings.norm_bound,
-            clip=self.clip,
+            clip=clip,
             precision=self.precision,
             on_nonfinite=self.settings.on_nonfinite,
         )
@@ -173,7 +173,7 @@ class Trainer:
         self.folder = run_folder(config)
         self.history = History()
         told = [*observers, *default_observers(config, self.history)] if self.group.leads else []
-        self.log = RunLog(self.history, told, self.device, plain_loss=self.loss_fn is next_token_loss)
+        self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss)
         self.position = DataPosition(self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
         self.step = 0
         self.best_weights: dict[str, Tensor] | None = None

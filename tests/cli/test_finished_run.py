@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from course_lm.checkpoints import load_checkpoint, save_checkpoint
 from course_lm.cli import main
 from course_lm.cli.finished_run import open_run
 from course_lm.run_folder import find_run
@@ -90,11 +91,16 @@ def test_what_is_no_run_is_one_line(finished, capsys, monkeypatch, tmp_path, nam
 
 
 def test_a_run_that_has_gone_on_since_its_export_is_warned_of(copy, capsys):
+    """By their steps: what clocks and copies do to modification times says nothing."""
+    last = copy / "checkpoint_last.safetensors"
     later = (copy / "model.safetensors").stat().st_mtime + 60
-    os.utime(copy / "checkpoint_last.safetensors", (later, later))
-    with pytest.warns(
-        UserWarning, match=r"has gone on since its weights were exported: checkpoint_last.safetensors is newer"
-    ):
+    os.utime(last, (later, later))
+    with warnings.catch_warnings(action="error"):
+        assert main(["generate", str(copy), "--max_new_tokens=1"]) == 0
+    state = load_checkpoint(last)
+    save_checkpoint(last, state | {"step": state["step"] + 3})
+    os.utime(last, (later - 120, later - 120))
+    with pytest.warns(UserWarning, match=r"since its weights were exported: checkpoint_last.safetensors is of step"):
         assert main(["generate", str(copy), "--max_new_tokens=1"]) == 0
 
 

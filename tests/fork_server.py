@@ -150,6 +150,7 @@ def serve(door: str, place: str) -> int | str | None:
         importlib.import_module(name)
     handlers = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler")
     handlers.SubprocessHandler._popen = _fork_rank
+    handlers.os = _Signals()
     os.fsync = lambda fd: None  # as in conftest.py
     _server["place"] = Path(place)  # where torchrun, a process of this server, orders its ranks
     gc.collect()
@@ -227,6 +228,20 @@ def python(words: Sequence[str], folder: Path, variables: dict[str, str], out: i
     else:
         sys.argv, sys.path[0] = [*words], str(Path(words[0]).parent)
         runpy.run_path(words[0], run_name="__main__")
+
+
+class _Signals:
+    """`os` as torchrun's handler of a rank sees it: a rank that has just ended takes its signal.
+
+    A child of torchrun itself stays a zombie, which does, until torchrun waits for it; here the guard waits at once.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def killpg(self, group: int, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
 
 
 def _fork_rank(handler: object, words: Sequence[str], variables: dict[str, str]) -> Process:

@@ -31,8 +31,8 @@ def evaluate(
     """Loss and accuracy of next-token prediction, the same for every batch size and every number of ranks.
 
     The loader is read from its start, the same batches at every call, and afterwards stands where it stood: the loader
-    that is being trained on may be measured in the middle of an epoch. Every global random generator and each module's
-    mode are put back.
+    that is being trained on may be measured in the middle of an epoch. The CPU's global random generators and
+    each module's mode are put back.
 
     Args:
         group: the ranks that share the batches out; each gets the numbers of all.

@@ -45,8 +45,9 @@ def summarise(results: Sequence[StepResult]) -> dict[str, float]:
 
 def column_of(values: Sequence[Tensor]) -> Tensor:
     """0-d tensors as one on the CPU (N,), in one transfer; those of a resumed run may lie on another device."""
-    device = values[-1].device
-    return torch.stack([value.to(device) for value in values]).cpu()
+    if len({value.device for value in values}) > 1:
+        values = [value.cpu() for value in values]
+    return torch.stack(list(values)).cpu()
 
 
 def peak_memory(device: torch.device | str = "cpu") -> float:

@@ -150,7 +150,7 @@ def serve(door: str, place: str) -> int | str | None:
         importlib.import_module(name)
     handlers = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler")
     handlers.SubprocessHandler._popen = _fork_rank
-    handlers.os = _Signals()
+    vars(handlers)["os"] = _Signals()
     os.fsync = lambda fd: None  # as in conftest.py
     _server["place"] = Path(place)  # where torchrun, a process of this server, orders its ranks
     gc.collect()

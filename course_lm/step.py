@@ -144,11 +144,12 @@ def take_step(
             options.clip(trained, options.max_grad_norm)
             finite = finite & clip_gradients(trained, None).isfinite()
         result = _update(optimizer, precision, loss, tokens, norm, finite)
-    looked = not _defers(optimizer, precision, device)
-    if not looked or result.skipped:
-        put_buffers_back(result.skipped, looked)
-    if looked and result.skipped and options.on_nonfinite == "raise":
-        raise_if_nonfinite(result, model, optimizer, precision)
+    if _defers(optimizer, precision, device):
+        put_buffers_back(result.skipped, False)
+    elif result.skipped:
+        put_buffers_back(result.skipped, True)
+        if options.on_nonfinite == "raise":
+            raise_if_nonfinite(result, model, optimizer, precision)
     return result
 
 

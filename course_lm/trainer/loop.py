@@ -153,7 +153,6 @@ class Trainer:
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
         loss_fn, clip = loss_of(config, loss_fn), clip_of(config, clip)
         self.parts = describe_parts(self.model, loss_fn, clip)
-        self.machine = machine_of(self.device)
         self.options = checked_options(
             self.runner,
             self.optimizer,
@@ -654,7 +653,7 @@ class Trainer:
                 self.average.load_state_dict(saved.get("average", {}))
             self.precision.load_state_dict(saved["scaler"])
             warn_of_parts(self.parts, saved["parts"])
-            warn_of_machine(self.machine, saved["machine"])
+            warn_of_machine(machine_of(self.device), saved["machine"])
             self.log.load_state_dict(saved)  # last: it takes all or nothing, and what follows cannot fail
         self._set_length(settings)
         self.step = saved["step"]
@@ -682,5 +681,5 @@ class Trainer:
             "own_schedule": self._own_schedule or (self._loaded or {}).get("own_schedule", False),
             "config": asdict(self.config),
             "parts": self.parts,
-            "machine": self.machine,
+            "machine": machine_of(self.device),  # now: threads may be set at any time
         }

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     return commits[0], any(not line.startswith("#") for line in lines)
 
 
+@cache
 def processor() -> str:
     """The name of this machine's processor, as far as the system tells it."""
     try:

@@ -93,12 +93,10 @@ class RunFolder(RunRecords):
         patience = self.settings.get("training.early_stopping_patience")
         if patience is None:
             return False
-        from course_lm.monitoring.stopping import EarlyStopping  # loads torch, which most runs do without
+        from course_lm.monitoring.stopping import is_out_of_patience  # loads torch, which most runs do without
 
-        stopper = EarlyStopping(patience, self.settings.get("training.early_stopping_threshold") or 0.0)
-        for record in self.validation:
-            stopper.update(record["val_loss"])
-        return stopper.should_stop
+        threshold = self.settings.get("training.early_stopping_threshold") or 0.0
+        return is_out_of_patience((record["val_loss"] for record in self.validation), patience, threshold)
 
 
 def find_run(name: str) -> Path:

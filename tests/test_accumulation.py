@@ -16,7 +16,6 @@ from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.step import train_step
 from course_lm.tokenizer import train_tokenizer
-from course_lm.trainer.data_position import DataPosition
 
 VOCAB = 11
 DOCUMENTS = ["the cat sat on the mat " * (1 + number * number % 7) for number in range(23)]
@@ -243,16 +242,6 @@ def test_after_each_window_the_loader_stands_right_behind_it_and_a_resume_reads_
     resumed.load_state_dict(straight.state_dict())
     rest = [[batch["input_ids"].tolist() for batch in window] for window in windows(resumed, accumulation_steps)]
     assert rest == everything[taken:]
-
-
-@pytest.mark.parametrize("accumulation_steps", [2, 3])
-def test_the_position_of_a_run_counts_whole_windows_and_the_tail(accumulation_steps):
-    position, seen = DataPosition(), 0
-    for window in windows(position.rest_of_epoch(list(range(7))), accumulation_steps):
-        assert position.batch == seen  # those of steps that are done
-        position.take(window)
-        seen += len(window)
-    assert position.batch == seen == 7
 
 
 def test_a_count_stays_on_the_device_of_the_labels():

@@ -2,8 +2,8 @@
 
 batch.py says what a batch holds. loader.py makes batches, fixed, dynamic, bucketed or packed, and keeps its position.
 packing.py encodes documents and fits their pieces into rows; token_store.py keeps the ids of a large text on the
-disk. capabilities.py says what a training loader may offer besides batches, and alone asks for it. reading.py lets
-evaluation and trials read a loader without leaving a trace. share.py says which batches one of several ranks needs.
+disk. data.py reads any loader from any place, and lets evaluation and trials read one without leaving a trace.
+share.py says which batches one of several ranks needs.
 workers.py says how worker processes take signals.
 """
 

@@ -207,14 +207,18 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the loaded position, or else from the start of the epoch."""
-        return self.read_share(EVERYTHING)
-
-    def read_share(self, share: Share) -> Iterator[Batch]:
-        """The same for one of several ranks: None in place of each batch that it does not need, which is not made."""
         start, self._next_start = self._next_start, 0
-        # Set here: the body of a generator, such as `_run`, does not begin before the first batch is asked for.
-        self._batch = start
-        return self._run(self.epoch, start, share)
+        return self.read_from(self.epoch, start)
+
+    def read_from(self, epoch: int, batch: int, share: Share = EVERYTHING) -> Iterator[Batch]:
+        """The batches of an epoch from number `batch` on, where the loader stands from now on.
+
+        For one of several ranks: None in place of each batch that its `share` does not need, which is not made.
+        """
+        # Here: the body of a generator, such as `_run`, does not begin before the first batch is asked for.
+        self.load_state_dict({"epoch": epoch, "batch": batch})
+        self._next_start = 0
+        return self._run(epoch, batch, share)
 
     def from_start(self, share: Share = EVERYTHING) -> Iterable[Batch]:
         """The batches of epoch 0, whatever the loader's position, which stays."""

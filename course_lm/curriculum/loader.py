@@ -75,17 +75,17 @@ class CurriculumLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the loaded position, or else from the start of the epoch."""
-        return self.read_share(EVERYTHING)
-
-    def read_share(self, share: Share) -> Iterator[Batch]:
-        """The same for one of several ranks: None in place of each batch that it does not need, which is not made."""
         start, self._next_start = self._next_start, 0
-        # Not in epoch 0, before which nothing can be reported, and not where a running epoch goes on.
-        if self._threshold is None and self.epoch > 0 and self.manager.hears_nothing:
-            warnings.warn("the curriculum waits for validation losses, and none was reported", stacklevel=2)
-        self._threshold = self.threshold  # fixed until the epoch ends
-        self._batch = start
-        return self._run(start, share)
+        return self._read(start, EVERYTHING)
+
+    def read_from(self, epoch: int, batch: int, share: Share = EVERYTHING) -> Iterator[Batch]:
+        """The batches of an epoch from number `batch` on, where the loader stands from now on.
+
+        For one of several ranks: None in place of each batch that its `share` does not need, which is not made.
+        """
+        self.load_state_dict({"epoch": epoch, "batch": batch})
+        self._next_start = 0
+        return self._read(batch, share)
 
     def from_start(self, share: Share = EVERYTHING) -> Iterable[Batch]:
         """Every document, admitted or not, in the order of epoch 0; the loader's position stays."""
@@ -218,6 +218,14 @@ class CurriculumLoader:
         filled = room.index_add_(0, pieces.documents, weights)[self._easiest].cumsum(0)
         needed = rows * (self.whole.width or 1) if self.whole.packed else rows
         return min(len(filled), int((filled < needed).sum()) + 1)  # + 1: the document that reaches it
+
+    def _read(self, start: int, share: Share) -> Iterator[Batch]:
+        # Not in epoch 0, before which nothing can be reported, and not where a running epoch goes on.
+        if self._threshold is None and self.epoch > 0 and self.manager.hears_nothing:
+            warnings.warn("the curriculum waits for validation losses, and none was reported", stacklevel=2)
+        self._threshold = self.threshold  # fixed until the epoch ends
+        self._batch = start
+        return self._run(start, share)
 
     def _run(self, start: int, share: Share) -> Iterator[Batch]:
         assert self._threshold is not None

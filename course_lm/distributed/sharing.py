@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from course_lm.batching import IGNORE_INDEX, AnyBatch
-from course_lm.batching.reading import digest_of
+from course_lm.batching.data import digest_of
 from course_lm.distributed.ranks import Group
 
 

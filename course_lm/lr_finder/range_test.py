@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
-from course_lm.batching.reading import read_from_start, set_next_epoch
+from course_lm.batching.data import read_from_start, set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
 from course_lm.guard import check_batch, checked_options

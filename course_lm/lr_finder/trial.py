@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from course_lm.batching.reading import keep_generators, keep_position, second_reader
+from course_lm.batching.data import kept, second_reader
 from course_lm.checkpoints.state import keep
 from course_lm.reproducibility import generators_kept
 from course_lm.step import all_parameters
@@ -23,12 +23,11 @@ def restored(model: nn.Module, optimizer: Optimizer, loader: Iterable[Any]) -> I
     Yields:
         A second reader over the same data, from the loader's position on. Read it in place of the loader.
     """
-    with generators_kept():  # around all: to ask a loader for its position may draw a seed
-        undo = [keep_generators(loader), keep_position(loader), keep(model, optimizer)]
+    with generators_kept(), kept(loader):  # generators around all: to ask a loader for its position may draw a seed
+        put_back = keep(model, optimizer)
         try:
             for parameter in all_parameters(model, optimizer):
                 parameter.grad = None
             yield second_reader(loader)
         finally:
-            for put_back in reversed(undo):
-                put_back()
+            put_back()

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from course_lm.accumulation import windows
-from course_lm.batching.capabilities import length_of
-from course_lm.batching.reading import read_from_start
+from course_lm.batching.data import length_of, read_from_start
 from course_lm.distributed import Group, share
 from course_lm.distributed.sharing import check_same_batches
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch

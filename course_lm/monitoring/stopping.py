@@ -1,7 +1,18 @@
 """When to stop early."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
+
+
+def is_out_of_patience(losses: Iterable[float], patience: int | None, threshold: float) -> bool:
+    """Whether a run with these validation losses, in order, is to stop; never without a `patience`."""
+    if patience is None:
+        return False
+    stopper = EarlyStopping(patience, threshold)
+    for loss in losses:
+        stopper.update(loss)
+    return stopper.should_stop
 
 
 class EarlyStopping:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets, windows
-from course_lm.batching.reading import set_next_epoch
+from course_lm.batching.data import set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of, unwrap
 from course_lm.guard import check_batch, check_optimizer, checked_precision

@@ -1,7 +1,7 @@
 """The loop, put together (lesson 12).
 
 loop.py is the Trainer. functions.py gives it loss and clip. run.py is what is around it: folder, loggers, length,
-signals. data_position.py knows its place in any loader, and sources.py how each kind of loader gets there; log.py
+signals. log.py
 counts and records its steps; made_by.py notes how each session was made; resume.py says what may change when a run goes
 on. time_budget.py says how many steps fit into a time, and timing.py what each part of a run takes. allocator.py keeps
 memory from going back to the system between steps, and waiting.py gives cores to other work while threads wait.

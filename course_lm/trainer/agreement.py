@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.batching import AnyBatch
-from course_lm.batching.capabilities import fingerprint_of, length_of
+from course_lm.batching.data import fingerprint_of, length_of
 from course_lm.config import TrainingConfig
 from course_lm.distributed import Group
 from course_lm.distributed.sharing import check_same_batches

@@ -11,10 +11,9 @@ all that decides what happens next is a sum or a maximum over the ranks, or said
 
 import math
 import signal
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.averaging import WeightAverage
+from course_lm.batching.data import Data, length_of
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
@@ -46,19 +46,19 @@ from course_lm.forward import AnyBatch, unwrap
 from course_lm.guard import check_packed_rows, check_schedule, check_window, checked_options
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder.trial import restored
-from course_lm.monitoring import EarlyStopping, History, Observer, copy_weights, evaluate
+from course_lm.monitoring import History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
 from course_lm.monitoring.layers import copy_matrices, measure_layers
+from course_lm.monitoring.stopping import is_out_of_patience
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
 from course_lm.reproducibility import deterministic_kernels, seed_of
 from course_lm.schedules import build_schedule
-from course_lm.shards import empty_like_shard, gathered, hold_parts, map_tensors, part_of
+from course_lm.shards import empty_like_shard, gathered, hold_parts, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer import timing
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
-from course_lm.trainer.data_position import DataPosition
 from course_lm.trainer.functions import clip_of, loss_of
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
@@ -75,11 +75,11 @@ from course_lm.trainer.resume import (
     with_saved_length,
 )
 from course_lm.trainer.run import (
+    Interrupted,
     count_steps,
     default_observers,
     explain_out_of_memory,
     farewell,
-    length_of,
     on_interrupt,
     run_folder,
     sole_writer,
@@ -111,7 +111,7 @@ class Trainer:
 
     Attributes:
         step: completed optimizer steps. history: all records so far.
-        position: where the run stands in its data: `position.epoch` complete passes, and `position.batch` batches more.
+        epoch, batch: complete passes over the data, and the batches of the running one that steps have taken.
         best_weights: without a folder, a copy of the weights with the lowest validation loss; with one they are in
             `checkpoint_best.safetensors`.
         average: of the weights, where `training.average_weights` asks for one. Validation, early stopping and the best
@@ -173,18 +173,19 @@ class Trainer:
         self.history = History()
         told = [*observers, *default_observers(config, self.history)] if self.group.leads else []
         self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss)
-        self.position = DataPosition(self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
-        self.step = 0
+        self.data = Data((), self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
+        self.step = self.epoch = self.batch = 0
         self.best_weights: dict[str, Tensor] | None = None
         self.total_steps: int | None = None
         self.interrupted: int | None = None
         self._started = started
         self._signal = 0  # that this rank has got
+        self._rest: Iterator[AnyBatch] | None = None  # of the running epoch, before anything of it is read
+        self._torn = False  # whether an error has broken an update off half-way
         self._buffers = BufferWatch(self.model, self.group)
-        self._out_of_patience = False
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
-        self._loaded_from: Path | None = None
-        self._begun = self._can_be_saved = self._fitted = False
+        self._own_folder: Path | None = None  # whose checkpoints are of this run
+        self._fitted = False
 
     def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
@@ -201,27 +202,28 @@ class Trainer:
             RankError, TimeoutError: another rank has failed, or did not answer.
         """
         self.interrupted, self._signal = None, 0
-        with (
-            self.group.one_fate(),
-            sole_writer(self.folder, self.group),
-            deterministic_kernels(self.settings.deterministic),
-        ):
-            check_validation_loader(val_loader)
-            check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
-            self.fit_to_budget(train_loader, val_loader)
-            self._start_or_resume(train_loader)
-            try:
-                with on_interrupt(self.stop), explain_out_of_memory(self.config):
-                    if self._owes_validation():
-                        self._validate(val_loader)
-                        if not self.position.batch:
-                            self._save(f"epoch_{self.position.epoch}")
-                    while not self._is_over():
-                        self.train_epoch(train_loader, val_loader)
-                    self._finish(val_loader)
-            finally:
-                self._log_partial()
-                self.log.observers.close()
+        try:
+            with (
+                self.group.one_fate(),
+                sole_writer(self.folder, self.group),
+                deterministic_kernels(self.settings.deterministic),
+            ):
+                self._begin(train_loader, val_loader)
+                try:
+                    with on_interrupt(self.stop), self._saved_on_error(), explain_out_of_memory(self.config):
+                        if self._owes_validation():
+                            self._validate(val_loader)
+                        while not self._is_over():
+                            self.train_epoch(train_loader, val_loader)
+                        self._finish(val_loader)
+                finally:
+                    self._rest = None
+                    self._log_partial()
+                    self.log.observers.close()
+        except Interrupted:  # within a compile
+            self.interrupted = self._signal
+        finally:
+            self._signal = 0
         if self.interrupted is not None:
             self._say(farewell(self.interrupted, self.step, self.config))
         return self.history
@@ -234,18 +236,20 @@ class Trainer:
         settings = self.settings
         if self.schedule is None or self._loaded is not None:
             self._plan(train_loader)
-        read = windows(self.position.rest_of_epoch(train_loader), settings.gradient_accumulation_steps)
-        for window in in_step(read, self.group):
+        if self._rest is None:
+            self._open(train_loader)
+        assert self._rest is not None
+        batches, self._rest = self._rest, None
+        for window in in_step(windows(batches, settings.gradient_accumulation_steps), self.group):
             if self._take_step(window):
                 if self.step % settings.logging_steps == 0:
                     self._log()
+                # where the epoch ends with this step, its own checkpoint follows
+                if self.step % settings.save_steps == 0 and self.batch != self.data.length(self.epoch):
+                    self._save(f"step_{self.step}")
                 if settings.eval_steps and self.step % settings.eval_steps == 0:
                     self._validate(val_loader)
-                # where the epoch ends with this step, its own checkpoint follows
-                if self.step % settings.save_steps == 0 and self.position.batch != length_of(train_loader):
-                    self._save(f"step_{self.step}")
             if self._is_over():
-                self.position.pause()
                 return
         self._end_epoch(val_loader)
 
@@ -275,11 +279,10 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether the run has come to its end, was stopped early, or was interrupted."""
-        if self.interrupted is not None or self._out_of_patience:
+        settings = self.settings
+        if self.interrupted is not None or self._patience_is_out():
             return True
-        if self.settings.max_steps is not None:
-            return self.step >= self.settings.max_steps
-        return self.position.epoch >= self.settings.num_epochs
+        return self.step >= settings.max_steps if settings.max_steps is not None else self.epoch >= settings.num_epochs
 
     @property
     def best_loss(self) -> float:
@@ -297,14 +300,14 @@ class Trainer:
         """
         with self._average_in_place():
             observers, batches = self.log.observers, length_of(loader)
+
+            def on_batch(done: int) -> None:
+                observers.show_validation(done, batches)
+                if self.group.largest(self._signal):
+                    raise Interrupted
+
             try:
-                return evaluate(
-                    self.runner,
-                    loader,
-                    self.precision,
-                    self.group,
-                    on_batch=lambda done: observers.show_validation(done, batches),
-                )
+                return evaluate(self.runner, loader, self.precision, self.group, on_batch=on_batch)
             finally:
                 observers.end_validation()
 
@@ -361,15 +364,16 @@ class Trainer:
         on_host = result.skipped.device.type == "cpu" or settings.on_nonfinite == "skip" or self.precision.scales
         skipped = on_host and bool(result.skipped)
         # a skipped window is taken as well; the batches of a step that raised are not
-        self.position.take(window)
+        self.batch += len(window)
+        self.data.take(window)
         if not skipped:
             self.step += 1
             if self.average is not None:
                 self.average.update(self.step)
+        self._torn = False
         self.log.add(result, skipped, self.step)
-        if not skipped and not self._can_be_saved:  # an optimizer's state appears with its first step
+        if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))
-            self._can_be_saved = True
         if matrices is not None and not skipped:
             self._measure_layers(matrices)
         return not skipped
@@ -390,10 +394,10 @@ class Trainer:
 
     def _seeds(self, window: int) -> list[int]:
         """The seeds of this rank's micro-batches in a window that begins where the run stands in its data."""
-        place, group = self.position, self.group
+        group = self.group
         # as many as `share` gives micro-batches; those beyond the window have no target, and their seed does not matter
         mine = range(group.rank, group.world * math.ceil(window / group.world), group.world)
-        return [seed_of(self.settings.seed, place.epoch, place.batch + index) for index in mine]
+        return [seed_of(self.settings.seed, self.epoch, self.batch + index) for index in mine]
 
     def _log(self) -> None:
         """Make one record of the steps since the last one."""
@@ -419,20 +423,23 @@ class Trainer:
                 self._record("train", **self.log.pending_metrics(self._last_rate()), partial=True)
 
     def _record(self, event: str, **metrics: Any) -> None:
-        self.log.record(event, self.step, self.position.epoch, **metrics)
+        self.log.record(event, self.step, self.epoch, **metrics)
 
     def _validate(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Measure the validation loss, keep the best weights, and look whether patience has run out."""
         if val_loader is None or self._is_validated():  # an epoch may end with an eval step
             return
         check_validation_loader(val_loader)  # `train_epoch` may be called without `train`, which has looked
-        with self.log.throughput.paused():
-            metrics = self.evaluate(val_loader)
-        self.position.report_performance(metrics["val_loss"])
+        try:
+            with self.log.throughput.paused():
+                metrics = self.evaluate(val_loader)
+        except Interrupted:
+            return  # the run that goes on makes it
+        self.data.report_performance(metrics["val_loss"])
+        self._rest = None  # an epoch that has not begun may depend on what was reported
         lowest = self.best_loss
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
         self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
-        self._out_of_patience = self._patience_is_out()
         if metrics["val_loss"] < lowest:  # false for NaN
             if self.folder is None:
                 with self._average_in_place():
@@ -445,15 +452,12 @@ class Trainer:
     def _owes_validation(self) -> bool:
         """Whether one was due at this step and is missing: an error has broken it off."""
         every = self.settings.eval_steps
-        due = self.step % every == 0 if every else not self.position.batch
+        due = self.step % every == 0 if every else not self.batch
         return self.step > 0 and due and not self._is_validated()
 
     def _patience_is_out(self) -> bool:
-        patience = self.settings.early_stopping_patience or sys.maxsize
-        stopper = EarlyStopping(patience, self.settings.early_stopping_threshold)
-        for record in self.history.validation:
-            stopper.update(record["val_loss"])
-        return stopper.should_stop
+        losses = [record["val_loss"] for record in self.history.validation]
+        return is_out_of_patience(losses, self.settings.early_stopping_patience, self.settings.early_stopping_threshold)
 
     def _save(self, name: str) -> None:
         if self.folder is None:
@@ -468,24 +472,27 @@ class Trainer:
 
     def _end_epoch(self, val_loader: Iterable[AnyBatch] | None) -> None:
         # an epoch of empty windows, or without any: under max_steps such a run would never end
-        if self.log.empty_in_a_row * self.settings.gradient_accumulation_steps >= self.position.batch:
+        if self.log.empty_in_a_row * self.settings.gradient_accumulation_steps >= self.batch:
             raise ValueError("the training loader held no target token in a whole epoch")
-        described = self.position.describe_epoch()
+        described = self.data.describe_epoch()
         if described is not None:
             self._record("epoch", **described)
-        self.position.end_epoch()  # first: the records and files that follow belong to the completed epoch
+        # first: the records and files that follow belong to the completed epoch
+        self.epoch, self.batch = self.epoch + 1, 0
+        self._save(f"epoch_{self.epoch}")
         if not self.settings.eval_steps:
             self._validate(val_loader)
-        self._save(f"epoch_{self.position.epoch}")
-        self.log.end_epoch(self.step, self.position.epoch)
+        self.log.end_epoch(self.step, self.epoch)
 
     def _finish(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
         if self.interrupted is None:
             if self.log.pending:
                 self._log()
-            self._validate(val_loader)
-            self.log.end_epoch(self.step, self.position.epoch + 1)  # where max_steps ends the run within it
+            if val_loader is not None and not self._is_validated():
+                self._save("last")
+                self._validate(val_loader)
+            self.log.end_epoch(self.step, self.epoch + 1)  # where max_steps ends the run within it
             self._is_over()  # a signal may have come meanwhile
         self._save("last")  # before the best weights come back: a run goes on from its last ones
         if self.interrupted is None and self.settings.restore_best:
@@ -493,7 +500,7 @@ class Trainer:
 
     def _saved_length(self) -> LoopConfig | None:
         """The settings with the steps of the run in the folder; None where a new run begins."""
-        if self.folder is None or self._begun or self.settings.resume == "never":
+        if self.folder is None or self.folder == self._own_folder or self.settings.resume == "never":
             return None
         newest = load_newest(self.folder, self.group, self._target)
         if newest is None:
@@ -547,14 +554,19 @@ class Trainer:
     def _set_length(self, settings: LoopConfig) -> None:
         self.settings, self.config = settings, replace(self.config, training=settings)
 
-    def _start_or_resume(self, train_loader: Iterable[AnyBatch]) -> None:
+    def _begin(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None) -> None:
         """Begin a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
 
         Nothing is written before everything that can be refused was looked at.
         """
+        check_validation_loader(val_loader)
+        check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
+        self.fit_to_budget(train_loader, val_loader)
         self._plan(train_loader)
-        resumed = None if self._begun else self._load_newest()
-        self.position.go_to(train_loader)
+        resumed = self._load_newest()
+        # a loader that keeps its own place gives a validation a whole epoch only before it is put there
+        if not (self._owes_validation() and self.data.over(train_loader, self.epoch, self.batch).keeps_place):
+            self._open(train_loader)
         as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
         if resumed is not None:
             self._say(f"resumed {resumed} after step {self.step}")
@@ -564,26 +576,68 @@ class Trainer:
             self._say(f"the run has come to its end after step {self.step}: nothing is left to train")
         if self.folder is not None:
             self.group.leader_does(self._write_config)
-        self._begun, self._loaded = True, None
+        self._loaded, self._own_folder = None, self.folder
         self.log.start(self.step, self.total_steps)
 
     def _load_newest(self) -> Path | None:
-        """Load the newest state in the folder, where there is one; return the file that it was in."""
+        """Load the newest state in the folder, where it is not this trainer's own; return the file that it was in."""
         folder = self.folder
-        if folder is not None and self.settings.resume == "never":
+        if folder is None or folder == self._own_folder:
+            return None
+        if self.settings.resume == "never":
             self.group.leader_does(lambda: put_aside(folder))
-        if self.step == 0:
-            newest = None if folder is None else load_newest(folder, self.group, self._target)
+            self._own_folder = folder
+        elif self.step:
+            if self.group.tell(holds_checkpoints(folder)):
+                raise ValueError(
+                    f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
+                )
+        else:
+            newest = load_newest(folder, self.group, self._target)
             if newest is not None:
                 path, state = newest
                 self.load_state_dict(state)
-                self._loaded_from = folder
+                self._own_folder = folder
                 return path
-        elif folder is not None and folder != self._loaded_from and self.group.tell(holds_checkpoints(folder)):
-            raise ValueError(
-                f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
-            )
         return None
+
+    def _open(self, train_loader: Iterable[AnyBatch]) -> None:
+        """Find the place in this loader where the rest of the epoch begins; ValueError where it is not there."""
+        self.data = self.data.over(train_loader, self.epoch, self.batch)
+        self._rest = self.data.read_from(self.epoch, self.batch)
+
+    @contextmanager
+    def _saved_on_error(self) -> Iterator[None]:
+        """Save what was done before an error that ends the run, and say so in a note of it."""
+
+        def tear(*_: object) -> None:
+            self._torn = True  # until the step is counted
+
+        hook = self.optimizer.register_step_pre_hook(tear)
+        try:
+            yield
+        except (Exception, Interrupted) as error:
+            note = self._save_alone()
+            if note is not None:
+                error.add_note(note)
+            raise
+        finally:
+            hook.remove()
+
+    def _save_alone(self) -> str | None:
+        """Save without asking the other ranks, which may be gone; say what came of it, or None for nothing to say."""
+        folder = self.folder
+        if folder is None or not self.step or not self.group.leads:
+            return None
+        try:
+            # of a sharded model each rank has a part alone
+            if self._torn or any(is_sharded(parameter) for parameter in self.model.parameters()):
+                raise ValueError
+            folder.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(folder / "checkpoint_last.safetensors", self._live_state())
+        except Exception:
+            return f"step {self.step} could not be saved: the newest checkpoint in {folder} is where it goes on"
+        return f"all {self.step} steps are saved: run it again to go on from {folder}"
 
     def _plan(self, train_loader: Iterable[AnyBatch]) -> None:
         """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""
@@ -614,7 +668,7 @@ class Trainer:
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on from a saved state; CheckpointError for a damaged file, ValueError for another run's."""
         self.load_state_dict(self._read(Path(path)))
-        self._loaded_from = Path(path).parent
+        self._own_folder = Path(path).parent
 
     def _read(self, path: Path) -> dict[str, Any]:
         return load_checkpoint(path, target=self._target)
@@ -642,7 +696,7 @@ class Trainer:
         with undone_on_error("this is not the state of such a run", self.model, self.optimizer, *others):
             check_same_run(self.config, saved["config"])
             settings = with_saved_length(self.settings, saved["config"])
-            check_length(settings, saved["step"], saved["position"]["epoch"])
+            check_length(settings, saved["step"], saved["epoch"])
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
                 check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
@@ -656,21 +710,23 @@ class Trainer:
             warn_of_machine(machine_of(self.device), saved["machine"])
             self.log.load_state_dict(saved)  # last: it takes all or nothing, and what follows cannot fail
         self._set_length(settings)
-        self.step = saved["step"]
+        self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
+        seed, share = self.settings.seed, self.data.share
+        self.data = Data(self.data.loader, seed, share, state=saved["data"], resumed=True)
         self._loaded = {key: saved[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
         if self.schedule is None:  # else they are those of the schedule at hand
             self.total_steps = saved["total_steps"]
         self.best_weights = deepcopy(saved["best_weights"])
-        self._out_of_patience = self._patience_is_out()
-        self.position.load_state_dict(saved["position"])
 
     def _live_state(self) -> RunState:
         """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
         return {
             "format_version": FORMAT_VERSION,
             "step": self.step,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "data": self.data.state_dict(self.epoch, self.batch),
             **self.log.state_dict(),
-            "position": self.position.state_dict(),
             "model": self.model.state_dict(),
             **({} if self.average is None else {"average": self.average.state_dict()}),
             "best_weights": self.best_weights,

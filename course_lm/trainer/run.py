@@ -12,8 +12,9 @@ from types import FrameType
 
 import torch
 from filelock import FileLock, Timeout
+from torch._guards import CompileContext
 
-from course_lm.batching.capabilities import length_of, length_of_epoch
+from course_lm.batching.data import length_of, length_of_epoch
 from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import Group
@@ -21,6 +22,11 @@ from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.run_folder import METRICS, lock_of
 from course_lm.trainer.made_by import SessionLog
+
+
+class Interrupted(BaseException):
+    """A signal ends, at once, what may take minutes: a validation, or a compile. No step is done in either."""
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
@@ -92,7 +98,7 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
             "Trainer.fit_to_budget, or set training.max_steps"
         )
     check_has_length(loader)
-    lengths = (length_of_epoch(loader, epoch) for epoch in range(settings.num_epochs))
+    lengths = (length_of_epoch(loader, epoch) or 0 for epoch in range(settings.num_epochs))
     # rounded up for each epoch: its tail is a step of its own (docs/contract.md, C4)
     return sum(math.ceil(length / settings.gradient_accumulation_steps) for length in lengths)
 
@@ -140,6 +146,8 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
         # first of all: a second signal ends a run whose step hangs
         signal.signal(number, previous[signal.Signals(number)])
         notify(number)
+        if CompileContext.try_get() is not None:
+            raise Interrupted
 
     found = {number: signal.getsignal(number) for number in _SIGNALS}
     previous = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}

@@ -2,9 +2,9 @@
 
 from typing import Any, NotRequired, get_type_hints, is_typeddict
 
+from course_lm.batching.data import DataState
 from course_lm.checkpoints import FORMAT_VERSION, describe_difference
 from course_lm.trainer.log import Books
-from course_lm.trainer.sources import Place
 from course_lm.validation import ensure, require, require_kind, shown
 
 
@@ -13,7 +13,9 @@ class RunState(Books):
 
     format_version: int
     step: int  # completed optimizer steps
-    position: Place
+    epoch: int  # complete passes over the data
+    batch: int  # batches taken from the current one
+    data: DataState
     model: dict[str, Any]  # `model.state_dict()`
     average: NotRequired[dict[str, Any]]  # where `training.average_weights` asks for one
     best_weights: dict[str, Any] | None  # of a run without a folder, once it has validated

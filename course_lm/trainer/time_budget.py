@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from course_lm.batching.capabilities import has_lengths, length_of_epoch
+from course_lm.batching.data import length_of_epoch
 from course_lm.config import LoopConfig
 from course_lm.trainer.run import check_has_length
 
@@ -97,10 +97,10 @@ class Plan:
 
     @property
     def _all_alike(self) -> bool:
-        return not has_lengths(self.loader)
+        return not hasattr(self.loader, "length_of_epoch")
 
     def _steps_of(self, epoch: int) -> int:
-        batches = length_of_epoch(self.loader, epoch)
+        batches = length_of_epoch(self.loader, epoch) or 0
         return max(1, math.ceil(batches / self.settings.gradient_accumulation_steps))
 
     def _epochs_before(self, steps: int) -> int:

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 from course_lm.accumulation import windows
 from course_lm.batching import AnyBatch, Loader
-from course_lm.batching.capabilities import length_of
-from course_lm.batching.reading import read_from_start
+from course_lm.batching.data import length_of, read_from_start
 from course_lm.config import LoopConfig
 from course_lm.curriculum.loader import CurriculumLoader
 from course_lm.distributed import Group

@@ -42,7 +42,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was stopped in its second epoch, after 7 of 10 steps."""
     folder = tmp_path_factory.mktemp("stopped")
     trainer = start(configure(folder), *loaders("bucketed"), counting(interrupt_at(18)))
-    assert (trainer.step, trainer.position.epoch, trainer.position.batch) == (7, 1, 6)
+    assert (trainer.step, trainer.epoch, trainer.batch) == (7, 1, 6)
     return folder
 
 
@@ -56,12 +56,8 @@ def state(stopped: Path) -> dict[str, Any]:
 
 
 def test_a_checkpoint_says_where_the_run_is(state):
-    assert state["step"] == 7
-    assert {key: state["position"][key] for key in ("epoch", "batch", "loader")} == {
-        "epoch": 1,
-        "batch": 6,
-        "loader": {"epoch": 1, "batch": 6},
-    }
+    assert {key: state[key] for key in ("step", "epoch", "batch")} == {"step": 7, "epoch": 1, "batch": 6}
+    assert state["data"]["own"] == {"epoch": 1, "batch": 6}
 
 
 def test_the_library_alone_reads_weights_and_moments_by_name(state, stopped):
@@ -72,7 +68,7 @@ def test_the_library_alone_reads_weights_and_moments_by_name(state, stopped):
         assert read[f"optimizer.state.{name}.exp_avg"].shape == weight.shape
     with safe_open(path, "pt") as file:
         about = file.metadata()
-    assert about["step"] == "7" and json.loads(about["state"])["position"]["epoch"] == 1
+    assert about["step"] == "7" and json.loads(about["state"])["epoch"] == 1
 
 
 def test_a_checkpoint_says_how_good_the_run_is(state, stopped):
@@ -134,7 +130,7 @@ def other_data(kind: str) -> Any:
             lambda value: value | {"loss": value["loss"][:-1]},
             "pending must be columns of one length",
         ),
-        ("position", lambda value: value | {"untaken": ({},)}, "untaken must be a list, each item"),
+        ("data", lambda value: value | {"untaken": ({},)}, "untaken must be a list, each item"),
         (
             "config",
             lambda value: value | {"training": value["training"] | {"seed": [1]}},

@@ -25,6 +25,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from course_lm.batching.data import Data
 from course_lm.checkpoints import (
     CheckpointError,
     as_plain,
@@ -345,8 +346,8 @@ def test_a_state_with_a_part_too_many_is_refused(trainer):
         (("total_steps",), "6", "the state's total_steps must be an int .* or null, got '6'"),
         (("scaler", "scale"), "x", "the state's scaler must be keys and values, each of them a float, got"),
         (("pending", "loss"), 1.0, "the state's pending must be keys and values, each of them Tensor, got"),
-        (("position", "batch"), None, "the state's position's batch must be an int"),
-        (("position", "untaken"), [1], "the state's position's untaken must be a list, each item"),
+        (("batch",), None, "the state's batch must be an int"),
+        (("data", "untaken"), [1], "the state's data's untaken must be a list, each item"),
         (("machine", "torch"), 2, "the state's machine must be keys and values, each of them a str"),
         (("config", "data"), None, "the checkpoint was saved with data.corpus None"),
         (("optimizer", "state", "norm.weight", "exp_avg"), torch.ones(3), r"exp_avg of norm\.weight is \(3,\) float32"),
@@ -431,10 +432,10 @@ def test_a_loader_that_does_not_take_its_position_is_one_line():
         def __iter__(self) -> Any:
             return iter(())
 
-    trainer = fresh_trainer()
-    trainer.position.load_state_dict({**trainer.position.state_dict(), "batch": 1, "loader": {"key": 1}})
+    data = Data(Loader())
+    state: Any = data.state_dict(0, 1) | {"own": {"key": 1}}
     with pytest.raises(ValueError, match="does not take the position that was saved: KeyError: 'another key'"):
-        next(iter(trainer.position.rest_of_epoch(Loader())))
+        Data(Loader(), state=state).read_from(0, 1)
 
 
 # Plain data

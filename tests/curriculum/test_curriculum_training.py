@@ -72,7 +72,7 @@ def test_the_learning_rate_ends_where_training_ends(schedule, tmp_path):
 def test_a_report_reaches_the_curriculum_after_every_validation(strategy, tmp_path):
     trainer = run(tmp_path, strategy, "performance", "fixed")
     losses = [record["val_loss"] for record in trainer.history.validation]
-    state = trainer.state_dict()["position"]["loader"]["manager"]
+    state = trainer.state_dict()["data"]["own"]["manager"]
     assert len(losses) >= 4
     assert all(listener["losses"] == losses[-3:] for listener in state.values())
     assert set(state) == ({"schedule", "strategy"} if strategy == "dynamic" else {"schedule"})

@@ -48,7 +48,7 @@ from tests.training_run import (
 
 KINDS = ("list", "dynamic", "packed")
 MICRO_BATCHES = st.integers(1, 10)  # of a run of 8: beyond it nothing happens
-COMPARED = ("model", "optimizer", "position", "step", "tokens", "history")
+COMPARED = ("model", "optimizer", "data", "epoch", "batch", "step", "tokens", "history")
 
 # One value for each key that a session may come back with; any of them would give another run.
 OTHER_RUNS = {

@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 from course_lm.batching import Loader, make_loader, padding_share
+from course_lm.batching.data import Data
 from course_lm.checkpoints import load_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.curriculum import CurriculumTrainingManager
@@ -35,7 +36,6 @@ from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig
 from course_lm.trainer import Trainer
-from course_lm.trainer.data_position import DataPosition
 from course_lm.trainer.log import MAX_EMPTY_IN_A_ROW
 from tests.training_run import DOCUMENTS, TOKENIZER, assert_same, counting, interrupt_at, quiet, without_measures
 
@@ -346,22 +346,15 @@ def test_a_foreign_state_that_no_checkpoint_can_hold_is_found_before_the_first_s
             return super().state_dict() | {"lock": object()}
 
     steps: list[int] = []
-    with pytest.raises(ValueError, match=r"the training loader's state_dict\(\)\"\]\['lock'\] is a builtins.object"):
+    with pytest.raises(ValueError, match=r"\['data'\]\['own'\]\['lock'\] is a builtins.object"):
         run(None, Odd(), act=steps.append)
     assert steps == []
 
 
 @pytest.mark.parametrize("kind", ["shuffled by a generator", "a sampler", "a batch sampler"])
 def test_each_epoch_has_an_order_of_its_own(kind):
-    position, loader = DataPosition(), LOADERS[kind]()
-
-    def read_epoch() -> list[int]:
-        batches = list(position.rest_of_epoch(loader))
-        position.take(batches)
-        position.end_epoch()
-        return [int(batch["input_ids"].sum()) for batch in batches]
-
-    orders = [read_epoch() for _ in range(8)]
+    data = Data(LOADERS[kind]())
+    orders = [[int(batch["input_ids"].sum()) for batch in data.read_from(epoch, 0)] for epoch in range(8)]
     assert len({tuple(order) for order in orders}) > 1 and len({tuple(sorted(order)) for order in orders}) == 1
 
 
@@ -397,7 +390,7 @@ def test_no_worker_outlives_a_run_that_ended_within_an_epoch_and_it_can_be_prolo
     loader, config = WITH_WORKERS[kind](), configure(max_steps=4)
     trainer = Trainer(model(), config)
     trainer.train(loader)
-    assert trainer.position.batch == 2 and not multiprocessing.active_children()
+    assert trainer.batch == 2 and not multiprocessing.active_children()
     trainer.settings = configure(max_steps=6).training
     trainer.train(loader)
     other = Trainer(model(), configure(), schedule=trainer.schedule)
@@ -500,7 +493,7 @@ SIZED = [kind for kind in LOADERS if kind not in ("a stream", "an iterable")]
 def test_a_window_of_an_iterator_survives_the_step_that_failed():
     trainer, (first, second) = failing_once((batch_of(start) for start in range(9)), at=3, max_steps=4)
     assert (first, second) == ([0, 1, 2], [2, 3, 4, 5, 6, 7])
-    assert trainer.position.batch == 8
+    assert trainer.batch == 8
 
 
 def test_a_foreign_loader_that_is_ahead_is_saved_with_its_batches(tmp_path):
@@ -510,10 +503,9 @@ def test_a_foreign_loader_that_is_ahead_is_saved_with_its_batches(tmp_path):
     trainer.save_checkpoint(tmp_path / "by_hand.safetensors")
     other = Trainer(model(), configure())
     other.load_checkpoint(tmp_path / "by_hand.safetensors")
-    straight_run = Trainer(model(), configure())
     read: list[list[int]] = []
-    for position in (straight_run.position, other.position):
-        read.append([int(batch["input_ids"][0, 0]) for batch in position.rest_of_epoch(Foreign())])
+    for data, batch in ((Data(Foreign(), 42), 0), (other.data.over(Foreign(), 0, 2), 2)):
+        read.append([int(batch["input_ids"][0, 0]) for batch in data.read_from(0, batch)])
     assert read[1] == read[0][2:]
 
 
@@ -530,10 +522,10 @@ def test_a_loader_that_raised_is_opened_again_at_the_place():
     loader = plain(Flaky())
     with pytest.raises(OSError, match="the disk"):
         trainer.train(loader)
-    assert (trainer.step, trainer.position.batch) == (1, 2)
+    assert (trainer.step, trainer.batch) == (1, 2)
     Flaky.broken = False
     trainer.train(loader)
-    assert (trainer.step, trainer.position.epoch) == (3, 1)
+    assert (trainer.step, trainer.epoch) == (3, 1)
     other = Trainer(model(), configure(num_epochs=1, max_steps=None))
     other.train(loader)
     assert [record["tokens"] for record in trainer.history.train] == [

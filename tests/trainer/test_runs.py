@@ -112,8 +112,8 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "steps": sorted(path.name for path in folder.glob("checkpoint_step_*.safetensors")),
         "counts": [
             trainer.step,
-            trainer.position.epoch,
-            trainer.position.batch,
+            trainer.epoch,
+            trainer.batch,
             trainer.log.tokens,
             trainer.log.skipped,
         ],
@@ -276,9 +276,9 @@ def test_patience_is_counted_on_across_a_stop(tmp_path):
         return trainer
 
     first = train(observers=[SignalAtStart(validation=3)])
-    assert (first.interrupted, first.position.epoch) == (signal.SIGINT, 3)
+    assert (first.interrupted, first.epoch) == (signal.SIGINT, 3)
     second = train()
-    assert (second.interrupted, second.position.epoch, second.best_loss) == (None, 4, 2.0)
+    assert (second.interrupted, second.epoch, second.best_loss) == (None, 4, 2.0)
 
 
 def test_a_run_goes_on_from_a_step_when_its_last_state_is_lost(tmp_path):
@@ -360,9 +360,9 @@ def test_a_finished_run_that_is_started_again_over_the_same_list_saves_the_same_
     trainer = trainer_of(configure(tmp_path))
     trainer.train(batch_list(), batch_list())
     last = tmp_path / "toy" / "checkpoint_last.safetensors"
-    before = load_checkpoint(last)["position"]
+    before = load_checkpoint(last)["data"]
     trainer.train(batch_list(), batch_list())
-    assert_same(load_checkpoint(last)["position"], before)
+    assert_same(load_checkpoint(last)["data"], before)
 
 
 def test_a_run_goes_on_in_the_same_process(tmp_path):
@@ -473,8 +473,8 @@ def test_a_run_can_be_made_longer_under_a_schedule_that_does_not_look_at_its_end
     unbroken = trainer_of(replace(long, experiment_name="unbroken"))
     unbroken.train(loader_of("fixed"))
     assert "goes on to step" in capsys.readouterr().out
-    assert trainer.position.epoch == 5
-    for part in ("model", "optimizer", "position"):
+    assert trainer.epoch == 5
+    for part in ("model", "optimizer", "data"):
         assert_same(trainer.state_dict()[part], unbroken.state_dict()[part], part)
     assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == long
 
@@ -667,7 +667,7 @@ def test_a_patience_given_later_counts_from_the_start(tmp_path):
     patient = configure(tmp_path, early_stopping_patience=2, **hopeless)
     trainer = run_with(patient)
     unbroken = run_with(replace(patient, experiment_name="unbroken"))
-    assert (trainer.step, trainer.position.epoch) == (unbroken.step, unbroken.position.epoch) == (9, 3)
+    assert (trainer.step, trainer.epoch) == (unbroken.step, unbroken.epoch) == (9, 3)
 
 
 def test_a_finished_run_says_so(tmp_path, capsys):
@@ -766,7 +766,7 @@ def test_a_run_without_a_folder_has_a_progress_bar_and_no_metrics_file():
 
 def test_the_step_in_which_the_signal_comes_is_finished(tmp_path):
     trainer = start("list", tmp_path, loss_fn=counting(interrupt_at(3)))
-    assert (trainer.step, trainer.position.batch) == (2, 4)
+    assert (trainer.step, trainer.batch) == (2, 4)
     assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.safetensors")["step"] == 2
 
 

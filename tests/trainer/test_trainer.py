@@ -165,7 +165,7 @@ def test_a_schedule_over_the_run_is_built_from_the_configuration():
 def test_max_steps_stops_in_the_middle_of_an_epoch_and_validates():
     trainer = Trainer(tiny_gpt(), configure(max_steps=4, num_epochs=9))
     history = trainer.train(toy_batches(3), toy_batches(1))
-    assert (trainer.step, trainer.position.epoch, trainer.position.batch) == (4, 1, 1)
+    assert (trainer.step, trainer.epoch, trainer.batch) == (4, 1, 1)
     assert steps_of(history.validation) == [3, 4]
 
 
@@ -211,7 +211,7 @@ def test_the_same_seed_gives_the_same_run():
 def test_one_epoch_can_be_trained_by_hand(tmp_path):
     trainer = Trainer(tiny_gpt(), configure(num_epochs=3, logging_steps=100, output_dir=str(tmp_path)))
     trainer.train_epoch(toy_batches(2))
-    assert (trainer.step, trainer.position.epoch, trainer.position.batch) == (2, 1, 0)
+    assert (trainer.step, trainer.epoch, trainer.batch) == (2, 1, 0)
     assert (tmp_path / "toy" / "checkpoint_epoch_1.safetensors").exists()
 
 

@@ -10,8 +10,8 @@ import numpy as np
 TAUGHT = ("checkpoints.files", "checkpoints.atomic_write", "checkpoints.state")
 SABOTAGE = (
     "trainer/loop.py",
-    'self.position.load_state_dict(state["position"])',
-    "pass",
+    'self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]',
+    'self.step = saved["step"]',
 )
 
 

@@ -13,7 +13,7 @@ from course_lm import lr_finder
 # The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
 TAUGHT = ("lr_finder",)
 SABOTAGE = (
-    "batching/reading.py",
+    "batching/data.py",
     "reader = copy(loader)",
     "reader = loader",
 )

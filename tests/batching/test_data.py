@@ -1,38 +1,32 @@
-"""Reading a loader a second time leaves no trace: its place, its epoch and what it draws are what they were."""
+"""Any loader is read from any place; reading it a second time leaves its place, its epoch and what it draws alone."""
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from course_lm.batching.reading import (
+from course_lm.batching import make_loader
+from course_lm.batching.data import (
+    Data,
     digest_of,
-    keep_generators,
-    keep_position,
-    read_by_place,
+    kept,
+    length_of,
+    length_of_epoch,
     read_from_start,
     second_reader,
-    seed_own_generators,
     set_epoch,
     set_next_epoch,
 )
+from course_lm.curriculum import CurriculumTrainingManager
+from course_lm.curriculum.loader import CurriculumLoader
 from course_lm.reproducibility import generators_kept
-
-
-@contextmanager
-def read_on(loader: Any) -> Iterator[Any]:
-    """A second reader from the loader's place on; afterwards loader and generators are as they were."""
-    with generators_kept():
-        undo = [keep_generators(loader), keep_position(loader)]
-        yield second_reader(loader)
-        for put_back in reversed(undo):
-            put_back()
+from tests.training_run import DOCUMENTS, TOKENIZER
 
 
 def test_an_iterator_has_one_pass_and_is_its_own_reader():
@@ -61,8 +55,8 @@ class Shelf:
 def test_a_loader_that_shares_its_position_with_its_copies_is_set_back():
     shelf = Shelf()
     assert next(iter(shelf)) == 1
-    with read_on(shelf) as reader:
-        iterator = iter(reader)
+    with generators_kept(), kept(shelf):
+        iterator = iter(second_reader(shelf))
         assert [next(iterator), next(iterator)] == [2, 3]
     assert next(iter(shelf)) == 2
 
@@ -97,7 +91,8 @@ def test_a_plain_loader_shuffles_afterwards_as_it_would_have(where):
 
     expected = [batch.tolist() for batch in shuffled()]
     loader = shuffled()
-    with read_on(loader) as reader:
+    with generators_kept(), kept(loader):
+        reader = second_reader(loader)
         assert [batch.tolist() for batch in reader] == expected
         assert [batch.tolist() for batch in reader] != expected
     assert [batch.tolist() for batch in loader] == expected
@@ -107,8 +102,8 @@ def test_workers_that_persist_go_on_with_their_own_pass():
     loader = DataLoader(Numbers(6), num_workers=1, persistent_workers=True)
     running = iter(loader)
     first = next(running)
-    with read_on(loader) as reader:
-        assert [int(batch) for batch in reader] == list(range(6))
+    with generators_kept(), kept(loader):
+        assert [int(batch) for batch in second_reader(loader)] == list(range(6))
     assert [int(first), *(int(batch) for batch in running)] == list(range(6))
 
 
@@ -151,28 +146,33 @@ def draw() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))
 
 
-def test_what_a_batch_draws_depends_on_its_place_alone_whatever_is_drawn_outside():
-    def drawn(seed: int, epoch: int, start: int) -> list[Any]:
-        seen, batches = [], read_by_place((draw() for _ in range(3 - start)), seed, epoch, start)
-        for _ in range(3 - start):
+class Drawing:
+    def __iter__(self) -> Iterator[Any]:
+        return (draw() for _ in range(3))
+
+
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_what_a_batch_draws_depends_on_its_place_alone_whatever_is_drawn_outside(start):
+    def drawn(data: Data, epoch: int, batch: int) -> list[Any]:
+        seen, batches = [], data.read_from(epoch, batch)
+        for _ in range(batch, 3):
             draw()
             before = random.getstate(), torch.get_rng_state()
             seen.append(next(batches))
             assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
         return seen
 
-    whole = drawn(1, 2, 0)
-    assert drawn(1, 2, 1) == whole[1:]
-    assert len({*whole, *drawn(1, 3, 0), *drawn(2, 2, 0)}) == 9
+    data = Data(Drawing(), 1)
+    whole = drawn(data, 2, 0)
+    data.take(whole[:start] or whole)
+    assert drawn(data, 2, start) == whole[start:]
+    assert len({*whole, *drawn(data, 3, 0), *drawn(Data(Drawing(), 2), 2, 0)}) == 9
 
 
-def test_the_generators_of_a_loader_follow_from_the_epoch_and_the_seed_that_they_came_with():
+def test_the_generators_of_a_loader_follow_from_the_place_and_the_seed_that_they_came_with():
     def orders(loader: Any, seed: int = 0) -> list[Any]:
-        found = []
-        for epoch in (0, 1, 0):
-            seed_own_generators(loader, seed, epoch)
-            found.append(torch.cat(list(loader)).tolist())
-        return found
+        data = Data(loader, seed)
+        return [[int(one) for one in data.read_from(epoch, 0)] for epoch in (0, 1, 0)]
 
     def loader_of(seed: int) -> DataLoader:
         return DataLoader(Numbers(20), shuffle=True, generator=torch.Generator().manual_seed(seed))
@@ -185,6 +185,62 @@ def test_the_generators_of_a_loader_follow_from_the_epoch_and_the_seed_that_they
     assert loader.generator is not None
     loader.generator.manual_seed(2)  # by its owner
     assert orders(loader) == orders(loader_of(2))
+
+
+def curriculum_loader() -> CurriculumLoader:
+    manager = CurriculumTrainingManager("length", "performance", {"adaptation_rate": 0.5})
+    return CurriculumLoader(make_loader(DOCUMENTS, TOKENIZER, batch_size=4, max_length=16), DOCUMENTS, manager)
+
+
+class Wrapper:
+    """Gives every other batch, and passes everything else on to the loader inside."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.inside, 0, None, 2)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inside, name)
+
+
+def test_what_a_wrapper_passes_on_counts_as_its_own_but_never_what_passes_it_by():
+    inside = curriculum_loader()
+    data = Data(Wrapper(inside))
+    assert data.fingerprint == inside.fingerprint and data.length(0) == len(inside)
+    assert len(list(data.read_from(0, 0))) < len(inside)
+    assert data.describe_epoch() == inside.describe_epoch()
+    data.report_performance(1.0)
+    assert inside.manager.state_dict() != curriculum_loader().manager.state_dict()
+
+
+def test_a_loader_that_can_only_be_iterated_is_asked_without_an_error():
+    data = Data(Drawing())
+    data.report_performance(1.0)
+    assert (data.fingerprint, data.length(0), data.describe_epoch()) == (None, None, None)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+
+def test_a_length_that_raises_is_no_length():
+    assert length_of(DataLoader(Stream())) is length_of_epoch(DataLoader(Stream()), 1) is None
+    assert length_of_epoch([1, 2, 3], 7) == 3
+
+
+def test_an_iterator_that_has_raised_is_not_taken_for_one_that_has_ended():
+    def breaks() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    data = Data(breaks())
+    with pytest.raises(OSError, match="the disk"):
+        list(data.read_from(0, 0))
+    with pytest.raises(ValueError, match="an iterator that has raised an error"):
+        data.read_from(0, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lm.spec import FAULTS
+from course_lm.audit.spec import FAULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,5 +1,6 @@
 """The audit of a training loop: sound, or its faults by name, or the part that departs from the specification.
 
+- spec: the loop once more, slow and plain, and the faults by name
 - examine: `audit`, `assert_sound`
 - runs, model: the crafted runs in the order in which features are switched on, and the tiny model that they train
 - play, outcome: one run of the loop, and what it leaves

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.audit.runs import Case, Constant, Epochs
 
 PACKED = ("document_ids", "position_ids")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.audit.outcome import PRECISIONS
 from course_lm.audit.play import Loop, Player, Trouble
 from course_lm.audit.runs import Batch, Case, Constant, Rows

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.audit.features import NOT_ASKED, WITHOUT
 from course_lm.audit.outcome import Outcome, Precision, flat, names_of
 from course_lm.audit.runs import Case, Epochs, fresh

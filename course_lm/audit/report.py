@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.audit.runs import Case
 from course_lm.audit.search import LARGEST
 from course_lm.profiling.display import aligned

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.audit.model import EOS, PAD, POISONED_GRADIENT, POISONED_LOSS, TOKENS, make_model
 
 PARTS = (

@@ -13,7 +13,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.audit.features import TO_BE_DECLARED, WITHOUT, without
 from course_lm.audit.outcome import Outcome, Precision, distance, flat, names_of
 from course_lm.audit.runs import Case

@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from course_lm import audit, spec
+from course_lm import audit
+from course_lm.audit import spec
 from course_lm.audit.adapters.parts import build_optimizer, build_rates, mean_loss
 from course_lm.audit.model import POISONED_GRADIENT
 from course_lm.audit.runs import EOS, Case, Constant, Moving, Rows, without_targets

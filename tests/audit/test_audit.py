@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from course_lm import spec
-from course_lm.audit import PARTS, assert_sound, audit, search
+from course_lm.audit import PARTS, assert_sound, audit, search, spec
 from course_lm.audit.features import WITHOUT
 from course_lm.audit.locate import PROMISES
 from course_lm.audit.outcome import PRECISIONS

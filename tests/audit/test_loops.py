@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from course_lm import spec
+from course_lm.audit import spec
 from tests.oracle.cases import Case, cases, fault_cases
 from tests.sets import examples
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from course_lm import spec
-from course_lm.audit import audit
-from course_lm.spec import Batches
+from course_lm.audit import audit, spec
+from course_lm.audit.spec import Batches
 
 from .loops import STYLES
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from course_lm import spec
-from course_lm.audit import observe
+from course_lm.audit import observe, spec
 
 LOGITS = slice(0, -1)
 

@@ -14,7 +14,7 @@ ADAPTERS = tuple(name for name in adapters.__all__ if name.islower())
 
 LOOP = """
 import torch
-from course_lm import spec
+from course_lm.audit import spec
 
 def sound(model, epochs, settings, faults=()):
     print("training")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import course_lm.step
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.distributed import DistributedConfig
 from course_lm.shards import part_of
 from tests.distributed.pool import TIMEOUT, Pool

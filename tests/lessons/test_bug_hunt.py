@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.classroom import checks
 from tests.audit.test_adapters import SEEN
 from tests.lessons.exercises import define, exercises_of

@@ -13,7 +13,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from course_lm import spec
+from course_lm.audit import spec
 from course_lm.model import GPT, ModelConfig
 
 PAD, EOS, VOCABULARY, LONGEST, WIDTH = 0, 1, 13, 8, 8

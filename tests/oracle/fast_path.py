@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lm import spec
 from course_lm.accumulation import windows
+from course_lm.audit import spec
 from course_lm.clipping import build_clip
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import DistributedConfig, connect, share, wrap

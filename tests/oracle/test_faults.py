@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lm import spec
+from course_lm.audit import spec
 from tests.sets import examples
 
 from .cases import FAULT_CASES, fault_cases

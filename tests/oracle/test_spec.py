@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from course_lm import spec
-from course_lm.spec import Settings, train
+from course_lm.audit import spec
+from course_lm.audit.spec import Settings, train
 from tests.sets import examples
 
 from .cases import (

@@ -28,7 +28,7 @@ from course_lm.audit.adapters.parts import (
     silence,
 )
 from course_lm.audit.features import PACKED
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 from course_lm.validation import import_extra, require
 
 # The Trainer leaves both to a CUDA scaler, which no run on the CPU has.

@@ -17,7 +17,7 @@ from course_lm.audit.adapters.parts import (
     mean_loss,
     silence,
 )
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 from course_lm.validation import ensure, import_extra, require
 
 # Lightning leaves both to a CUDA scaler, which no run on the CPU has.

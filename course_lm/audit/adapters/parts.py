@@ -13,10 +13,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from course_lm.audit.features import PACKED
+from course_lm.audit.spec import Batches, Settings
 from course_lm.forward import logits_of
 from course_lm.optim import parameter_groups
 from course_lm.reproducibility import generators_kept
-from course_lm.spec import Batches, Settings
 from course_lm.validation import did_you_mean, ensure
 
 Batch = Mapping[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from course_lm.audit.adapters.parts import Loop, build_optimizer, build_rates
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 from course_lm.validation import ensure, require
 
 # A second parameter of one of these names takes the list of a window's batches, any other one batch.

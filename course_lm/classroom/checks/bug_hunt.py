@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lm import audit, spec
+from course_lm import audit
+from course_lm.audit import spec
 from course_lm.audit.runs import ladder
 from course_lm.classroom.checks.report import Refused, Report, compare
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from course_lm import schedules, spec
+from course_lm import schedules
+from course_lm.audit import spec
 from course_lm.batching import Batch, pad_rows
 from course_lm.classroom.checks.report import AnyOf, Edit, Report, compare
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 
 from . import functional, textbook, trainer
 

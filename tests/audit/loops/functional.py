@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 
 Moments = dict[str, Any]
 

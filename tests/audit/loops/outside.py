@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lm.spec import Batches
+from course_lm.audit.spec import Batches
 
 from .plain import IGNORED, Plain
 from .right import Checkpointed, Closure, OneBigBatch, RowByRow, RowsInAnotherOrder

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 
 IGNORED = -100
 

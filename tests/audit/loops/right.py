@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 
 from .plain import IGNORED, Plain
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from course_lm.spec import Batches, Settings
+from course_lm.audit.spec import Batches, Settings
 
 IGNORED = -100
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW
 
-from course_lm import spec
+from course_lm.audit import spec
 
 # The modules that the lesson teaches, and a fault in the package that must turn it red: file, right, wrong.
 TAUGHT = ("audit",)

@@ -2,8 +2,8 @@
 
 from course_lm.cli.preparation import settle_curriculum, table
 from course_lm.config import TrainingConfig
-from course_lm.distributed.plan import NOT_SHARDED, Plan, plan
 from course_lm.precision import resolve_precision
+from course_lm.profiling.plan import NOT_SHARDED, Plan, plan
 
 HELD = {
     "weights": "weights",

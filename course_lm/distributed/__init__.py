@@ -1,12 +1,10 @@
 """One run on many processes (lesson 14): the number of ranks is no part of the run.
 
 joining.py finds the ranks that torchrun started, ranks.py is what they say to each other, wrapping.py gives a model
-that averages gradients, sharing.py shares out a window, plan.py reckons bytes, settings.py is the configuration's
-section.
+that averages gradients, sharing.py shares out a window, settings.py is the configuration's section.
 """
 
 from course_lm.distributed.joining import connect, leave
-from course_lm.distributed.plan import Plan, plan
 from course_lm.distributed.ranks import Group, RankError, exit_code_of
 from course_lm.distributed.settings import DistributedConfig
 from course_lm.distributed.sharing import share
@@ -15,12 +13,10 @@ from course_lm.distributed.wrapping import wrap
 __all__ = [
     "DistributedConfig",
     "Group",
-    "Plan",
     "RankError",
     "connect",
     "exit_code_of",
     "leave",
-    "plan",
     "share",
     "wrap",
 ]

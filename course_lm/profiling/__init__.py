@@ -3,7 +3,8 @@
 step_profile.py measures the parts of a step, and memory_profile.py whose the memory is at its peak: ledger.py settles
 that from the allocator's events. marks.py says which part runs when, parts.py what the parts are called. work.py counts
 FLOPs and bytes, and machine.py measures what this machine can do. subject.py takes the steps and undoes them; events.py
-records them with torch's profiler; display.py makes tables and bars.
+records them with torch's profiler; display.py makes tables and bars. plan.py reckons from the configuration alone what
+each of many ranks holds and sends (lesson 14).
 """
 
 from course_lm.profiling.machine import Machine

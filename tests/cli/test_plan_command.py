@@ -8,7 +8,7 @@ import pytest
 from course_lm.cli import main
 from course_lm.cli.plan import readable_bytes
 from course_lm.config import TrainingConfig
-from course_lm.distributed import Plan, plan
+from course_lm.profiling.plan import Plan, plan
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

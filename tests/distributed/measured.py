@@ -22,9 +22,9 @@ from torch.optim import AdamW, Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from course_lm.distributed import DistributedConfig, Group, wrap
-from course_lm.distributed.plan import Plan, plan
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import GROUPINGS, OPTIMIZERS, OptimizerConfig, parameter_groups
+from course_lm.profiling.plan import Plan, plan
 
 
 @dataclass(frozen=True)

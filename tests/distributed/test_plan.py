@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from course_lm.averaging import WeightAverage
-from course_lm.distributed.plan import STRATEGIES, Plan, activation_bytes, plan
 from course_lm.model import GPT, ModelConfig, count_parameters
 from course_lm.optim import OptimizerConfig
+from course_lm.profiling.plan import STRATEGIES, Plan, activation_bytes, plan
 from course_lm.shards import part_of
 from tests.distributed.measured import Case, on_a_real_rank, on_a_simulated_rank, shard, simulated
 from tests.distributed.saved import measured_activations

@@ -1,7 +1,6 @@
 """The explorer of ranks: its bars and words are those of the plan."""
 
 import re
-import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -95,7 +94,7 @@ def test_a_limit_of_memory_is_in_the_picture_of_every_model(model):
 
 def test_a_redraw_builds_no_model_again(monkeypatch):
     before = drawn(ranks=2)
-    monkeypatch.setattr(sys.modules["course_lm.distributed.plan"], "GPT", None)  # the name is the function's too
+    monkeypatch.setattr("course_lm.profiling.plan.GPT", None)
     assert drawn(ranks=4) != before
 
 

@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from course_lm import step
 from course_lm.batching import Batch, make_loader
-from course_lm.distributed.plan import activation_bytes
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer, state_bytes
@@ -32,6 +31,7 @@ from course_lm.profiling import OWNERS, Machine, StepProfile, machine, profile_m
 from course_lm.profiling.ledger import Block, Ledger
 from course_lm.profiling.marks import Marks, add_up
 from course_lm.profiling.parts import names_of
+from course_lm.profiling.plan import activation_bytes
 from course_lm.profiling.subject import subject_of
 from course_lm.profiling.work import WorkCounter
 from course_lm.step import train_step

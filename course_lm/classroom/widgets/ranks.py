@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, explorer
-from course_lm.distributed import Plan, plan
 from course_lm.model import ModelConfig
+from course_lm.profiling.plan import Plan, plan
 
 GIB = 2**30
 LIMITS = (24, 80)  # GiB: a desktop's card, a server's card

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, explorer
-from course_lm.distributed.plan import activation_bytes
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
 from course_lm.profiling import MemoryProfile, profile_memory
+from course_lm.profiling.plan import activation_bytes
 
 LAYERS, HEADS, VOCAB_SIZE = 2, 4, 512
 MIB = 2**20

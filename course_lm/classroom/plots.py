@@ -23,8 +23,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
 
 from course_lm.classroom.atlas import Atlas, load_atlas
+from course_lm.classroom.live import as_html
 from course_lm.monitoring import History, Record, smooth
-from course_lm.monitoring.live import as_html
 from course_lm.profiling import Machine, Part
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"

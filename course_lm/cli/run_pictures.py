@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from course_lm.classroom.live import SMOOTHING
 from course_lm.monitoring import smooth
-from course_lm.monitoring.live import SMOOTHING
 from course_lm.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -83,11 +83,11 @@ def plot_run(name: str, png: Path) -> int:
     check_picture(png)
     run = read_run(find_run(name))
     ensure(bool(run.records), f"{run.folder} holds no record yet: there is nothing to draw")
+    from course_lm.classroom.live import describe, draw_run
     from course_lm.monitoring import History
-    from course_lm.monitoring.live import describe
 
     history = History(_whole(record) for record in run.records)
-    history.plot().savefig(png, format="png", dpi=110, bbox_inches="tight")
+    draw_run(history).savefig(png, format="png", dpi=110, bbox_inches="tight")
     print(f"{run.name}: {describe(history)}\nthe curves are drawn in {png}")
     return 0
 

@@ -6,13 +6,12 @@ training goes on, for a log that cannot be written is no reason to lose a run; a
 
 evaluation.py measures a validation, by_document.py with intervals over documents; records.py keeps and sums up what was
 measured. observers.py tells observers, and writes metrics.jsonl; trackers.py has TensorBoard and Weights & Biases;
-progress.py and live.py show a run as it goes. layers.py looks at each layer, smoothing.py draws calm curves,
-stopping.py stops early.
+progress.py shows a run as it goes. layers.py looks at each layer, smoothing.py draws calm curves, stopping.py stops
+early.
 """
 
 from course_lm.monitoring.evaluation import evaluate
 from course_lm.monitoring.layers import LayerStatistics, copy_weights, layer_statistics, update_ratios
-from course_lm.monitoring.live import LivePlot, draw_run
 from course_lm.monitoring.observers import JSONLLogger, Observer, Observers
 from course_lm.monitoring.progress import ProgressBar
 from course_lm.monitoring.records import History, Record, Throughput, peak_memory, summarise
@@ -25,7 +24,6 @@ __all__ = [
     "History",
     "JSONLLogger",
     "LayerStatistics",
-    "LivePlot",
     "Observer",
     "Observers",
     "ProgressBar",
@@ -36,7 +34,6 @@ __all__ = [
     "WandbConfig",
     "WandbLogger",
     "copy_weights",
-    "draw_run",
     "evaluate",
     "layer_statistics",
     "peak_memory",

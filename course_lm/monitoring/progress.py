@@ -32,7 +32,7 @@ class ProgressBar:
     until it is over; where standard error is a file or a pipe it is printed every `quiet_seconds` at most.
 
     What `say` is given stands above the bar, in a line of its own. A notebook gets no such lines: they would stay in
-    its file, and `LivePlot` shows more.
+    its file, and `classroom.live.LivePlot` shows more.
     """
 
     def __init__(self, quiet_seconds: float = 10.0) -> None:

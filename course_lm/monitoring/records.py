@@ -16,7 +16,6 @@ from course_lm.step import StepResult
 from course_lm.validation import import_extra
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -119,12 +118,6 @@ class History(RunRecords):
         if self.records and self.records[-1].get("partial"):
             self.records.pop()
         self.records.append(dict(record))
-
-    def plot(self, floor: float | None = None) -> "Figure":
-        """Draw loss, gradient norm and learning rate against the step; see `draw_run`."""
-        from course_lm.monitoring.live import draw_run  # live.py reads histories
-
-        return draw_run(self, floor)
 
     def to_dataframe(self) -> "DataFrame":
         """A row for each record, a column for each metric; NaN where an event has no such metric.

@@ -18,7 +18,7 @@ from matplotlib.ticker import AutoLocator
 from matplotlib.transforms import Bbox
 
 from course_lm.classroom import plots
-from course_lm.monitoring.live import as_html
+from course_lm.classroom.live import as_html
 
 _MARGIN, _ROOM = 11, 110  # pixels around what is drawn, and in which more is looked for
 _MOST_INTERVALS = 5  # between the ticks of an axis

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from course_lm.loss import perplexity
-from course_lm.monitoring.records import History, Record
-from course_lm.monitoring.smoothing import smooth
+from course_lm.monitoring import History, Record, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

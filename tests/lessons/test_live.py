@@ -24,7 +24,9 @@ from matplotlib.lines import Line2D
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from course_lm.monitoring import History, LivePlot, Observers, draw_run, live
+from course_lm.classroom import live
+from course_lm.classroom.live import LivePlot, draw_run
+from course_lm.monitoring import History, Observers
 from tests.records import train_record, validation_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,7 +211,7 @@ def test_the_words_beside_the_picture_say_first_last_and_best() -> None:
 
 RUN = """
 from tests.small_run import small_batches, small_trainer
-from course_lm.monitoring import LivePlot
+from course_lm.classroom.live import LivePlot
 
 plot = LivePlot(every=0.2, share=0.5)
 trainer = small_trainer(200, observers=[plot])
@@ -269,7 +271,8 @@ def test_a_picture_with_another_floor_is_a_partial_function(screen: Screen, cloc
 ENDLESS = """
 import json
 from tests.small_run import small_batches, small_trainer
-from course_lm.monitoring import JSONLLogger, LivePlot
+from course_lm.classroom.live import LivePlot
+from course_lm.monitoring import JSONLLogger
 
 
 class Crier:

@@ -16,10 +16,10 @@ from course_lm.cli.preparation import stored
 from course_lm.config import TrainingConfig
 from course_lm.corpus import Corpus, load_corpus
 from course_lm.corpus.large import LARGE_BYTES, find_large_text
-from course_lm.monitoring.by_document import DocumentSums, Estimate, evaluate_documents
 from course_lm.precision import Precision
 from course_lm.reproducibility import resolve_device
 from course_lm.trainer.run import explain_out_of_memory
+from course_lm.use.by_document import DocumentSums, Estimate, evaluate_documents
 from course_lm.validation import ensure, one_line
 
 SURPRISE = 0.01  # of the loss: another machine's rounding stays far below

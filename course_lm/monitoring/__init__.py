@@ -4,10 +4,9 @@ An observer is told what happened. A record is a flat dict with "event" ("train"
 (completed optimizer steps), "epoch" and metrics. Every observer gets its own copy; one that raises is left out while
 training goes on, for a log that cannot be written is no reason to lose a run; and what it draws at random is undone.
 
-evaluation.py measures a validation, by_document.py with intervals over documents; records.py keeps and sums up what was
-measured. observers.py tells observers, and writes metrics.jsonl; trackers.py has TensorBoard and Weights & Biases;
-progress.py shows a run as it goes. layers.py looks at each layer, smoothing.py draws calm curves, stopping.py stops
-early.
+evaluation.py measures a validation; records.py keeps and sums up what was measured. observers.py tells observers, and
+writes metrics.jsonl; trackers.py has TensorBoard and Weights & Biases; progress.py shows a run as it goes. layers.py
+looks at each layer, smoothing.py draws calm curves, stopping.py stops early.
 """
 
 from course_lm.monitoring.evaluation import evaluate

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from course_lm.generate import generate
 from course_lm.model import GPT, ModelConfig
 from course_lm.tokenizer import decode, encode_documents, eos_id, pad_id
-from course_lm.transformers_export import (
+from course_lm.use.transformers_export import (
     as_json,
     generation_config,
     model_config,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from course_lm.batching import MODES, make_loader
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
-from course_lm.monitoring.by_document import DocumentSums, evaluate_documents, ratio, student_quantile
+from course_lm.use.by_document import DocumentSums, evaluate_documents, ratio, student_quantile
 from tests.training_run import DOCUMENTS, TOKENIZER
 
 LONGEST = 12  # shorter than some documents, which are cut into pieces

@@ -1,0 +1,5 @@
+"""What is done with a run after its training; nothing that trains imports it.
+
+by_document.py measures a model with intervals over documents; transformers_export.py writes it as Hugging Face's
+transformers read it.
+"""

@@ -1,8 +1,11 @@
-"""The records of a run, wherever they come from: a run in memory, or the files in its folder. Loads no torch."""
+"""The records of a run, in memory or in its folder, and where they stand there. Loads no torch."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
+METRICS, SESSIONS = "metrics.jsonl", "made_by.json"
 Record = dict[str, Any]
 
 
@@ -26,3 +29,17 @@ class RunRecords:
         """The first validation record with the lowest val_loss (never a NaN), or None."""
         measured = (record for record in self.validation if not math.isnan(record["val_loss"]))
         return min(measured, key=lambda record: record["val_loss"], default=None)
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """The sessions in the folder's `made_by.json`; none where there is no such file, or it cannot be read."""
+    try:
+        sessions = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))["sessions"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
+
+
+def lock_of(folder: Path) -> Path:
+    """The file that is locked while a process trains in `folder`: beside it, since the folder may be renamed."""
+    return folder.with_name(f".{folder.name}.lock")

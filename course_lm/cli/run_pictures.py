@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from course_lm.classroom.live import SMOOTHING
 from course_lm.monitoring import smooth
-from course_lm.run_folder import RunFolder
+from course_lm.use.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ import torch
 from course_lm import __version__
 from course_lm.checkpoints import atomic_file
 from course_lm.monitoring import Record
-from course_lm.run_folder import SESSIONS, read_sessions
+from course_lm.run_records import SESSIONS, read_sessions
 
 GIT_SECONDS = 5.0
 

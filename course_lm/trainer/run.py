@@ -20,7 +20,7 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import Group
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
-from course_lm.run_folder import METRICS, lock_of
+from course_lm.run_records import METRICS, lock_of
 from course_lm.trainer.made_by import SessionLog
 
 

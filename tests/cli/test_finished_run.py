@@ -10,7 +10,7 @@ import torch
 from course_lm.checkpoints import load_checkpoint, save_checkpoint
 from course_lm.cli import main
 from course_lm.cli.finished_run import open_run
-from course_lm.run_folder import find_run
+from course_lm.use.run_folder import find_run
 from tests.cli.refusals import assert_refused
 
 COMMANDS = {"generate": [], "evaluate": [], "export": ["--to=exported"]}

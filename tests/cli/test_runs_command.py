@@ -15,7 +15,8 @@ from filelock import FileLock
 
 from course_lm.cli import main
 from course_lm.cli.run_pictures import draw_runs
-from course_lm.run_folder import differing, lock_of, read_run
+from course_lm.run_records import lock_of
+from course_lm.use.run_folder import differing, read_run
 
 
 def make_run(folder: Path, steps: int = 20, *, loss: float = 3.0, total: int | None = 20, **settings: Any) -> Path:

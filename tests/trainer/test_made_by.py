@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import course_lm
-from course_lm.run_folder import read_sessions
+from course_lm.run_records import read_sessions
 from course_lm.trainer import made_by
 from course_lm.trainer.made_by import SessionLog, describe_session, git_state, processor
 from tests.small_run import small_batches, small_trainer

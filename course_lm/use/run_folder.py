@@ -13,11 +13,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from course_lm.run_records import Record, RunRecords
+from course_lm.run_records import METRICS, Record, RunRecords, lock_of, read_sessions
 from course_lm.validation import did_you_mean, ensure, one_line, require_kind
 from course_lm.yaml_tree import read_yaml_file
 
-CONFIG, METRICS, SESSIONS, TOKENIZER = "config.yaml", "metrics.jsonl", "made_by.json", "tokenizer.json"
+CONFIG, TOKENIZER = "config.yaml", "tokenizer.json"
 HELD = "runs"  # where a run is looked for that is given by its name alone
 
 
@@ -159,11 +159,6 @@ _ENDS = {
 }
 
 
-def lock_of(folder: Path) -> Path:
-    """The file that is locked while a process trains in `folder`: beside it, since the folder may be renamed."""
-    return folder.with_name(f".{folder.name}.lock")
-
-
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in `folder` now; False too where nobody knows, since the lock may not be opened."""
     path = lock_of(folder.absolute())
@@ -223,15 +218,6 @@ def _read_record(line: bytes) -> Record | None:
 def _has_numbers(record: Record, loss: str) -> bool:
     """Whether a record of training or validation has its loss, and nothing but numbers beside its event."""
     return loss in record and all(isinstance(value, int | float) for key, value in record.items() if key != "event")
-
-
-def read_sessions(folder: Path) -> list[dict[str, Any]]:
-    """The sessions in the folder's `made_by.json`; none where there is no such file, or it cannot be read."""
-    try:
-        sessions = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))["sessions"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
-    return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
 
 
 def _total_steps(folder: Path) -> int | None:

@@ -96,6 +96,8 @@ class LoopConfig:
         layer_statistics: optimizer steps between records of each weight matrix (its norm, its gradient, its update
             beside it), or null for none.
         eval_steps: optimizer steps between validations; null validates after each epoch.
+        eval_tokens: target tokens that a validation reads, of documents that `seed` draws, the same each time; null
+            reads all held-out text.
         save_steps: optimizer steps between checkpoints.
         save_total_limit: how many of the files `checkpoint_step_*` and `checkpoint_epoch_*` are kept, or null for all.
         restore_best: give the model its best weights back when the run is over; without validation, the last ones.
@@ -123,6 +125,7 @@ class LoopConfig:
     logging_steps: int = 10
     layer_statistics: int | None = None
     eval_steps: int | None = None
+    eval_tokens: int | None = 2**18
     save_steps: int = 500
     save_total_limit: int | None = 3
     restore_best: bool = False
@@ -139,7 +142,8 @@ class LoopConfig:
         require_kinds(type(self), vars(self))
         for key in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "save_steps"):
             require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
-        for key in ("max_steps", "layer_statistics", "eval_steps", "save_total_limit", "early_stopping_patience"):
+        counts = ("max_steps", "layer_statistics", "eval_steps", "eval_tokens", "save_total_limit")
+        for key in (*counts, "early_stopping_patience"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, "at least 1, or null", value)
         budget = self.time_budget

@@ -197,6 +197,7 @@ def test_an_unknown_key_is_refused_with_a_suggestion(tmp_path, text, parts):
         ("training: {layer_statistics: 0}", "training.layer_statistics", "0"),
         ("training: {logging_steps: 0}", "training.logging_steps", "0"),
         ("training: {eval_steps: 0}", "training.eval_steps", "0"),
+        ("training: {eval_tokens: 0}", "training.eval_tokens", "0"),
         ("training: {save_steps: -1}", "training.save_steps", "-1"),
         ("training: {save_total_limit: 0}", "training.save_total_limit", "0"),
         ("training: {early_stopping_patience: 0}", "training.early_stopping_patience", "0"),

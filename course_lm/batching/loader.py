@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from course_lm.batching.batch import Batch
+from course_lm.batching.batch import AnyBatch, Batch
 from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack, ranges
 from course_lm.batching.share import EVERYTHING, Share
 from course_lm.batching.token_store import StoredDocuments
@@ -198,9 +198,36 @@ class Loader:
 
     def select(self, documents: Tensor) -> "Loader":
         """A loader like this one over some of its documents: those whose number in `documents` (D,) is True."""
-        chosen = documents[self.rows.documents].nonzero().flatten()
+        return self._of(documents[self.rows.documents].nonzero().flatten())
+
+    def sample(self, num_targets: int, seed: int) -> "Loader":
+        """A loader like this one over documents that are drawn by `seed` until they hold `num_targets` target tokens.
+
+        The last document that is drawn is cut where it holds more: so one long document is no longer a reading than
+        many short ones. Where all documents hold no more, it is this loader.
+        """
+        if self.num_targets <= num_targets:
+            return self
+        rows, in_corpus_order = self.rows, self.rows.starts.argsort()
+        drawn = torch.randperm(self.num_documents, generator=torch.Generator().manual_seed(seed))  # (D,) their places
+        order = in_corpus_order[drawn[rows.documents[in_corpus_order].long()].argsort(stable=True)]
+        targets = rows.lengths[order].long() - 1
+        return self._of(order[targets.cumsum(0) - targets < num_targets])  # what the pieces before it hold
+
+    def _of(self, pieces: Tensor) -> "Loader":
         # In corpus order, which packing has changed: so it equals a loader that was made of these documents alone.
-        return self._over(self.rows.select(chosen[self.rows.starts[chosen].argsort()]))
+        return self._over(self.rows.select(pieces[self.rows.starts[pieces].argsort()]))
+
+    @property
+    def num_documents(self) -> int:
+        """The largest number of a document, plus one: how many were given, but for empty ones at their end."""
+        return int(self.rows.documents.max()) + 1
+
+    def documents_of(self, batch_rows: Tensor, batch: AnyBatch) -> Tensor:
+        """The number of the document at each position (B, T) of the batch made of these rows, any number at PAD."""
+        first = self.rows.offsets[batch_rows][:, None]  # (B, 1) the first piece of each row
+        pieces = first + batch["document_ids"].clamp(min=0) if "document_ids" in batch else first
+        return self.rows.documents[pieces].long().expand_as(batch["labels"])
 
     def __len__(self) -> int:
         return sum(-(-len(rows) // size) for rows, size in self.groups)  # rounded up: a last smaller batch is kept

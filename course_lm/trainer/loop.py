@@ -47,7 +47,7 @@ from course_lm.guard import check_packed_rows, check_schedule, check_window, che
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import History, Observer, copy_weights, evaluate
-from course_lm.monitoring.evaluation import check_validation_loader
+from course_lm.monitoring.evaluation import check_validation_loader, sample_of
 from course_lm.monitoring.layers import copy_matrices, measure_layers
 from course_lm.monitoring.stopping import is_out_of_patience
 from course_lm.optim import build_optimizer, fix_lr_scales
@@ -293,7 +293,7 @@ class Trainer:
         """Let `train` finish the step, save and return, as the signal of this number does; from any thread and rank."""
         self._signal = number
 
-    def evaluate(self, loader: Iterable[AnyBatch]) -> dict[str, float]:
+    def evaluate(self, loader: Iterable[AnyBatch], max_tokens: int | None = None) -> dict[str, float]:
         """Loss, perplexity, bits per byte and accuracy over a loader; see `monitoring.evaluate`.
 
         They are those of the averaged weights, where the run averages.
@@ -307,7 +307,9 @@ class Trainer:
                     raise Interrupted
 
             try:
-                return evaluate(self.runner, loader, self.precision, self.group, on_batch=on_batch)
+                return evaluate(
+                    self.runner, loader, self.precision, self.group, on_batch=on_batch, max_tokens=max_tokens
+                )
             finally:
                 observers.end_validation()
 
@@ -432,7 +434,7 @@ class Trainer:
         check_validation_loader(val_loader)  # `train_epoch` may be called without `train`, which has looked
         try:
             with self.log.throughput.paused():
-                metrics = self.evaluate(val_loader)
+                metrics = self.evaluate(*self._sample_of(val_loader))
         except Interrupted:
             return  # the run that goes on makes it
         self.data.report_performance(metrics["val_loss"])
@@ -445,6 +447,9 @@ class Trainer:
                 with self._average_in_place():
                     self.best_weights = copy_weights(self.model)
             self._save("best")
+
+    def _sample_of(self, val_loader: Iterable[AnyBatch]) -> tuple[Iterable[AnyBatch], int | None]:
+        return sample_of(val_loader, self.settings.eval_tokens, self.settings.seed)
 
     def _is_validated(self) -> bool:
         return next((record["step"] == self.step for record in reversed(self.history.validation)), False)
@@ -527,7 +532,9 @@ class Trainer:
             trial = timing.Trial(settings, self.group)
             costs = Costs(
                 *trial.time_steps(train_loader, lambda window: self._try_step(window, precision)),
-                validation=0.0 if val_loader is None else trial.time_validation(val_loader, self.evaluate),
+                validation=0.0
+                if val_loader is None
+                else trial.time_validation(self._sample_of(val_loader), self.evaluate),
                 save=0.0 if folder is None else trial.time_save(folder, self.save_checkpoint),
                 # nothing is pending, and the throughput starts anew with the run
                 record=trial.time_record(lambda: self.log.pending_metrics(math.nan)),

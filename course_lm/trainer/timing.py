@@ -76,12 +76,16 @@ class Trial:
         seconds, read = self.mean_seconds(sample, step, self._until(STEPS)), sample.read * sample.batches
         return SUSTAINED * (max(seconds, read) if sample.overlaps else seconds + read), sample.opened
 
-    def time_validation(self, loader: Iterable[AnyBatch], evaluate: Callable[[Iterable[AnyBatch]], object]) -> float:
-        """Seconds of a validation, reckoned from some of its batches; a loader without a length is read to its end."""
-        length, world = length_of(loader), self.group.world
+    def time_validation(self, read: tuple[Iterable[AnyBatch], int | None], evaluate: Callable[..., object]) -> float:
+        """Seconds of a validation, reckoned from some of its batches; where the loader has no length it is made whole.
+
+        `read` is the loader, and the `max_tokens` that `evaluate` reads of it.
+        """
+        (loader, max_tokens), world = read, self.group.world
+        length = length_of(loader)
         if length is None:
             started = clock()
-            evaluate(loader)
+            evaluate(loader, max_tokens)
             return clock() - started
 
         def validate(batches: Window) -> bool:
@@ -91,6 +95,9 @@ class Trial:
             return some
 
         sample = self._sample(loader, world, STEPS + (VALIDATION - STEPS) / 2)
+        if max_tokens is not None:
+            targets = _mean(int(count_targets(batch["labels"])) for window in sample.windows for batch in window)
+            length = min(length, math.ceil(max_tokens / max(targets, 1)))
         seconds = self.mean_seconds(sample, validate, self._until(VALIDATION))
         return sample.opened + length * sample.read + math.ceil(length / world) * seconds
 

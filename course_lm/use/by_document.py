@@ -7,7 +7,6 @@ section 6.4). The interval says nothing about other seeds or another training te
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -108,13 +107,13 @@ def evaluate_documents(
     device = device_of(model)
     precision = checked_precision(precision, device)
     exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
-    documents = int(loader.rows.documents.max()) + 1
-    nats = torch.zeros(documents, dtype=torch.float64)
-    tokens, correct, num_bytes = torch.zeros(3, documents, dtype=torch.int64)
+    nats = torch.zeros(loader.num_documents, dtype=torch.float64)
+    tokens, correct, num_bytes = torch.zeros(3, loader.num_documents, dtype=torch.int64)
     with evaluation_mode(model):
         # disable=None leaves the bar out where standard error is no terminal
         hidden = None if show_progress else True
-        for batch, numbers in tqdm(_numbered(loader), total=len(loader), disable=hidden, leave=False, unit=" batches"):
+        bar = tqdm(loader.from_start(), total=len(loader), disable=hidden, leave=False, unit=" batches")
+        for batch, rows in zip(bar, loader.order(0)):
             check_batch(model, batch)
             moved = move_batch(batch, device)
             with precision.autocast():
@@ -122,7 +121,7 @@ def evaluate_documents(
                 losses = next_token_loss(logits, moved["labels"], reduction="none")  # (B, T - 1)
             targets = batch["labels"][:, 1:]
             counted = targets != IGNORE_INDEX
-            owners = numbers[:, 1:][counted].long()
+            owners = loader.documents_of(rows, batch)[:, 1:][counted]
             hits = (logits.argmax(-1)[:, :-1].cpu() == targets)[counted]
             nats.index_add_(0, owners, losses.to(exact).cpu().double()[counted])
             tokens.index_add_(0, owners, torch.ones_like(owners))
@@ -130,12 +129,3 @@ def evaluate_documents(
             num_bytes.index_add_(0, owners, loader.rows.token_bytes[targets[counted]].long())
     held = tokens > 0
     return DocumentSums(nats[held], tokens[held], correct[held], num_bytes[held])
-
-
-def _numbered(loader: Loader) -> Iterator[tuple[dict, Tensor]]:
-    """Each batch of epoch 0, and the number of the document at each of its positions (B, T), any number at PAD."""
-    rows = loader.rows
-    for of_batch, batch in zip(loader.order(0), loader.from_start()):
-        first = rows.offsets[of_batch][:, None]  # (B, 1) the first piece of each row
-        pieces = first + batch["document_ids"].clamp(min=0) if "document_ids" in batch else first
-        yield dict(batch), rows.documents[pieces].expand_as(batch["labels"])

@@ -55,7 +55,7 @@ def train(make: Callable[[], Made], config: TrainingConfig) -> dict[str, Any]:
     model, given = make()
     trainer = Trainer(model, config, **given)
     trainer.train(*loaders("bucketed"))
-    numbers = ("loss", "grad_norm", "tokens", "val_loss", "accuracy", "skipped")
+    numbers = ("loss", "grad_norm", "tokens", "val_loss", "val_loss_se", "accuracy", "skipped")
     return {
         "weights": gathered(dict(trainer.model.named_parameters())),
         "records": [[record.get(name, 0.0) for name in numbers] for record in trainer.history.records],

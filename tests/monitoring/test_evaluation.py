@@ -1,17 +1,19 @@
 """Validation: one number for the same text however it is batched, and no trace left in the model."""
 
+import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from course_lm.batching import make_loader
+from course_lm.batching import MODES, Loader, make_loader
 from course_lm.forward import forward_logits
-from course_lm.loss import next_token_loss
+from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig, evaluation_mode
 from course_lm.monitoring import evaluate
 from course_lm.precision import Precision
@@ -76,6 +78,7 @@ def test_the_metrics_by_hand():
     metrics = evaluate(model, [{"input_ids": ids, "labels": ids, "num_bytes": 10}])
     assert metrics == {
         "val_loss": pytest.approx(5 * math.log(2) / 3),
+        "val_loss_se": pytest.approx(math.nan, nan_ok=True),  # of one document
         "perplexity": pytest.approx(2 ** (5 / 3)),
         "bits_per_byte": pytest.approx(0.5),
         "accuracy": pytest.approx(1 / 3),
@@ -189,3 +192,95 @@ def test_the_precision_of_the_run_is_used():
     rounded = evaluate(model, batches_of(), Precision("bf16", "cpu"))
     assert set(seen) == {torch.float32, torch.bfloat16}
     assert rounded["val_loss"] == pytest.approx(exact["val_loss"], rel=0.01)
+
+
+# The standard error
+
+
+def sums_of(model: nn.Module, documents: list[str]) -> np.ndarray:
+    """Nats and targets of each document alone, (D, 2)."""
+    found = [evaluate(model, batches_of(documents=[document])) for document in documents]
+    return np.array([(one["val_loss"] * one["tokens"], one["tokens"]) for one in found])
+
+
+def loader_of(mode: str, documents: list[str]) -> Loader:
+    return make_loader(documents, TOKENIZER, mode=mode, batch_size=4, max_length=MAX_LENGTH)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_standard_error_is_that_of_a_ratio_of_sums_over_documents(mode):
+    model = make_model()
+    nats, tokens = sums_of(model, DOCUMENTS).T
+    assert max(tokens) > MAX_LENGTH, "a document of several pieces"
+    count, mean_tokens = len(DOCUMENTS), tokens.mean()
+    spread = np.sum((nats - nats.sum() / tokens.sum() * tokens) ** 2) / (count - 1)
+    expected = math.sqrt(spread / count) / mean_tokens  # Cochran 1977, (6.13), of a small share of all documents
+    assert evaluate(model, loader_of(mode, DOCUMENTS))["val_loss_se"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_standard_error_is_the_spread_of_losses_of_other_documents():
+    draw = np.random.default_rng(0)
+    documents = [" ".join(map(str, draw.choice(WORDS, draw.integers(2, 20)))) for _ in range(150)]
+    model = make_model()
+    sums = sums_of(model, documents)
+    resampled = sums[draw.integers(len(sums), size=(4000, len(sums)))].sum(1)  # bootstrap: (4000, 2)
+    found = evaluate(model, loader_of("packed", documents))["val_loss_se"]
+    assert found == pytest.approx(np.std(resampled[:, 0] / resampled[:, 1]), rel=0.08)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_a_loader_that_does_not_tell_its_documents_each_piece_counts_as_one(mode):
+    model, short = make_model(), [" ".join(WORDS[k : k + 1 + k % 3]) for k in range(10)]
+    assert all(len(TOKENIZER.encode(document).ids) + 2 <= MAX_LENGTH for document in short)  # each fits a row
+    expected = evaluate(model, loader_of(mode, short))["val_loss_se"]
+    assert evaluate(model, batches_of(mode, 2, short))["val_loss_se"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("documents", [["the cat sat"], [DOCUMENTS[-1]]], ids=["one row", "several rows"])
+def test_one_document_has_no_standard_error(documents):
+    assert math.isnan(evaluate(make_model(), loader_of("fixed", documents))["val_loss_se"])
+
+
+# A reading that ends early
+
+
+def test_only_the_first_batches_are_read_until_they_hold_enough_targets():
+    read = []
+
+    def endless():
+        for batch in itertools.cycle(batches_of(batch_size=2)):
+            read.append(int(count_targets(batch["labels"])))
+            yield batch
+
+    found = evaluate(make_model(), endless(), max_tokens=100)
+    assert found["tokens"] == sum(read)
+    assert sum(read[:-1]) < 100 <= sum(read)
+
+
+class Broken(Exception):
+    """A signal has come."""
+
+
+@pytest.mark.parametrize("kind", ["our loader", "a shuffled DataLoader"])
+def test_what_is_raised_after_a_batch_ends_the_reading_there_and_leaves_no_trace(kind):
+    model, done = make_model(dropout=0.5), []
+    modes = mixed_modes(model)
+    loader: Any = loader_of("packed", DOCUMENTS)
+    if kind == "a shuffled DataLoader":
+        batches: Any = batches_of()
+        loader = torch.utils.data.DataLoader(batches, batch_size=None, shuffle=True)
+    reader = iter(loader)
+    next(reader)
+    before = torch.get_rng_state()
+
+    def stop(number: int) -> None:
+        done.append(number)
+        if number == 2:
+            raise Broken
+
+    with pytest.raises(Broken):
+        evaluate(model, loader, on_batch=stop)
+    assert done == [1, 2]
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(list(reader)) == len(loader) - 1

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from course_lm.batching import labels_of, make_loader
+from course_lm.batching import Loader, labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
@@ -105,7 +105,7 @@ class Recorder:
 def validated_as(trainer: Trainer, values: list[float]) -> Trainer:
     """The trainer, its validations measuring these losses in turn."""
     rest = iter(values)
-    trainer.evaluate = lambda loader: {"val_loss": next(rest)}  # type: ignore[method-assign]
+    trainer.evaluate = lambda *_: {"val_loss": next(rest)}  # type: ignore[method-assign]
     return trainer
 
 
@@ -346,7 +346,7 @@ def test_a_record_holds_every_metric():
     train = {"loss", "perplexity", "lr", "grad_norm", "grad_norm_max", "tokens", "skipped"}
     machine = {"tokens_per_second", "peak_memory_bytes"}
     assert history.train[0].keys() == {"event", "step", "epoch"} | train | machine
-    validation = {"val_loss", "perplexity", "bits_per_byte", "accuracy"}
+    validation = {"val_loss", "val_loss_se", "perplexity", "bits_per_byte", "accuracy"}
     assert history.validation[0].keys() == {"event", "step", "epoch"} | validation
 
 
@@ -455,6 +455,67 @@ def test_the_validation_loss_does_not_depend_on_the_batches():
         trainer.evaluate([batch_of(rows[i : i + size]) for i in range(0, 9, size)])["val_loss"] for size in (1, 2, 4, 9)
     ]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
+
+
+class Counting:
+    """A thousand batches of seven targets each, and the numbers of those that were read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(1000):
+            self.read.append(number)
+            yield batch_of([number % VOCABULARY])
+
+
+@pytest.mark.parametrize(("eval_tokens", "read"), [(50, 8), (7, 1), (8, 2), (None, 1000), (10**6, 1000)])
+def test_a_validation_reads_no_more_than_was_asked_for(eval_tokens, read):
+    held_out = Counting()
+    trainer = Trainer(tiny_gpt(), configure(eval_tokens=eval_tokens))
+    trainer.train(toy_batches(1), held_out)
+    assert held_out.read == list(range(read))
+    assert trainer.evaluate(held_out)["tokens"] == 7000
+
+
+def packed_texts() -> Loader:
+    return make_loader(DOCUMENTS, train_tokenizer(DOCUMENTS, 262), mode="packed", batch_size=2, max_length=12)
+
+
+def trained_on_texts(**training: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=16, dropout=0.0), 262, 12)
+    trainer = Trainer(model, configure(eval_steps=1, eval_tokens=40, **training))
+    trainer.train(packed_texts(), packed_texts())
+    return trainer
+
+
+def test_a_validation_of_our_own_loader_is_of_the_documents_that_the_seed_draws():
+    trainer = trained_on_texts(max_steps=2)
+    read = evaluate(trainer.model, packed_texts().sample(40, trainer.settings.seed))
+    assert 40 <= read["tokens"] < 52 < packed_texts().num_targets
+    last = trainer.history.validation[-1]
+    assert {name: last[name] for name in ("val_loss", "val_loss_se")} == {
+        name: read[name] for name in ("val_loss", "val_loss_se")
+    }
+    other = trained_on_texts(max_steps=1, seed=1).history.validation[0]
+    assert other["val_loss"] != trainer.history.validation[0]["val_loss"]
+
+
+def test_a_run_that_goes_on_validates_on_the_same_documents(tmp_path):
+    whole = trained_on_texts(max_steps=4, schedule=ScheduleConfig(type="constant_with_warmup"))
+    for steps in (2, 4):
+        stopped = trained_on_texts(max_steps=steps, schedule=whole.config.lr_scheduler, output_dir=str(tmp_path))
+    assert stopped.history.validation == whole.history.validation
+
+
+def test_where_the_held_out_text_is_small_nothing_is_left_out():
+    bounded = Trainer(tiny_gpt(), configure()).train(toy_batches(2), toy_batches(3))
+    unbounded = Trainer(tiny_gpt(), configure(eval_tokens=None)).train(toy_batches(2), toy_batches(3))
+    assert bounded.validation == unbounded.validation
 
 
 def test_validation_gives_every_module_its_mode_back():

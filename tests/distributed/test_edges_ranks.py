@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from course_lm.distributed import DistributedConfig, Group, RankError, connect, 
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
 from course_lm.model import GPT, ModelConfig
+from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.shards import gathered, is_sharded
 from course_lm.trainer import Trainer
@@ -429,6 +431,46 @@ def test_sgd_trains_sharded_weights(ranks: Ranks) -> None:
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused_in_one_line(ranks: Ranks) -> None:
     said = refusals(ranks, 3, plain, config_of(HYBRID))
     assert said == "distributed.shard_size must divide the number of ranks, 3, got 2"
+
+
+# Validation.
+
+
+@pytest.mark.parametrize("distributed", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_a_validation_of_a_sample_is_that_of_one_process(ranks: Ranks, distributed: DistributedConfig) -> None:
+    assert_same_run(ranks, 3, plain, config_of(distributed, eval_tokens=90))
+
+
+def measured(max_tokens: int | None) -> dict[str, float]:
+    """On a rank: six batches of a list, or the first of them."""
+    return evaluate(gpt(), list(loaders("bucketed")[0]), group=connect(), max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 1, 150])
+def test_the_first_batches_of_a_list_are_the_same_for_every_number_of_ranks(
+    ranks: Ranks, max_tokens: int | None
+) -> None:
+    (alone,) = ranks(1).run(measured, max_tokens)
+    for of_rank in ranks(3).run(measured, max_tokens):
+        assert of_rank == pytest.approx(alone, rel=1e-9, nan_ok=True)
+
+
+def shards_after_a_broken_validation() -> dict[str, Any]:
+    """On a rank: where a validation was broken off, and whether the model holds its parts alone again."""
+    trainer, done = Trainer(gpt(), config_of(FSDP)), []
+
+    def stop(number: int) -> None:
+        done.append(number)
+        if trainer.group.largest(trainer.group.rank == 1):  # one rank has got a signal
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        evaluate(trainer.runner, loaders("bucketed")[0], group=trainer.group, on_batch=stop)
+    return {"done": done, "sharded": all(is_sharded(parameter) for parameter in trainer.model.parameters())}
+
+
+def test_a_validation_that_is_broken_off_on_all_ranks_leaves_each_its_part_of_the_weights(ranks: Ranks) -> None:
+    assert ranks(2).run(shards_after_a_broken_validation) == [{"done": [2], "sharded": True}] * 2
 
 
 # The range test.

@@ -5,7 +5,6 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from course_lm.batching import Loader, make_loader
@@ -23,6 +22,7 @@ from course_lm.use.by_document import DocumentSums, Estimate, evaluate_documents
 from course_lm.validation import ensure, one_line
 
 SURPRISE = 0.01  # of the loss: another machine's rounding stays far below
+WITHIN = 4  # standard errors: so far the loss of a sample may lie from that of the whole text
 
 
 def evaluate_run(
@@ -30,7 +30,8 @@ def evaluate_run(
 ) -> int:
     """Print loss, perplexity, bits per byte and accuracy, each with its 95 % interval over documents; return 0.
 
-    The same batches as in training, in the run's precision: the numbers of the validation part are those of its report.
+    In the run's precision, and all of the text: the numbers of the validation part are those of the run's report where
+    `training.eval_tokens` has left nothing out.
 
     Args:
         split: part of the run's own text; by default the test part where the run has one, else the validation part.
@@ -58,7 +59,7 @@ def evaluate_run(
         loader = _loader(part, opened, config)
         sums = evaluate_documents(opened.model.to(device), loader, precision, show_progress=True)
     if split == "validation":
-        _warn_of_another_loss(sums, opened.folder)
+        _warn_of_another_loss(sums, opened)
     head = {"run": str(opened.folder), "text": name, "precision": precision.name, "device": str(device)}
     with written_out():
         print(as_tree(sums, head) if as_json else report(sums, head))
@@ -155,16 +156,19 @@ def _warn_of_known_documents(other: Corpus, config: TrainingConfig) -> None:
         )
 
 
-def _warn_of_another_loss(sums: DocumentSums, folder: Path) -> None:
+def _warn_of_another_loss(sums: DocumentSums, run: FinishedRun) -> None:
     """Say so where the run itself measured another loss with these weights: then its text is not what it was."""
-    file = folder / "metrics.jsonl"
+    file, bound = run.folder / "metrics.jsonl", run.config.training.eval_tokens
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     records = [json.loads(line) for line in lines if '"validation"' in line]
-    losses = [record["val_loss"] for record in records if isinstance(record.get("val_loss"), float)]
-    found = sums.loss().value
-    if losses and not abs(found - min(losses)) <= SURPRISE * min(losses):
+    measured = [record for record in records if isinstance(record.get("val_loss"), float)]
+    if not measured:
+        return
+    best = min(measured, key=lambda record: record["val_loss"])
+    loss, found = best["val_loss"], sums.loss().value
+    sampled = bound is not None and int(sums.tokens.sum()) > bound
+    if not abs(found - loss) <= SURPRISE * loss + (WITHIN * best["val_loss_se"] if sampled else 0.0):
         warnings.warn(
-            f"the run's own lowest validation loss was {min(losses):.4f}, this is {found:.4f}: its text has changed "
-            "since",
+            f"the run's own lowest validation loss was {loss:.4f}, this is {found:.4f}: its text has changed since",
             stacklevel=3,
         )

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import math
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -126,6 +127,8 @@ def report(run: PreparedRun, trainer: Trainer, seconds: float) -> str:
         ("seconds", f"{seconds:.0f}"),
         ("bits per byte", f"{measured['bits_per_byte']:.3f}"),
     ]
+    if run.val_loader.num_targets > (trainer.settings.eval_tokens or math.inf):
+        rows.insert(3, ("its standard error, as of a sample", f"{measured['val_loss_se']:.4f}"))
     if run.store is None:
         alone, primed = xz_bits_per_byte(run.train.documents, run.validation.documents)
         rows.append(("bits per byte, xz -9e alone", f"{alone:.3f}"))

@@ -119,6 +119,20 @@ def test_where_the_training_text_is_gone_nobody_knows_and_a_warning_says_so(copy
     assert_refused(capsys, ["evaluate", str(copy)], "own text cannot be read", "gone.txt", "or give another text")
 
 
+@pytest.mark.parametrize(("eval_tokens", "error", "warned"), [(60, 0.01, False), (60, 1e-4, True), (10**6, 0.01, True)])
+def test_the_loss_of_a_sample_may_lie_some_standard_errors_from_that_of_the_text(
+    copy, capsys, recwarn, eval_tokens, error, warned
+):
+    config, log = copy / "config.yaml", copy / "metrics.jsonl"
+    config.write_text(re.sub(r"eval_tokens: \d+", f"eval_tokens: {eval_tokens}", config.read_text()))
+    loss = measured(capsys, copy, "--split=validation")["loss"]["value"]
+    record = {"event": "validation", "val_loss": 0.97 * loss, "val_loss_se": error * loss}
+    log.write_text(json.dumps(record) + "\n")
+    recwarn.clear()
+    measured(capsys, copy, "--split=validation")
+    assert [str(one.message).endswith("its text has changed since") for one in recwarn] == [True] * warned
+
+
 def test_a_text_that_has_changed_since_is_warned_of(copy, capsys, tmp_path):
     text = (copy / "config.yaml").read_text()
     (tmp_path / "text.txt").write_text("\n\n".join(f"Zebra {i}, qux & 17!" for i in range(40)))

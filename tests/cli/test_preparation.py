@@ -143,6 +143,16 @@ def test_the_report_holds_the_last_validation_and_what_xz_needs(trained):
     }
 
 
+def test_the_report_of_a_run_that_validated_on_a_sample_says_how_far_that_may_lie(config):
+    config = replace(config, training=replace(config.training, eval_tokens=60))
+    run = prepare(config)
+    trainer = Trainer(run.model, config)
+    trainer.train(run.train_loader, run.val_loader)
+    (measured,) = trainer.history.validation
+    rows = rows_of(report(run, trainer, 12.4))
+    assert rows["its standard error, as of a sample"] == f"{measured['val_loss_se']:.4f}"
+
+
 @torch.no_grad()
 def test_the_bits_per_byte_are_those_of_the_held_out_text(trained):
     run, trainer = trained

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from course_lm.reproducibility import resolve_device as resolve_device  # re-exp
 from course_lm.reproducibility import seed_everything as seed_everything
 from course_lm.schedules import ScheduleConfig
 from course_lm.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
-from course_lm.validation import did_you_mean, require, require_kinds, updated
+from course_lm.validation import did_you_mean, require, require_kinds, shown, updated
 from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -84,8 +85,10 @@ class LoopConfig:
         gradient_accumulation_steps: micro-batches in an optimizer step.
         num_epochs: passes over the training text; not read where `max_steps` or `time_budget` is given.
         max_steps: optimizer steps of the run, or null.
-        time_budget: minutes that the whole run may take, or null. A new run times its steps on this machine and keeps
-            the `max_steps` that fit; where `max_steps` is given, nothing is timed.
+        time_budget: minutes that the whole run may take, or null. A run finds the `max_steps` that fit, and finds them
+            again where this machine changes its pace; where `max_steps` is given, nothing is timed.
+        lengths: what a run with a `time_budget` has decided: a list of [steps that were completed, steps of the run],
+            the last of which is `max_steps`. The schedule is made for the first. Or null.
         max_grad_norm: bound on the global gradient norm, or null for no clipping of it.
         max_grad_value: bound on the size of each number of the gradient, or null for no clipping of them. Where both
             bounds are given, the numbers come first: so a few that are far too large do not shrink all others.
@@ -117,6 +120,7 @@ class LoopConfig:
     num_epochs: int = 10
     max_steps: int | None = None
     time_budget: float | None = None
+    lengths: list[list[int]] | None = None
     max_grad_norm: float | None = 1.0
     max_grad_value: float | None = None
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -149,6 +153,7 @@ class LoopConfig:
         budget = self.time_budget
         positive = budget is None or 0 < budget < math.inf
         require(positive, "time_budget", "a positive and finite number of minutes, or null", budget)
+        self._check_lengths()
         for key in ("max_grad_norm", "max_grad_value"):
             bound = getattr(self, key)
             require(bound is None or bound > 0, key, "a positive number, or null", bound)
@@ -158,6 +163,23 @@ class LoopConfig:
         require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed
         require(self.output_dir != "", "output_dir", "a folder, or null", self.output_dir)
+
+    def _check_lengths(self) -> None:
+        lengths = self.lengths
+        if lengths is not None:
+            accepted = (
+                "null, or pairs such as [[0, 1000], [431, 1204]]: steps that rise from 0, each with a larger total"
+            )
+            pairs = bool(lengths) and all(len(pair) == 2 and pair[0] < pair[1] for pair in lengths)
+            require(pairs and lengths[0][0] == 0, "lengths", accepted, lengths)
+            require(all(one[0] < other[0] for one, other in pairwise(lengths)), "lengths", accepted, lengths)
+            ends = f"null, or end with max_steps, which is {shown(self.max_steps)}"
+            require(lengths[-1][1] == self.max_steps, "lengths", ends, lengths)
+
+    @property
+    def first_length(self) -> int | None:
+        """The steps that a schedule, or a curriculum over steps, is made for."""
+        return self.lengths[0][1] if self.lengths else self.max_steps
 
     @property
     def norm_bound(self) -> float | None:
@@ -247,7 +269,7 @@ def _with_one_length(tree: Any) -> Any:
     section = tree.get("training") if isinstance(tree, Mapping) else None
     if not isinstance(section, Mapping) or all(section.get(key) is None for key in LENGTHS):
         return tree
-    return {**tree, "training": {"max_steps": None, "time_budget": None, **section}}
+    return {**tree, "training": {"max_steps": None, "time_budget": None, "lengths": None, **section}}
 
 
 def shipped_configs() -> dict[str, Path]:

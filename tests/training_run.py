@@ -30,7 +30,7 @@ VOCABULARY, LENGTH = 262, 16
 ANIMALS, PLACES = ("cat", "dog", "little cow", "very old horse"), ("mat", "hat", "sun", "road", "old bed", "green hill")
 DOCUMENTS = [f"the {animal} sat on a {place}" for animal in ANIMALS for place in PLACES]
 TOKENIZER = train_tokenizer(DOCUMENTS, VOCABULARY)
-MEASURED = ("tokens_per_second", "peak_memory_bytes")
+MEASURED = ("tokens_per_second", "peak_memory_bytes", "budget")
 NAME = "toy"
 
 Loss = Callable[..., Tensor]

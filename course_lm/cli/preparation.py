@@ -94,14 +94,14 @@ def _refuse_what_needs_strings(config: TrainingConfig) -> None:
 def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
     """The configuration with numbers in place of the curriculum's times that follow the length of the run.
 
-    A run saves these numbers, so that one that goes on for longer keeps the curriculum that it began with. Raises
-    ValueError where the run is too short for the warm-up. Where a time budget has not been turned into steps, the times
-    stay as they are.
+    A run saves these numbers, so that one that goes on for longer keeps the curriculum that it began with, and so does
+    one whose time budget decides on another number of steps. Raises ValueError where the run is too short for the
+    warm-up. Where a time budget has not been turned into steps, the times stay as they are.
     """
     if not config.curriculum.enabled or config.training.must_be_timed:
         return config
     try:
-        curriculum = config.curriculum.for_run(config.training.num_epochs, config.training.max_steps)
+        curriculum = config.curriculum.for_run(config.training.num_epochs, config.training.first_length)
     except ValueError as error:
         raise ValueError(f"curriculum.{error}") from None
     return replace(config, curriculum=curriculum)

@@ -28,7 +28,7 @@ from course_lm.model import GPT
 from course_lm.schedules import build_schedule
 from course_lm.shards import gathered, is_sharded
 from course_lm.tokenizer import decode, eos_id
-from course_lm.trainer import Trainer, timing
+from course_lm.trainer import Trainer, budget
 from course_lm.trainer.run import run_folder, sole_writer
 from course_lm.validation import LARGEST_INT
 
@@ -44,10 +44,10 @@ def train_on_text(config: TrainingConfig) -> int:
     and rank 0 alone writes and prints. A time budget counts from here, the reading of the text included, to the last
     save.
     """
-    started = timing.clock()
+    started = budget.clock()
     config = settle_curriculum(config)
     # Refuses here what the run would refuse once it has read the text; its steps may not be known yet.
-    steps = config.training.max_steps or LARGEST_INT
+    steps = config.training.first_length or LARGEST_INT
     build_schedule(config.lr_scheduler, peak_lr=config.optimizer.learning_rate, total_steps=steps)
     folder = run_folder(config)
     group = connect(config.distributed.timeout_seconds)
@@ -75,7 +75,7 @@ def train_on_text(config: TrainingConfig) -> int:
     if trainer.interrupted is not None:
         return 128 + trainer.interrupted
     if group.leads:
-        print(report(run, trainer, timing.clock() - started))
+        print(report(run, trainer, budget.clock() - started))
         print(f"\n{sample(run, config.training.seed)}")
     return 0
 

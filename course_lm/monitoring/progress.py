@@ -65,6 +65,7 @@ class ProgressBar:
         for key, form in _SHOWN.items():
             if record.get(key) is not None:
                 self._shown[key] = form.format(record[key])
+        bar.total = record.get("total_steps", bar.total)  # a run with a time budget has decided anew
         bar.set_postfix_str(self._fitting(bar.format_dict), refresh=False)  # drawn by `update`
         bar.update(record["step"] - bar.n)
 

@@ -3,8 +3,8 @@
 loop.py is the Trainer. functions.py gives it loss and clip. run.py is what is around it: folder, loggers, length,
 signals. log.py
 counts and records its steps; made_by.py notes how each session was made; resume.py says what may change when a run goes
-on. time_budget.py says how many steps fit into a time, and timing.py what each part of a run takes. allocator.py keeps
-memory from going back to the system between steps, and waiting.py gives cores to other work while threads wait.
+on. budget.py says how many steps fit into the minutes of a run. allocator.py keeps memory from going back to the system
+between steps, and waiting.py gives cores to other work while threads wait.
 """
 
 from course_lm.trainer.loop import Trainer

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.averaging import WeightAverage
-from course_lm.batching.data import Data, length_of
+from course_lm.batching.data import Data, length_of, length_of_epoch, read_from_start
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
@@ -53,12 +54,11 @@ from course_lm.monitoring.stopping import is_out_of_patience
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
 from course_lm.reproducibility import deterministic_kernels, seed_of
-from course_lm.schedules import build_schedule
 from course_lm.shards import empty_like_shard, gathered, hold_parts, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
-from course_lm.trainer import timing
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
+from course_lm.trainer.budget import TRIED, Budget, schedule_over
 from course_lm.trainer.functions import clip_of, loss_of
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
@@ -76,6 +76,7 @@ from course_lm.trainer.resume import (
 )
 from course_lm.trainer.run import (
     Interrupted,
+    check_can_be_timed,
     count_steps,
     default_observers,
     explain_out_of_memory,
@@ -85,7 +86,6 @@ from course_lm.trainer.run import (
     sole_writer,
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
-from course_lm.trainer.time_budget import Costs, Plan, fit
 from course_lm.trainer.waiting import share_cores
 
 
@@ -107,7 +107,7 @@ class Trainer:
         clip: called as `clip(parameters, max_norm)`, changes the gradients in place; by default as
             `training.max_grad_norm` and `training.max_grad_value` say.
         observers: told of every record, before the progress bar and the loggers that the configuration names.
-        started: when `training.time_budget` began to count, on `time.perf_counter`; by default when `train` is called.
+        started: when `training.time_budget` began to count, on `budget.clock`; by default when `train` is called.
 
     Attributes:
         step: completed optimizer steps. history: all records so far.
@@ -117,6 +117,7 @@ class Trainer:
         average: of the weights, where `training.average_weights` asks for one. Validation, early stopping and the best
             weights then are the average's; the model itself has the weights that are trained, until `restore_best`.
         interrupted: the number of the signal that ended the run, or None.
+        budget: the minutes of the run, where `training.time_budget` decides its length.
         group: the ranks that train together.
 
     Raises:
@@ -178,6 +179,8 @@ class Trainer:
         self.best_weights: dict[str, Tensor] | None = None
         self.total_steps: int | None = None
         self.interrupted: int | None = None
+        minutes = self.settings.time_budget if self.settings.must_be_timed else None
+        self.budget = None if minutes is None else Budget(minutes, self.settings.eval_steps, self.settings.save_steps)
         self._started = started
         self._signal = 0  # that this rank has got
         self._rest: Iterator[AnyBatch] | None = None  # of the running epoch, before anything of it is read
@@ -220,6 +223,8 @@ class Trainer:
                     self._rest = None
                     self._log_partial()
                     self.log.observers.close()
+                    if self.budget is not None:
+                        self.budget.stop()
         except Interrupted:  # within a compile
             self.interrupted = self._signal
         finally:
@@ -240,8 +245,11 @@ class Trainer:
             self._open(train_loader)
         assert self._rest is not None
         batches, self._rest = self._rest, None
+        if self.budget is not None:
+            self.budget.begin_epoch(self.step, self._steps_of_epoch(train_loader))
         for window in in_step(windows(batches, settings.gradient_accumulation_steps), self.group):
             if self._take_step(window):
+                self._look_at_budget()
                 if self.step % settings.logging_steps == 0:
                     self._log()
                 # where the epoch ends with this step, its own checkpoint follows
@@ -256,24 +264,26 @@ class Trainer:
     def fit_to_budget(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
         """Turn `training.time_budget` into `training.max_steps`, and say so; `train` calls this first.
 
-        A run that goes on keeps the steps that it was begun with. For a new one a few steps, validations and saves are
-        timed and undone: weights, optimizer and the data are what they were. Where `max_steps` is
-        given, nothing is timed. Rank 0 decides for all.
+        A run that goes on has the steps that were decided last. For a new one a few steps are timed and undone:
+        weights, optimizer and the data are what they were. While the run takes its steps it looks at what they take,
+        and decides again where it must. Where `max_steps` is given, nothing is timed. Rank 0 decides for all.
 
         Raises:
             ValueError: the budget leaves no time for one step, the run in the folder has another budget, or the
                 training loader is an iterator or has no length.
         """
+        if self.budget is not None:
+            self.budget.start(self._started)
+            self._started = None
         if self.settings.time_budget is None or self._fitted:
             return
-        started = timing.clock() if self._started is None else self._started
-        if self.settings.must_be_timed:
+        if self.budget is None:
+            minutes, steps = self.settings.time_budget, self.settings.max_steps
+            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
+        elif self.settings.must_be_timed:  # else a state that was loaded has brought its length
             with self.group.one_fate(), sole_writer(self.folder, self.group):
-                settings = self._saved_length() or self._timed_length(train_loader, val_loader, started)
+                settings = self._saved_length() or self._timed_length(self.budget, train_loader, val_loader)
             self._set_length(settings)
-        else:
-            budget, steps = self.settings.time_budget, self.settings.max_steps
-            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {budget:g}")
         self._fitted = True
 
     @property
@@ -433,7 +443,7 @@ class Trainer:
             return
         check_validation_loader(val_loader)  # `train_epoch` may be called without `train`, which has looked
         try:
-            with self.log.throughput.paused():
+            with self.log.throughput.paused(), self._timing("validation"):
                 metrics = self.evaluate(*self._sample_of(val_loader))
         except Interrupted:
             return  # the run that goes on makes it
@@ -468,7 +478,7 @@ class Trainer:
         if self.folder is None:
             return
         folder, limit = self.folder, self.settings.save_total_limit
-        with self.log.throughput.paused():
+        with self.log.throughput.paused(), self._timing("save"):
             self.group.leader_does(lambda: folder.mkdir(parents=True, exist_ok=True))
             self.save_checkpoint(folder / f"checkpoint_{name}.safetensors")
             # only now: a disk that is full costs no older checkpoint
@@ -511,52 +521,74 @@ class Trainer:
         if newest is None:
             return None
         settings = with_saved_length(self.settings, newest[1]["config"])
-        self._say(f"the run in {self.folder} has {settings.max_steps:,} steps: its time budget was timed when it began")
+        self._say(f"the run in {self.folder} has {settings.max_steps:,} steps, as its time budget has decided")
         return settings
 
     def _timed_length(
-        self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None, started: float
+        self, budget: Budget, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None
     ) -> LoopConfig:
-        """The settings with as many steps as fit into the budget that began to count at `started`."""
-        settings, folder = self.settings, self.folder
-        plan = Plan(train_loader, settings, validates=val_loader is not None, saves=folder is not None)
+        """The settings with as many steps as fit into the budget by what a few of them take, which are undone."""
+        settings, precision = self.settings, deepcopy(self.precision)  # the run's own keeps its loss scale
+        check_can_be_timed(train_loader)
         check_validation_loader(val_loader)
-        precision = deepcopy(self.precision)  # the run's own keeps its loss scale
         with (
             deterministic_kernels(settings.deterministic),
             explain_out_of_memory(self.config),
             restored(self.model, self.optimizer, train_loader),
+            read_from_start(train_loader) as batches,
         ):
             if not self.model.training:  # else layers that the caller keeps in eval mode stay there
                 self.model.train()
-            trial = timing.Trial(settings, self.group)
-            costs = Costs(
-                *trial.time_steps(train_loader, lambda window: self._try_step(window, precision)),
-                validation=0.0
-                if val_loader is None
-                else trial.time_validation(self._sample_of(val_loader), self.evaluate),
-                save=0.0 if folder is None else trial.time_save(folder, self.save_checkpoint),
-                # nothing is pending, and the throughput starts anew with the run
-                record=trial.time_record(lambda: self.log.pending_metrics(math.nan)),
-                layers=trial.time_record(self._try_layers) if settings.layer_statistics else 0.0,
-            )
-        steps, told = self.group.leader_does(lambda: fit(plan, costs, timing.clock() - started))
+            first = list(islice(windows(batches, settings.gradient_accumulation_steps), TRIED))
+            budget.try_steps(first, lambda window: self._try_step(window, precision), self.group.tell)
+        # until the first validation: three of its passes take what one takes that is trained on, with its gradients
+        passes = math.ceil(settings.gradient_accumulation_steps / self.group.world)
+        held_out = None if val_loader is None else length_of(self._sample_of(val_loader)[0])
+        budget.takes["validation"] = math.ceil((held_out or 0) / self.group.world) * budget.pace / passes / 3
+        budget.epoch_steps = self._steps_of_epoch(train_loader)
+        steps, told = self.group.leader_does(budget.first_length)
         self._say(told)
         return replace(settings, max_steps=steps)
 
-    def _try_step(self, window: list[AnyBatch], precision: Precision) -> bool:
-        """A step whose rate is 0, so that the weights stay; False where fp16 has overflowed and left the update out."""
+    def _try_step(self, window: list[AnyBatch], precision: Precision) -> None:
+        """A step whose rate is 0, so that the weights stay."""
         own = share(window, self.group)
         check_window(self.runner, own, self.options.process_group)
         options = self.options._replace(precision=precision, on_nonfinite="skip")
-        result = take_step(self.runner, own, self.optimizer, options, lr=0.0, seeds=self._seeds(len(window)))
+        take_step(self.runner, own, self.optimizer, options, lr=0.0, seeds=self._seeds(len(window)))
+        self._wait_for_device()
+
+    def _look_at_budget(self) -> None:
+        """Decide anew how many steps the run has, where it would not end in time."""
+        settings, total = self.settings, self.settings.max_steps
+        if self.budget is None or total is None:
+            return
+        lengths = settings.lengths or [[0, total]]
+        if not self.budget.is_due(self.step, *lengths[-1]):
+            return
+        self._wait_for_device()
+        decided = self.group.tell(self.budget.look(self.step, total))
+        if decided is not None:
+            lengths = [*(one for one in lengths if one[0] < self.step), [self.step, decided]]
+            self._set_length(replace(settings, max_steps=decided, lengths=lengths))
+            self.total_steps = decided
+            if not self._own_schedule:
+                self.schedule = self._make_schedule(decided)
+            self._record("length", total_steps=decided)
+            self.log.observers.say(f"after step {self.step:,}: {decided:,} steps fit into the minutes, not {total:,}")
+            if self.folder is not None:
+                self.group.leader_does(self._write_config)
+
+    def _timing(self, part: str) -> AbstractContextManager[None]:
+        return nullcontext() if self.budget is None else self.budget.timing(part)
+
+    def _wait_for_device(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
-        return not (precision.scales and bool(result.skipped))
 
-    def _try_layers(self) -> None:
-        hold_parts(self.runner)
-        measure_layers(self.model, copy_matrices(self.model))
+    def _steps_of_epoch(self, loader: Iterable[AnyBatch]) -> int:
+        batches = length_of_epoch(loader, self.epoch)
+        return max(1, math.ceil(batches / self.settings.gradient_accumulation_steps))
 
     def _set_length(self, settings: LoopConfig) -> None:
         self.settings, self.config = settings, replace(self.config, training=settings)
@@ -650,13 +682,16 @@ class Trainer:
         """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""
         self.total_steps = count_steps(train_loader, self.settings)
         if self.schedule is None:
-            config, peak = self.config.lr_scheduler, self.config.optimizer.learning_rate
-            self.schedule = build_schedule(config, peak_lr=peak, total_steps=self.total_steps)
+            self.schedule = self._make_schedule(self.total_steps)
         if self._loaded is not None:
             check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
         check_packed_rows(self.model, train_loader)
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
             self.model.train()
+
+    def _make_schedule(self, total_steps: int) -> Callable[[int], float]:
+        config, peak = self.config.lr_scheduler, self.config.optimizer.learning_rate
+        return schedule_over(self.settings.lengths, config, peak_lr=peak, total_steps=total_steps)
 
     def _write_config(self) -> None:
         assert self.folder is not None
@@ -715,7 +750,11 @@ class Trainer:
             self.precision.load_state_dict(saved["scaler"])
             warn_of_parts(self.parts, saved["parts"])
             warn_of_machine(machine_of(self.device), saved["machine"])
+            if self.budget is not None and "budget" in saved:
+                self.budget.load_state_dict(saved["budget"])
             self.log.load_state_dict(saved)  # last: it takes all or nothing, and what follows cannot fail
+        if "budget" not in saved:  # the saved run repeats another one, whose length it keeps
+            self.budget = None
         self._set_length(settings)
         self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
         seed, share = self.settings.seed, self.data.share
@@ -742,6 +781,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "last_rate": self._last_rate(),
             "own_schedule": self._own_schedule or (self._loaded or {}).get("own_schedule", False),
+            **({} if self.budget is None else {"budget": self.budget.state_dict()}),
             "config": asdict(self.config),
             "parts": self.parts,
             "machine": machine_of(self.device),  # now: threads may be set at any time

@@ -23,7 +23,8 @@ from course_lm.checkpoints.parts import Target
 from course_lm.config import LoopConfig, TrainingConfig, sections
 from course_lm.distributed import Group
 from course_lm.monitoring.trackers import TrackerConfig
-from course_lm.schedules import ScheduleConfig, build_schedule
+from course_lm.schedules import ScheduleConfig
+from course_lm.trainer.budget import schedule_over
 from course_lm.trainer.made_by import processor
 from course_lm.validation import one_line, shown
 
@@ -61,7 +62,7 @@ ROUNDING = {
     "training.device",
 }
 # These may change as long as the steps that were taken keep their learning rates: see `check_length`.
-LENGTH = {"training.max_steps", "training.num_epochs"}
+LENGTH = {"training.lengths", "training.max_steps", "training.num_epochs"}
 
 MOST_COMPARED = 100_000  # rates of steps that were taken; of a longer run every n-th
 WHAT_TO_DO = "change it back, choose another experiment_name, or set training.resume to never"
@@ -89,20 +90,20 @@ def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
 
 
 def with_saved_length(settings: LoopConfig, saved: Mapping[str, Any]) -> LoopConfig:
-    """The settings of a run that goes on; where a budget is still to be timed, with the steps of the saved tree.
+    """The settings of a run that goes on; where a budget is still to be timed, with the length of the saved tree.
 
     Raises:
         ValueError: that run had another budget, or none.
     """
     if not settings.must_be_timed:
         return settings
-    budget, steps = (saved["training"].get(key) for key in ("time_budget", "max_steps"))
+    budget, steps, lengths = (saved["training"].get(key) for key in ("time_budget", "max_steps", "lengths"))
     if budget != settings.time_budget or steps is None:
         raise ValueError(
             f"the checkpoint was saved with training.time_budget {shown(budget)}, this run has "
             f"{shown(settings.time_budget)}: {WHAT_TO_DO}"
         )
-    return replace(settings, max_steps=steps)
+    return replace(settings, max_steps=steps, lengths=lengths)
 
 
 def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
@@ -158,7 +159,7 @@ def _what_changed(saved: Mapping[str, Any], total_steps: int, settings: LoopConf
 def _saved_schedule(config: Mapping[str, Any], total_steps: int) -> Callable[[int], float]:
     try:
         settings, peak = ScheduleConfig(**config["lr_scheduler"]), config["optimizer"]["learning_rate"]
-        return build_schedule(settings, peak_lr=peak, total_steps=total_steps)
+        return schedule_over(config["training"].get("lengths"), settings, peak_lr=peak, total_steps=total_steps)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the checkpoint holds no schedule that can be built again: {one_line(error)}") from None
 

@@ -111,6 +111,16 @@ def check_has_length(loader: Iterable[object]) -> None:
         raise ValueError(f"the training loader {problem}")
 
 
+def check_can_be_timed(loader: Iterable[object]) -> None:
+    """Raise ValueError for a training loader that cannot tell its length, or cannot be read a second time."""
+    check_has_length(loader)
+    if isinstance(loader, Iterator):
+        raise ValueError(
+            f"training.time_budget needs a training loader that can be read again, got an iterator "
+            f"({type(loader).__name__}), which timing would use up: set training.max_steps"
+        )
+
+
 @contextmanager
 def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
     """Turn torch's error for exhausted memory into a MemoryError that says what to lower, in which order."""

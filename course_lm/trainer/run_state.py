@@ -24,6 +24,7 @@ class RunState(Books):
     total_steps: int | None
     last_rate: float  # of the last completed step
     own_schedule: bool  # whether the schedule is a function of the user's own
+    budget: NotRequired[dict[str, float]]  # seconds, where `training.time_budget` decides the length
     config: dict[str, Any]
     # What else decides how the rest is computed: a run that goes on with others is warned.
     parts: dict[str, str]

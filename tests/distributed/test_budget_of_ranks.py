@@ -9,7 +9,7 @@ import pytest
 
 from course_lm.distributed import DistributedConfig, connect
 from course_lm.shards import gathered
-from course_lm.trainer import Trainer, timing
+from course_lm.trainer import Trainer, budget
 from tests.distributed.pool import Pool
 from tests.training_run import assert_same, configure, loaders, model_of
 
@@ -19,25 +19,27 @@ Ranks = Callable[[int], Pool]
 def train(strategy: str, length: dict[str, Any]) -> dict[str, Any]:
     """On a rank: what a run leaves where each reading of the clock takes longer on rank 1."""
     tick, readings = 0.2 + connect().rank, count()
-    clock, timing.clock = timing.clock, lambda: tick * next(readings)
+    clock, budget.clock = budget.clock, lambda: tick * next(readings)
     try:
         settings: dict[str, Any] = {"output_dir": None, "eval_steps": 4, **length}
         config = replace(configure("", **settings), distributed=DistributedConfig(strategy=strategy))  # type: ignore[arg-type]
         trainer = Trainer(model_of(), config)
         trainer.train(*loaders("bucketed"))
     finally:
-        timing.clock = clock
+        budget.clock = clock
     return {
+        "lengths": trainer.settings.lengths,
         "steps": trainer.settings.max_steps,
         "taken": trainer.step,
         "weights": gathered(dict(trainer.model.named_parameters())),
-        "losses": [record.get("loss") for record in trainer.history.records],
+        "losses": [record["loss"] for record in trainer.history.train],
     }
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_all_ranks_take_the_steps_that_rank_0_decides_and_timing_changes_no_bit(ranks: Ranks, strategy: str) -> None:
     first, second = ranks(2).run(train, strategy, {"time_budget": 0.1})
+    assert first["lengths"] == second["lengths"] and len(first["lengths"]) > 1
     assert first["steps"] == second["steps"] == first["taken"] == second["taken"] > 1
-    for of_rank in ranks(2).run(train, strategy, {"max_steps": first["steps"]}):
+    for of_rank in ranks(2).run(train, strategy, {"max_steps": first["steps"], "lengths": first["lengths"]}):
         assert_same(of_rank, first)

@@ -80,8 +80,8 @@ def evaluate(
             with precision.autocast():
                 logits = forward_logits(model, batch)
                 # The plain loss whatever the run trains on: no smoothing, no z-loss, one number to compare runs by.
-                nats = nats + next_token_loss(logits, batch["labels"], reduction="sum")
                 losses = next_token_loss(logits, batch["labels"], reduction="none")
+            nats = nats + losses.to(exact).sum()
             tokens = tokens + count_targets(batch["labels"])
             correct = correct + count_correct(logits, batch["labels"])
             num_bytes += float(batch.get("num_bytes", math.nan))  # nan from one batch stays to the end

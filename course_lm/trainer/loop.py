@@ -587,7 +587,7 @@ class Trainer:
             torch.accelerator.synchronize(self.device)
 
     def _steps_of_epoch(self, loader: Iterable[AnyBatch]) -> int:
-        batches = length_of_epoch(loader, self.epoch)
+        batches = length_of_epoch(loader, self.epoch) or 1
         return max(1, math.ceil(batches / self.settings.gradient_accumulation_steps))
 
     def _set_length(self, settings: LoopConfig) -> None:

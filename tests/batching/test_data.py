@@ -171,7 +171,7 @@ def test_what_a_batch_draws_depends_on_its_place_alone_whatever_is_drawn_outside
 
 def test_the_generators_of_a_loader_follow_from_the_place_and_the_seed_that_they_came_with():
     def orders(loader: Any, seed: int = 0) -> list[Any]:
-        data = Data(loader, seed)
+        data: Any = Data(loader, seed)
         return [[int(one) for one in data.read_from(epoch, 0)] for epoch in (0, 1, 0)]
 
     def loader_of(seed: int) -> DataLoader:

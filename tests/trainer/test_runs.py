@@ -556,6 +556,7 @@ DECIDES = {
         "precision": "bf16",
         "on_nonfinite": "skip",
         "eval_steps": 5,
+        "eval_tokens": 5,
         "early_stopping_threshold": 0.5,
         "average_weights": 0.5,
         "seed": 1,

@@ -203,7 +203,7 @@ def shift_picture(words: Sequence[str]) -> Figure:
 
 
 def layer_maps(records: Sequence[Record]) -> Figure:
-    """Gradient norm and update ratio of each matrix, a row for each, over the `records` of a `LayerStatistics`."""
+    """Gradient norm and update ratio of each matrix, a row for each, over the records of the event "layers"."""
     names = [key.removesuffix("/update_ratio") for key in records[0] if key.endswith("/update_ratio")]
     figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     for axes, key in zip(panels, ("grad_norm", "update_ratio")):

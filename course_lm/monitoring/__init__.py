@@ -11,7 +11,7 @@ looks at each layer, smoothing.py draws calm curves, stopping.py stops early.
 """
 
 from course_lm.monitoring.evaluation import evaluate
-from course_lm.monitoring.layers import LayerStatistics, copy_weights, layer_statistics, update_ratios
+from course_lm.monitoring.layers import copy_weights, layer_statistics, update_ratios
 from course_lm.monitoring.observers import JSONLLogger, Observer, Observers
 from course_lm.monitoring.progress import ProgressBar
 from course_lm.monitoring.records import History, Record, Throughput, peak_memory, summarise
@@ -23,7 +23,6 @@ __all__ = [
     "EarlyStopping",
     "History",
     "JSONLLogger",
-    "LayerStatistics",
     "Observer",
     "Observers",
     "ProgressBar",

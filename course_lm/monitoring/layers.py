@@ -5,16 +5,11 @@ One layer can starve or burst while the loss and the global gradient norm look h
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from course_lm.monitoring.observers import Observer
-from course_lm.monitoring.records import Record
-from course_lm.shards import whole
+from course_lm.shards import hold_parts, whole
 
 _STATISTICS = ("weight_norm", "grad_mean", "grad_std", "grad_norm", "grad_max_abs")
 
@@ -56,79 +51,40 @@ def update_ratios(model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, f
 def measure_layers(model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, float]:
     """The numbers of a record of the event "layers": one for each "<name of the matrix>/<statistic>".
 
-    The statistics are those of `layer_statistics`, and "update_ratio"; this one is nan where `before` is empty.
+    The statistics are those of `layer_statistics`, and "update_ratio".
     """
-    ratios = update_ratios(model, before) if before else {}
+    ratios = update_ratios(model, before)
     measured: dict[str, float] = {}
     for name, statistics in layer_statistics(model).items():
         measured |= {f"{name}/{key}": value for key, value in statistics.items()}
-        measured[f"{name}/update_ratio"] = ratios.get(name, math.nan)
+        measured[f"{name}/update_ratio"] = ratios[name]
     return measured
 
 
 class LayerStatistics:
-    """An observer that measures each layer at every training record, in the step before it.
+    """Measures each weight matrix of a run in every n-th step; see `measure_layers`.
 
-    Its own records have the event "layers" and the numbers of `measure_layers`. They stay in `records`; `observer`,
-    such as a `WandbLogger`, is told of them too, and of all that this one is told: so one W&B run holds both. Where
-    they may stand in the run's own log, `training.layer_statistics` makes them, and copies weights less often.
+    To know the update it copies the matrices before such a step: one more copy of them in memory.
 
-    To know the update it copies the matrices before each step of whatever optimizer moves them: one more copy of the
-    weights in memory, and no wait between log points.
+    Args:
+        every: optimizer steps between two measurements; None for none.
     """
 
-    def __init__(self, model: nn.Module, observer: Observer | None = None) -> None:
-        self.model, self.observer = model, observer
-        self.records: list[Record] = []
-        self._before: dict[str, Tensor] = {}
-        self._error: Exception | None = None
-        self._hook: Any = None
+    def __init__(self, every: int | None) -> None:
+        self.every = every
+        self._before: dict[str, Tensor] | None = None
 
-    def start(self, step: int, total_steps: int | None) -> None:
-        """Watch the optimizer from now on; records after `step` are dropped."""
-        self.records = [record for record in self.records if record["step"] <= step]
-        self._watch()
-        if self.observer is not None:
-            self.observer.start(step, total_steps)
+    def before_step(self, model: nn.Module, number: int) -> None:
+        """Copy the matrices, where step `number` of the run (from 1) is one that is measured."""
+        self._before = None
+        if self.every is not None and number % self.every == 0:
+            hold_parts(model)  # as the step will: its optimizer knows the parts alone
+            self._before = copy_matrices(model)
 
-    def log(self, record: Record) -> None:
-        """Pass `record` on, and measure where it is one of training."""
-        if self.observer is not None:
-            self.observer.log(dict(record))
-        if record["event"] != "train" or record.get("partial"):
-            return
-        # Raised here, `Observers` warns of it and training goes on without this observer.
-        if self._error is not None:
-            raise self._error
-        # There is no copy where no step was watched: the first record of a loop that did not call `start`.
-        numbers = measure_layers(self.model, self._before)
-        self._watch()
-        measured: Record = {"event": "layers", "step": record["step"], "epoch": record["epoch"], **numbers}
-        self.records.append(measured)
-        if self.observer is not None:
-            self.observer.log(dict(measured))
-
-    def close(self) -> None:
-        """Leave the optimizer alone again."""
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook, self._before, self._error = None, {}, None
-        if self.observer is not None:
-            self.observer.close()
-
-    def _watch(self) -> None:
-        if self._hook is None:
-            # A hook of every optimizer, since an observer is not told which one moves the model.
-            self._hook = register_optimizer_step_pre_hook(self._before_step)
-
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Copy the matrices if this optimizer moves them. An error waits for `log`: here it would end the run."""
-        try:
-            mine = {id(matrix) for matrix in _matrices(self.model).values()}
-            if any(id(part) in mine for group in optimizer.param_groups for part in group["params"]):
-                self._before = copy_matrices(self.model)
-        except Exception as error:
-            self._error, self._before = error, {}
+    def after_step(self, model: nn.Module) -> dict[str, float] | None:
+        """The numbers of a record, where the step was one to measure."""
+        before, self._before = self._before, None
+        return None if before is None else measure_layers(model, before)
 
 
 def _matrices(model: nn.Module) -> dict[str, nn.Parameter]:

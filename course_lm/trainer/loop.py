@@ -49,12 +49,12 @@ from course_lm.loss import next_token_loss
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader, sample_of
-from course_lm.monitoring.layers import copy_matrices, measure_layers
+from course_lm.monitoring.layers import LayerStatistics
 from course_lm.monitoring.stopping import is_out_of_patience
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
 from course_lm.reproducibility import deterministic_kernels, seed_of
-from course_lm.shards import empty_like_shard, gathered, hold_parts, is_sharded, map_tensors, part_of
+from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
@@ -175,6 +175,7 @@ class Trainer:
         told = [*observers, *default_observers(config, self.history)] if self.group.leads else []
         self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss)
         self.data = Data((), self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
+        self.layers = LayerStatistics(self.settings.layer_statistics)
         self.step = self.epoch = self.batch = 0
         self.best_weights: dict[str, Tensor] | None = None
         self.total_steps: int | None = None
@@ -364,7 +365,7 @@ class Trainer:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
-        matrices = self._matrices_to_compare()
+        self.layers.before_step(self.runner, self.step + 1)
         try:
             own, seeds = share(window, self.group), self._seeds(len(window))
             check_window(self.runner, own, self.options.process_group)
@@ -386,23 +387,9 @@ class Trainer:
         self.log.add(result, skipped, self.step)
         if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))
-        if matrices is not None and not skipped:
-            self._measure_layers(matrices)
+        if not skipped:
+            self._log_layers()
         return not skipped
-
-    def _matrices_to_compare(self) -> dict[str, Tensor] | None:
-        """Copies of the weight matrices, where the next step is one that is measured."""
-        every = self.settings.layer_statistics
-        if every is None or (self.step + 1) % every:
-            return None
-        hold_parts(self.runner)  # as the step will: its optimizer knows the parts alone
-        return copy_matrices(self.model)
-
-    def _measure_layers(self, before: dict[str, Tensor]) -> None:
-        """Make a record of each weight matrix, whose values `before` the step are given."""
-        with self.log.throughput.paused():
-            self._raise_if_nonfinite()
-            self._record("layers", **measure_layers(self.model, before))
 
     def _seeds(self, window: int) -> list[int]:
         """The seeds of this rank's micro-batches in a window that begins where the run stands in its data."""
@@ -410,6 +397,14 @@ class Trainer:
         # as many as `share` gives micro-batches; those beyond the window have no target, and their seed does not matter
         mine = range(group.rank, group.world * math.ceil(window / group.world), group.world)
         return [seed_of(self.settings.seed, self.epoch, self.batch + index) for index in mine]
+
+    def _log_layers(self) -> None:
+        """Make a record of each weight matrix, where this step was one to measure."""
+        with self.log.throughput.paused():
+            measured = self.layers.after_step(self.model)
+            if measured is not None:
+                self._raise_if_nonfinite()
+                self._record("layers", **measured)
 
     def _log(self) -> None:
         """Make one record of the steps since the last one."""

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from course_lm.batching import labels_of
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
-from course_lm.monitoring import JSONLLogger, LayerStatistics, copy_weights, layer_statistics, layers, update_ratios
+from course_lm.monitoring import copy_weights, layer_statistics, layers, update_ratios
+from course_lm.monitoring.layers import LayerStatistics
 from course_lm.monitoring.records import Record
 from course_lm.step import train_step
-from course_lm.trainer import Trainer, loop
-from tests.records import Recorder, lines_of, train_record
+from course_lm.trainer import Trainer
+from tests.records import lines_of
 
 VOCABULARY, LENGTH = 13, 8
 
@@ -35,21 +35,6 @@ def batches(count: int) -> list[dict[str, Any]]:
 def tiny_gpt() -> GPT:
     torch.manual_seed(0)
     return GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.0), VOCABULARY, LENGTH)
-
-
-def train(observers: list[Any], steps: int = 6, logging_steps: int = 2) -> Trainer:
-    settings = LoopConfig(
-        max_steps=steps,
-        logging_steps=logging_steps,
-        gradient_accumulation_steps=1,
-        device="cpu",
-        precision="fp32",
-        output_dir=None,
-    )
-    trainer = Trainer(tiny_gpt() if not observers else observers[0].model, TrainingConfig(training=settings))
-    trainer.log.observers.active += observers
-    trainer.train(batches(3))
-    return trainer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -112,84 +97,6 @@ def test_copied_weights_do_not_follow_the_model() -> None:
     assert set(copy) == set(model.state_dict())
 
 
-def test_each_training_record_comes_with_one_of_the_layers() -> None:
-    statistics = LayerStatistics(tiny_gpt())
-    trainer = train([statistics])
-    assert [record["step"] for record in statistics.records] == [record["step"] for record in trainer.history.train]
-    assert {record["event"] for record in statistics.records} == {"layers"}
-    names = {f"{name}/{key}" for name, numbers in layer_statistics(trainer.model).items() for key in numbers}
-    ratios = {f"{name}/update_ratio" for name in layer_statistics(trainer.model)}
-    assert statistics.records[0].keys() == names | ratios | {"event", "step", "epoch"}
-
-
-def test_the_update_is_that_of_the_last_step_alone() -> None:
-    seldom, often = LayerStatistics(tiny_gpt()), LayerStatistics(tiny_gpt())
-    train([seldom], steps=4, logging_steps=4)
-    train([often], steps=4, logging_steps=1)
-    assert seldom.records == often.records[-1:]
-
-
-def test_measuring_changes_no_bit_of_the_run() -> None:
-    measured, plain = train([LayerStatistics(tiny_gpt())]), train([])
-    for name, part in plain.model.state_dict().items():
-        assert torch.equal(measured.model.state_dict()[name], part), name
-
-
-def test_after_the_run_no_optimizer_is_watched() -> None:
-    before = len(_global_optimizer_pre_hooks)
-    train([LayerStatistics(tiny_gpt())])
-    assert len(_global_optimizer_pre_hooks) == before
-
-
-def test_the_optimizer_of_another_model_is_passed_over() -> None:
-    statistics = LayerStatistics(tiny_gpt())
-    statistics.start(0, None)
-    other = nn.Linear(2, 2)
-    other(torch.ones(1, 2)).sum().backward()
-    torch.optim.SGD(other.parameters(), lr=1.0).step()
-    statistics.log(train_record(1))
-    statistics.close()
-    (record,) = statistics.records
-    assert all(math.isnan(value) for key, value in record.items() if key.endswith("update_ratio"))
-
-
-def test_a_measurement_that_fails_inside_the_step_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(model: nn.Module) -> None:
-        raise MemoryError("no room for a copy")
-
-    statistics = LayerStatistics(tiny_gpt())
-    monkeypatch.setattr(layers, "_matrices", fail)
-    with pytest.warns(UserWarning, match=r"LayerStatistics.log failed \(MemoryError: no room for a copy\)") as caught:
-        trainer = train([statistics])
-    assert trainer.step == 6 and len(caught) == 1
-
-
-def test_a_second_observer_hears_everything(tmp_path: Path) -> None:
-    recorder = Recorder()
-    statistics = LayerStatistics(tiny_gpt(), recorder)
-    trainer = train([statistics])
-    told = [record for record in recorder.told if isinstance(record, dict)]
-    assert [record for record in told if record["event"] == "layers"] == statistics.records
-    assert [record for record in told if record["event"] != "layers"] == trainer.history.records
-    assert recorder.told[0] == ("start", 0, 6) and recorder.told[-1] == "close"
-
-
-def test_the_records_of_layers_are_cut_back_with_the_run(tmp_path: Path) -> None:
-    statistics = LayerStatistics(tiny_gpt(), JSONLLogger(tmp_path / "layers.jsonl"))
-    for step in (1, 2, 3):
-        statistics.log(train_record(step))
-    statistics.start(2, None)
-    statistics.close()
-    assert [record["step"] for record in statistics.records] == [1, 2]
-    assert [line["step"] for line in lines_of(tmp_path / "layers.jsonl")] == [1, 1, 2, 2]
-
-
-def test_a_partial_record_is_not_measured() -> None:
-    statistics = LayerStatistics(tiny_gpt())
-    statistics.log(train_record(1) | {"partial": True})
-    assert statistics.records == []
-
-
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every way of reading a tensor on the host, each of which waits for an accelerator; filled as they are used."""
     reads: list[str] = []
@@ -211,18 +118,6 @@ def test_each_measurement_waits_once_for_an_accelerator(monkeypatch: pytest.Monk
     assert reads == ["tolist"]
     update_ratios(model, before)
     assert reads == ["tolist", "tolist"]
-
-
-def test_watching_the_optimizer_never_waits_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_gpt()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train_step(model, batches(1), optimizer)
-    statistics = LayerStatistics(model)
-    statistics.start(0, None)
-    reads = count_reads(monkeypatch)
-    optimizer.step()
-    statistics.close()
-    assert reads == []
 
 
 # By the key `training.layer_statistics`
@@ -247,13 +142,6 @@ def layers_of(trainer: Trainer) -> list[Record]:
     return [record for record in trainer.history.records if record["event"] == "layers"]
 
 
-def test_the_key_records_what_the_observer_measures():
-    statistics = LayerStatistics(tiny_gpt())
-    train([statistics], logging_steps=2)
-    assert layers_of(run_with_key(2)) == statistics.records
-    assert [record["step"] for record in statistics.records] == [2, 4, 6]
-
-
 def test_the_records_of_layers_stand_in_the_run_s_log(tmp_path: Path) -> None:
     trainer = run_with_key(3, output_dir=str(tmp_path))
     assert trainer.folder is not None
@@ -261,19 +149,29 @@ def test_the_records_of_layers_stand_in_the_run_s_log(tmp_path: Path) -> None:
     assert lines == layers_of(trainer) and [line["step"] for line in lines] == [3, 6]
 
 
+def test_a_record_holds_what_each_matrix_shows_and_the_update_of_that_step_alone() -> None:
+    seldom, often = layers_of(run_with_key(6)), layers_of(run_with_key(1))
+    assert seldom == often[-1:] and len(often) == 6
+    model = tiny_gpt()
+    names = {f"{name}/{key}" for name, numbers in layer_statistics(model).items() for key in numbers}
+    ratios = {f"{name}/update_ratio" for name in layer_statistics(model)}
+    assert seldom[0].keys() == names | ratios | {"event", "step", "epoch"}
+
+
+def test_the_matrices_are_copied_before_the_steps_that_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    monkeypatch.setattr(layers, "copy_matrices", lambda model: copied.append(model) or {})
+    statistics = [LayerStatistics(None), LayerStatistics(3)]
+    for number in range(1, 7):
+        for one in statistics:
+            one.before_step(tiny_gpt(), number)
+    assert len(copied) == 2
+
+
 def test_measuring_layers_changes_no_weight() -> None:
     measured, plain = run_with_key(1), run_with_key(None)
     assert layers_of(plain) == []
     torch.testing.assert_close(measured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
-
-
-def test_without_the_key_no_matrix_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = []
-    monkeypatch.setattr(loop, "copy_matrices", lambda model: copied.append(model) or layers.copy_matrices(model))
-    run_with_key(None)
-    assert copied == []
-    run_with_key(3)
-    assert len(copied) == 2  # before the two steps that are measured
 
 
 def test_a_bad_step_is_not_measured() -> None:

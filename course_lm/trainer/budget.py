@@ -64,18 +64,19 @@ class Budget:
     Args:
         minutes: of the whole run, whatever the number of its sessions.
         eval_steps: optimizer steps between validations; None for one after each epoch. save_steps: between saves.
+        started: when the first session began, on `clock`; by default when `start` is called.
 
     Attributes:
         epoch_steps: optimizer steps of the epoch at hand.
         takes: seconds of the last "validation" and the last "save"; 0 where there was none.
     """
 
-    def __init__(self, minutes: float, eval_steps: int | None, save_steps: int) -> None:
+    def __init__(self, minutes: float, eval_steps: int | None, save_steps: int, started: float | None = None) -> None:
         self.minutes, self.eval_steps, self.save_steps, self.epoch_steps = minutes, eval_steps, save_steps, 1
         self.takes = {"validation": 0.0, "save": 0.0}
         self._paces: deque[float] = deque(maxlen=RECENT)
         self._earlier = 0.0  # seconds of earlier sessions
-        self._started: float | None = None  # the clock when this session began
+        self._started = started  # the clock when this session began
         self._others = 0.0  # seconds of validations and saves
         self._looked: tuple[int, float] | None = None  # the step of the last look, and the seconds without others
 
@@ -94,10 +95,10 @@ class Budget:
         """Seconds for what is still to be done."""
         return (1 - RESERVE) * 60 * self.minutes - self.spent
 
-    def start(self, at: float | None) -> None:
-        """Count the minutes of a session from this reading of `clock`, or from now, unless they are counted already."""
+    def start(self) -> None:
+        """Count the minutes of a session from now, unless they are counted already."""
         if self._started is None:
-            self._started = clock() if at is None else at
+            self._started = clock()
 
     def stop(self) -> None:
         """End a session: what passes until the next one does not count."""

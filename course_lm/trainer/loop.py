@@ -181,15 +181,15 @@ class Trainer:
         self.total_steps: int | None = None
         self.interrupted: int | None = None
         minutes = self.settings.time_budget if self.settings.must_be_timed else None
-        self.budget = None if minutes is None else Budget(minutes, self.settings.eval_steps, self.settings.save_steps)
-        self._started = started
+        every = self.settings.eval_steps, self.settings.save_steps
+        self.budget = None if minutes is None else Budget(minutes, *every, started=started)
         self._signal = 0  # that this rank has got
         self._rest: Iterator[AnyBatch] | None = None  # of the running epoch, before anything of it is read
         self._torn = False  # whether an error has broken an update off half-way
         self._buffers = BufferWatch(self.model, self.group)
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
         self._own_folder: Path | None = None  # whose checkpoints are of this run
-        self._fitted = False
+        self._held_out: tuple[Any, ...] | None = None  # a validation loader, and what is read of it
 
     def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
@@ -274,18 +274,13 @@ class Trainer:
                 training loader is an iterator or has no length.
         """
         if self.budget is not None:
-            self.budget.start(self._started)
-            self._started = None
-        if self.settings.time_budget is None or self._fitted:
+            self.budget.start()
+        if not self.settings.must_be_timed:
             return
-        if self.budget is None:
-            minutes, steps = self.settings.time_budget, self.settings.max_steps
-            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
-        elif self.settings.must_be_timed:  # else a state that was loaded has brought its length
-            with self.group.one_fate(), sole_writer(self.folder, self.group):
-                settings = self._saved_length() or self._timed_length(self.budget, train_loader, val_loader)
-            self._set_length(settings)
-        self._fitted = True
+        with self.group.one_fate(), sole_writer(self.folder, self.group):
+            self._load_newest()  # it has brought its length, and its minutes
+            if self.budget is not None and self.settings.must_be_timed:
+                self._set_length(self._timed_length(self.budget, train_loader, val_loader))
 
     @property
     def finished(self) -> bool:
@@ -454,7 +449,9 @@ class Trainer:
             self._save("best")
 
     def _sample_of(self, val_loader: Iterable[AnyBatch]) -> tuple[Iterable[AnyBatch], int | None]:
-        return sample_of(val_loader, self.settings.eval_tokens, self.settings.seed)
+        if self._held_out is None or self._held_out[0] is not val_loader:
+            self._held_out = val_loader, *sample_of(val_loader, self.settings.eval_tokens, self.settings.seed)
+        return self._held_out[1:]  # type: ignore[return-value]
 
     def _is_validated(self) -> bool:
         return next((record["step"] == self.step for record in reversed(self.history.validation)), False)
@@ -507,17 +504,6 @@ class Trainer:
         self._save("last")  # before the best weights come back: a run goes on from its last ones
         if self.interrupted is None and self.settings.restore_best:
             self.restore_best()
-
-    def _saved_length(self) -> LoopConfig | None:
-        """The settings with the steps of the run in the folder; None where a new run begins."""
-        if self.folder is None or self.folder == self._own_folder or self.settings.resume == "never":
-            return None
-        newest = load_newest(self.folder, self.group, self._target)
-        if newest is None:
-            return None
-        settings = with_saved_length(self.settings, newest[1]["config"])
-        self._say(f"the run in {self.folder} has {settings.max_steps:,} steps, as its time budget has decided")
-        return settings
 
     def _timed_length(
         self, budget: Budget, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None
@@ -596,16 +582,20 @@ class Trainer:
         check_validation_loader(val_loader)
         check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
         self.fit_to_budget(train_loader, val_loader)
+        minutes, steps = self.settings.time_budget, self.settings.max_steps
+        if minutes is not None and self.budget is None:
+            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
         self._plan(train_loader)
-        resumed = self._load_newest()
+        self._load_newest()
         # a loader that keeps its own place gives a validation a whole epoch only before it is put there
         if not (self._owes_validation() and self.data.over(train_loader, self.epoch, self.batch).keeps_place):
             self._open(train_loader)
         as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
-        if resumed is not None:
-            self._say(f"resumed {resumed} after step {self.step}")
-        if self._loaded is not None and self._loaded["total_steps"] not in (None, self.total_steps):
-            self._say(f"the run goes on to step {self.total_steps}; it was to end after {self._loaded['total_steps']}")
+        loaded = self._loaded
+        if loaded is not None and "path" in loaded:
+            self._say(f"resumed {loaded['path']} after step {self.step}")
+        if loaded is not None and loaded["total_steps"] not in (None, self.total_steps):
+            self._say(f"the run goes on to step {self.total_steps}; it was to end after {loaded['total_steps']}")
         if self.finished:
             self._say(f"the run has come to its end after step {self.step}: nothing is left to train")
         if self.folder is not None:
@@ -613,11 +603,11 @@ class Trainer:
         self._loaded, self._own_folder = None, self.folder
         self.log.start(self.step, self.total_steps)
 
-    def _load_newest(self) -> Path | None:
-        """Load the newest state in the folder, where it is not this trainer's own; return the file that it was in."""
+    def _load_newest(self) -> None:
+        """Load the newest state in the folder, where it is not this trainer's own."""
         folder = self.folder
         if folder is None or folder == self._own_folder:
-            return None
+            return
         if self.settings.resume == "never":
             self.group.leader_does(lambda: put_aside(folder))
             self._own_folder = folder
@@ -632,8 +622,8 @@ class Trainer:
                 path, state = newest
                 self.load_state_dict(state)
                 self._own_folder = folder
-                return path
-        return None
+                assert self._loaded is not None
+                self._loaded["path"] = path
 
     def _open(self, train_loader: Iterable[AnyBatch]) -> None:
         """Find the place in this loader where the rest of the epoch begins; ValueError where it is not there."""

@@ -365,7 +365,7 @@ def drive(
         clock[0] += step * longer * slowness(share) * max(0.0, draw.gauss(1.0, noise))
 
     run = Budget(minutes, None, 500)
-    run.start(None)
+    run.start()
     run.epoch_steps = epoch
     run.try_steps([[batch] for batch in small_batches(1)], lambda window: take(trial), bool)
     total, _ = run.first_length()

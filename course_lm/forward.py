@@ -1,5 +1,7 @@
 """How a language model is called on a batch, packed or not, and the proof that it keeps packed documents apart.
 
+Another trial of the same kind, `check_causal`, shows whether a model sees the tokens that it is to predict.
+
 A packed row must give the logits that its documents give alone. Models can be told of documents in three ways, and each
 is wrong for some: a 4-D mask takes the place of a sliding window that the model would have built itself, a model with a
 recurrent state heeds no mask, and one that ignores what it is given says nothing. So the first packed batch is preceded
@@ -13,10 +15,10 @@ whose weights are sharded each rank tries a twin with noise for weights, whole f
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +152,43 @@ def packed_inputs(module: nn.Module, batch: Mapping[str, Any]) -> Inputs:
     return _inputs(way, batch["document_ids"], batch.get("attention_mask"), keywords, dtype)
 
 
+def check_causal(module: nn.Module, input_ids: Tensor) -> None:
+    """Refuse a model whose logits change with later tokens: it sees what it is to predict, and learns to copy it.
+
+    It is tried once, on two short rows of the tokens in `input_ids` (B, T) that are equal up to their middle, or on
+    rows of T tokens where the model takes no other. A model that cannot be tried so is let through, as is one that a
+    user has sharded, or one that draws at random in eval mode.
+
+    Args:
+        module: the model, not wrapped.
+
+    Raises:
+        ValueError: it sees the future.
+    """
+    if module in _TRIED or input_ids.is_meta or input_ids.size(1) < 2 or len(tokens := input_ids.unique()) < 2:
+        return
+    sharded = any(is_sharded(parameter) for parameter in module.parameters())
+    if sharded and (module not in _TWINS or type(module).forward is GPT.forward):  # as in `_find_way`
+        return
+    tried, keywords, seen = _TWINS[module] if sharded else module, keywords_of(module), ""
+    for width in sorted({min(16, input_ids.size(1)), input_ids.size(1)}):
+        rows = _tokens_like(input_ids)[:1, :width].repeat(2, 1)
+        same = width // 2 | 1  # odd: attention within blocks of an even width would end where the rows differ
+        rows[0, same:], rows[1, same:] = tokens[0], tokens[-1]
+        # whatever a foreign model raises, its first step raises too, and says it better
+        with suppress(Exception), _trial(tried, next(module.parameters()).device) as call:
+            gap = _distance(call, rows, same, keywords)
+            if gap > TOLERANCE >= _distance(call, rows[[0, 0]], same, keywords):
+                seen = f"on {width} tokens, the first {same} logits differed by {gap:.2g} of their standard deviation"
+            break
+    if seen:
+        raise ValueError(
+            f"{type(module).__name__} sees the future: in a trial {seen} when later tokens did; give its attention a "
+            "causal mask"
+        )
+    _TRIED.add(module)
+
+
 def keep_plain_twin(module: nn.Module) -> None:
     """Before a model is sharded, keep a copy without weights: the sharded one cannot be tried by one rank alone."""
     without_memory = {
@@ -189,6 +228,7 @@ def _inputs(way: Way, documents: Tensor, mask: Tensor | None, keywords: frozense
 
 _FOUND: WeakKeyDictionary[nn.Module, tuple[Way, int]] = WeakKeyDictionary()  # and the widest row that was tried
 _TWINS: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of sharded models
+_TRIED: WeakSet[nn.Module] = WeakSet()  # whether they see the future
 
 
 def _find_way(module: nn.Module, input_ids: Tensor, keywords: frozenset[str]) -> Way:
@@ -235,6 +275,7 @@ def _trial(module: nn.Module, device: torch.device) -> Iterator[Callable[[Tensor
     noise = torch.Generator(device).manual_seed(0)
     tensors = {name: _noisy(parameter, noise) for name, parameter in module.named_parameters()}
     tensors |= {name: _single(buffer.clone()) for name, buffer in module.named_buffers()}  # forward may write into them
+    attributes = [(one, dict(vars(one))) for one in module.modules()]  # a forward may note what it made of a weight
     exactness = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # TF32's rounding could pass for a mixture of documents
     try:
@@ -247,6 +288,9 @@ def _trial(module: nn.Module, device: torch.device) -> Iterator[Callable[[Tensor
             yield lambda ids, inputs: functional_call(module, tensors, (ids,), inputs)
     finally:
         torch.set_float32_matmul_precision(exactness)
+        for one, before in attributes:
+            vars(one).clear()
+            vars(one).update(before)
 
 
 def _noisy(parameter: Tensor, generator: torch.Generator) -> Tensor:
@@ -292,6 +336,12 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, keywords: fro
     if worst <= TOLERANCE:
         return ""
     return f"in a trial on {width} tokens, logits were off by {worst:.2g} of their standard deviation"
+
+
+def _distance(call: Callable[[Tensor, Inputs], Any], rows: Tensor, length: int, keywords: frozenset[str]) -> float:
+    """How far the logits of two rows are apart at their first positions, as a share of their standard deviation."""
+    one, other = logits_of(call(rows, _plain_inputs(torch.ones_like(rows), keywords)))[:, :length]
+    return float((one - other).abs().max() / one.std().clamp(min=1e-30))
 
 
 def _tokens_like(input_ids: Tensor) -> Tensor:

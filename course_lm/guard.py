@@ -26,7 +26,16 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from course_lm.batching import IGNORE_INDEX, Loader
 from course_lm.clipping import check_max_norm, clip_gradients
-from course_lm.forward import ANY, device_of, in_words, keywords_of, move_batch, packed_inputs, unwrap
+from course_lm.forward import (
+    ANY,
+    check_causal,
+    device_of,
+    in_words,
+    keywords_of,
+    move_batch,
+    packed_inputs,
+    unwrap,
+)
 from course_lm.loss import next_token_loss
 from course_lm.model import embedded_tokens, positions_of
 from course_lm.optim import checked_rate, fills_a_block
@@ -49,6 +58,7 @@ _DTYPES = {  # of each part of a batch
 }
 # parameters, where a warning has told of them
 _left_out: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+_begun: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose first batch was looked at
 _summing: dict[int, Callable[[], Any]] = {}  # losses that were seen to sum, by id: a loss need not be hashable
 
 
@@ -109,7 +119,10 @@ def checked_precision(precision: Precision | None, device: torch.device) -> Prec
 
 
 def check_window(model: nn.Module, micro_batches: object, process_group: dist.ProcessGroup | None) -> None:
-    """Refuse the micro-batches of a step unless they are a list of batches, each as `check_batch` wants it."""
+    """Refuse the micro-batches of a step unless they are a list of batches, each as `check_batch` wants it.
+
+    The labels of the first batch that a model is given are looked at more closely, see `check_labels`.
+    """
     if isinstance(micro_batches, Mapping):
         raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
     # a generator would be empty after the first reading, and the targets are counted before the model runs
@@ -119,6 +132,9 @@ def check_window(model: nn.Module, micro_batches: object, process_group: dist.Pr
         raise ValueError("micro_batches must hold a batch on every rank, be it one without a target, got an empty list")
     for batch in micro_batches:
         check_batch(model, batch)
+    if micro_batches and unwrap(model) not in _begun:
+        check_labels(micro_batches[0])
+        _begun.add(unwrap(model))
 
 
 def check_batch(model: nn.Module, batch: object) -> None:
@@ -135,7 +151,10 @@ def check_batch(model: nn.Module, batch: object) -> None:
             0 and 1, PAD before a token where the model takes no mask, or documents, positions and mask that do not fit.
     """
     if not isinstance(batch, Mapping):
-        raise TypeError(f"a batch must be a dict with input_ids and labels, got {in_words(batch)}")
+        raise TypeError(
+            f"a batch must be a dict with input_ids and labels, got {in_words(batch)}: give "
+            '{"input_ids": ids, "labels": ids}, both (B, T) and neither shifted'
+        )
     if batch.get("input_ids") is None or batch.get("labels") is None:
         raise ValueError(f"a batch must hold input_ids and labels, got {', '.join(map(str, batch)) or 'nothing'}")
     parts = {name: batch[name] for name in _DTYPES if batch.get(name) is not None}
@@ -155,18 +174,59 @@ def check_batch(model: nn.Module, batch: object) -> None:
         _check_places(parts)
 
 
-def check_packed_rows(model: nn.Module, loader: Iterable[Any]) -> None:
-    """Refuse, before the first step, a model that mixes the documents of the widest packed rows of a loader.
-
-    A list's batches are looked at, and of this package's loader one is made, for its packed rows are all as wide.
-    Another loader cannot be read without a trace: its packed batches are tried when they come.
+def check_first_batch(model: nn.Module, batch: Mapping[str, Any]) -> None:
+    """Refuse what the first batch of a run shows of its data and model; `check_batch` has let the batch through.
 
     Raises:
-        ValueError: see `packed_inputs`.
+        ValueError: see `check_labels` and `check_causal`.
     """
-    if isinstance(loader, Loader) and loader.packed and len(loader):
+    check_labels(batch)
+    check_causal(unwrap(model), batch["input_ids"].to(device_of(model)))
+
+
+def check_labels(batch: Mapping[str, Any]) -> None:
+    """Refuse labels that were shifted for a loss that does not shift, and labels of PAD.
+
+    Either would train on without a word: a model of the token after next, or one that predicts padding. Of a run the
+    first batch alone is looked at, as it costs more than `check_batch`, and waits for labels on an accelerator.
+
+    Raises:
+        ValueError: the labels are such.
+    """
+    if batch["labels"].is_meta:
+        return
+    ids, labels = (batch[name].cpu().numpy() for name in ("input_ids", "labels"))
+    targets, mask = labels != IGNORE_INDEX, batch.get("attention_mask")
+    on_pad = 0 if mask is None else int((targets & (mask.cpu().numpy() == 0)).sum())
+    if on_pad:
+        raise ValueError(
+            f"labels must be {IGNORE_INDEX} where attention_mask is 0, got {on_pad} others there: PAD is no target"
+        )
+    # some label has to differ from its own token: the text "aaaa" is its own successor
+    differs, follows = (labels != ids)[targets], (labels[:, :-1] == ids[:, 1:])[targets[:, :-1]]
+    if differs.any() and follows.size and follows.all():
+        raise ValueError(
+            "labels must stand at their own tokens, as the loss shifts them, got the token that follows at each: give "
+            'the ids of the whole rows as "input_ids" and again as "labels"'
+        )
+
+
+def check_with_data(model: nn.Module, loader: Iterable[Any]) -> None:
+    """Refuse, before the first step, what the first batch shows, and a model that mixes the documents of packed rows.
+
+    Of a list the first batch and the one of the widest packed rows are looked at, and of this package's loader one is
+    made, for its packed rows are all as wide. Another loader cannot be read without a trace: its batches are looked at
+    when they come.
+
+    Raises:
+        TypeError, ValueError: see `check_batch`, `check_first_batch` and `packed_inputs`.
+    """
+    if isinstance(loader, Loader) and len(loader):
         loader = [loader.collate(loader.order(0)[0])]
     batches = loader if isinstance(loader, list | tuple) else []
+    for batch in batches[:1]:
+        check_batch(model, batch)
+        check_first_batch(model, batch)
     packed = [one for one in batches if isinstance(one, Mapping) and isinstance(one.get("document_ids"), Tensor)]
     if packed:
         widest = max(packed, key=lambda batch: batch["document_ids"].shape[-1:])

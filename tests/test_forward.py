@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from course_lm import forward
 from course_lm.batching import labels_of
-from course_lm.forward import device_of, forward_logits, keywords_of, packed_inputs
+from course_lm.forward import check_causal, device_of, forward_logits, keywords_of, packed_inputs
 from course_lm.generate import generate
-from course_lm.guard import check_batch
+from course_lm.guard import check_batch, check_labels
 from course_lm.lr_finder import find_lr
 from course_lm.model import GPT, ModelConfig, allowed_attention, embedded_tokens, positions_of
 from course_lm.monitoring import evaluate
@@ -203,19 +203,33 @@ def test_a_window_wider_than_the_first_rows_is_noticed_when_it_matters():
         forward_logits(model, packed_batch([[9, 9]]))
 
 
-def test_the_trial_leaves_weights_buffers_modes_and_random_numbers_as_they_were():
+@pytest.mark.parametrize("try_on", [packed_inputs, lambda model, batch: check_causal(model, batch["input_ids"])])
+def test_a_trial_leaves_weights_buffers_modes_and_random_numbers_as_they_were(try_on):
     model = OwnWithDocuments()
     model.head.eval()
     before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     torch.manual_seed(3)
     expected = torch.rand(5)
     torch.manual_seed(3)
-    batch = packed_batch([[3, 4]])
-    packed_inputs(model, batch)
+    try_on(model, packed_batch([[3, 4]]))
     assert torch.equal(torch.rand(5), expected)
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(model.state_dict()[name], part) for name, part in before.items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("try_on", [packed_inputs, lambda model, batch: check_causal(model, batch["input_ids"])])
+def test_a_model_forgets_what_it_has_noted_in_a_trial(try_on):
+    class Noting(OwnWithDocuments):  # as transformers' RWKV notes that it has scaled its weights for eval mode
+        scaled = False
+
+        def forward(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+            self.scaled, self.weights = not self.training, self.head.weight
+            return super().forward(input_ids, document_ids)
+
+    model = Noting()
+    try_on(model, packed_batch([[3, 4]]))
+    assert not model.scaled and not hasattr(model, "weights")
 
 
 def test_the_trial_is_not_run_in_autocast_or_with_coarse_products():
@@ -241,6 +255,94 @@ def test_the_trial_is_not_run_in_autocast_or_with_coarse_products():
 def test_a_model_in_bfloat16_is_judged_without_its_rounding(name):
     logits = forward_logits(hugging_face(name, torch.bfloat16), packed_batch([[3, 9]]))
     assert logits.dtype == torch.bfloat16
+
+
+# Models that see the future
+
+
+IDS = torch.arange(2 * 18).view(2, 18) % VOCABULARY
+
+
+class Mixing(nn.Module):
+    """Embeddings, mixed over the positions by `mix` (B, T, D) -> (B, T, D), and a head."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embedding, self.mix, self.head = nn.Embedding(VOCABULARY, 6), mix, nn.Linear(6, VOCABULARY)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.mix(self.embedding(input_ids)))
+
+
+class SilentAttention(nn.Module):
+    """Attention without a mask whose output starts at zero, added to the embeddings."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__()
+        self.project, self.width = nn.Linear(6, 6), width
+        nn.init.zeros_(self.project.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.width is not None:
+            x = x + torch.linspace(-1, 1, self.width)[:, None]  # raises for other widths
+        return x + self.project(F.scaled_dot_product_attention(x, x, x))
+
+
+def within_blocks(x: Tensor) -> Tensor:
+    return x + x.unflatten(1, (-1, 2)).mean(2, keepdim=True).expand(-1, -1, 2, -1).flatten(1, 2)
+
+
+def bert() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=VOCABULARY, **sizes))
+
+
+SEEING: dict[str, Callable[[], nn.Module]] = {
+    "attention without a mask": lambda: Mixing(SilentAttention()),
+    "of a fixed width": lambda: Mixing(SilentAttention(IDS.size(1))),
+    "a mean over the row": lambda: Mixing(lambda x: x + x.mean(1, keepdim=True)),
+    "the next token alone": lambda: Mixing(lambda x: x + x.roll(-1, 1)),
+    "blocks of two": lambda: Mixing(within_blocks),
+    "transformers": bert,
+}
+
+
+@pytest.mark.parametrize("make", SEEING.values(), ids=list(SEEING))
+def test_a_model_that_sees_the_future_is_refused(make):
+    model = make()
+    for _ in range(2):  # as often as it is given
+        with pytest.raises(
+            ValueError, match=r"sees the future: in a trial on (16|18) tokens, .* a causal mask"
+        ) as refusal:
+            check_causal(model, IDS)
+        one_line(refusal)
+
+
+@pytest.mark.parametrize("name", sorted(EXACT | REFUSED | {"gpt_oss"}))
+@pytest.mark.parametrize("width", [2, 3, 18])
+def test_a_causal_model_is_no_suspect(name, width):
+    check_causal(hugging_face(name), IDS[:, :width])
+
+
+def raises(x: Tensor) -> Tensor:
+    raise RuntimeError("only rows of its own")
+
+
+UNTRIED = {"random in eval mode": lambda x: x + torch.rand(x.shape), "one that raises": raises}
+
+
+@pytest.mark.parametrize("mix", UNTRIED.values(), ids=list(UNTRIED))
+def test_a_model_that_cannot_be_tried_is_let_through(mix):
+    check_causal(Mixing(mix), IDS)
+
+
+def test_a_row_that_shows_nothing_leaves_the_trial_to_the_next():
+    model = Mixing(SilentAttention())
+    check_causal(model, torch.ones_like(IDS))
+    check_causal(model, IDS[:, :1])
+    with pytest.raises(ValueError, match="sees the future"):
+        check_causal(model, IDS)
 
 
 # How models are called, and what they return
@@ -345,7 +447,10 @@ def with_value(name: str, value: int, column: int = 1) -> dict[str, Any]:
 
 SHAPE = torch.zeros(2, 5, dtype=torch.int64)
 BAD_BATCHES = {
-    "a tuple": ((SHAPE, SHAPE), "must be a dict with input_ids and labels, got tuple of 2"),
+    "a tuple": (
+        (SHAPE, SHAPE),
+        'a batch must be a dict with input_ids and labels, got tuple of 2: give {"input_ids": ids, "labels": ids}',
+    ),
     "a tensor": (SHAPE, "must be a dict with input_ids and labels, got a tensor (2, 5)"),
     "no labels": (spoiled(labels=...), "must hold input_ids and labels, got input_ids, attention_mask"),
     "no ids": (spoiled(input_ids=...), "must hold input_ids and labels, got attention_mask, labels"),
@@ -389,6 +494,52 @@ def test_validation_and_the_range_test_refuse_it_too(use, batch, said):
         else:
             find_lr(model, [batch], torch.optim.SGD(model.parameters(), lr=0.1))
     assert said in one_line(refusal)
+
+
+def nano_gpt_way(text: Tensor, masked: bool = True) -> dict[str, Tensor]:
+    """What is given to a loss that does not shift; PAD, the id 0, is -100 where it is masked."""
+    ids, labels = text[:, :-1], text[:, 1:]
+    return {"input_ids": ids, "labels": labels.masked_fill(labels == 0, -100) if masked else labels}
+
+
+TEXT = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 0, 0, 0]])
+MISPLACED = {
+    "shifted": (nano_gpt_way(TEXT), "labels must stand at their own tokens, as the loss shifts them"),
+    "shifted, PAD and all": (nano_gpt_way(TEXT, masked=False), "labels must stand at their own tokens"),
+    "shifted, but one label": (nano_gpt_way(torch.tensor([[2, 2, 2, 3]])), "labels must stand at their own tokens"),
+    "PAD": (
+        {"input_ids": TEXT, "labels": TEXT, "attention_mask": (TEXT > 0).long()},
+        "labels must be -100 where attention_mask is 0, got 3 others there",
+    ),
+}
+
+
+@pytest.mark.parametrize("batch, said", MISPLACED.values(), ids=list(MISPLACED))
+@pytest.mark.parametrize("use", ["train_step", "evaluate", "find_lr"])
+def test_labels_at_other_tokens_than_their_own_are_refused_in_the_first_batch(use, batch, said):
+    model = Returning()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    act = {
+        "train_step": lambda: train_step(model, [batch], optimizer),
+        "evaluate": lambda: evaluate(model, [batch]),
+        "find_lr": lambda: find_lr(model, [batch], optimizer),
+    }
+    with pytest.raises(ValueError) as refusal:
+        act[use]()
+    assert said in one_line(refusal)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(0, 2),
+    st.integers(1, 3),
+)
+@settings(deadline=None)
+def test_honest_labels_are_no_suspects_however_the_text_repeats_itself(rows, pads, kinds):
+    for batch in (packed_batch(rows, pads), plain_batch([sum(row) for row in rows])):
+        ids = batch["input_ids"] % kinds
+        documents = batch.get("document_ids")
+        check_labels(batch | {"input_ids": ids, "labels": labels_of(ids, batch["attention_mask"], documents)})
 
 
 def test_a_model_without_a_parameter_is_refused():

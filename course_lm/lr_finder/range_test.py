@@ -21,7 +21,7 @@ from course_lm.accumulation import windows
 from course_lm.batching.data import read_from_start, set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
-from course_lm.guard import check_batch, checked_options
+from course_lm.guard import check_batch, check_labels, checked_options
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder.curve import SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
@@ -126,8 +126,10 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
     """Epoch after epoch, without the batches that hold no target token."""
     while True:
         empty = True
-        for batch in reader:
+        for number, batch in enumerate(reader):
             check_batch(model, batch)
+            if number == 0:
+                check_labels(batch)
             if count_targets(batch["labels"]):
                 empty = False
                 yield batch

@@ -9,11 +9,13 @@ section 6.4). It says nothing about other seeds or another training text.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from course_lm.accumulation import windows
 from course_lm.batching import EVERYTHING, IGNORE_INDEX, Loader
@@ -21,7 +23,7 @@ from course_lm.batching.data import length_of, read_from_start
 from course_lm.distributed import Group, share
 from course_lm.distributed.sharing import check_same_batches
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
-from course_lm.guard import check_batch, checked_precision
+from course_lm.guard import check_batch, check_labels, checked_precision
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
@@ -75,6 +77,8 @@ def evaluate(
                 check_same_batches(window, group)
             (batch,) = share(window, group)  # one a rank: the ranks of a sharded model take as many forward passes each
             check_batch(model, batch)
+            if number == 0:
+                check_labels(batch)
             owners = clusters.of(batch, number * group.world + group.rank)
             batch = move_batch(batch, device)
             with precision.autocast():
@@ -107,11 +111,15 @@ def sample_of(loader: Iterable[AnyBatch], num_tokens: int | None, seed: int) -> 
     return loader, num_tokens
 
 
-def check_validation_loader(loader: Any) -> None:
+def check_validation_loader(loader: Any, model: nn.Module | None = None) -> None:
     """Refuse, before training, a loader that cannot be read at every validation; None is no loader.
 
+    Args:
+        model: where it is given, the first batch is looked at, unless it cannot be read without a trace.
+
     Raises:
-        ValueError: it is empty, an iterator, or a single batch.
+        TypeError: its batches are none.
+        ValueError: it is empty, an iterator, or a single batch; or its first batch cannot be measured.
     """
     if isinstance(loader, Mapping):
         raise ValueError("the validation loader must be an iterable of batches, got a single batch: put it in a list")
@@ -122,6 +130,16 @@ def check_validation_loader(loader: Any) -> None:
         )
     if length_of(loader) == 0:
         raise ValueError("the validation loader is empty: give it batches, or none at all")
+    # another iterable may give what it holds only once
+    if model is None or not isinstance(loader, list | tuple | Loader | DataLoader):
+        return
+    with read_from_start(loader) as batches:
+        for batch in islice(batches, 1):
+            try:
+                check_batch(model, batch)
+                check_labels(batch)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"the validation loader: {error}") from None
 
 
 def _first(batches: Iterable[AnyBatch], num_tokens: int, model: nn.Module) -> Iterator[AnyBatch]:

@@ -44,7 +44,13 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
-from course_lm.guard import check_packed_rows, check_schedule, check_window, checked_options
+from course_lm.guard import (
+    check_first_batch,
+    check_schedule,
+    check_window,
+    check_with_data,
+    checked_options,
+)
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import History, Observer, copy_weights, evaluate
@@ -364,6 +370,8 @@ class Trainer:
         try:
             own, seeds = share(window, self.group), self._seeds(len(window))
             check_window(self.runner, own, self.options.process_group)
+            if not self.step:
+                check_first_batch(self.runner, own[0])
             result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
             self._buffers.check(self.model)
         except NonFiniteGradientError as error:
@@ -579,7 +587,7 @@ class Trainer:
 
         Nothing is written before everything that can be refused was looked at.
         """
-        check_validation_loader(val_loader)
+        check_validation_loader(val_loader, self.model)
         check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
         self.fit_to_budget(train_loader, val_loader)
         minutes, steps = self.settings.time_budget, self.settings.max_steps
@@ -670,7 +678,7 @@ class Trainer:
             self.schedule = self._make_schedule(self.total_steps)
         if self._loaded is not None:
             check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
-        check_packed_rows(self.model, train_loader)
+        check_with_data(self.model, train_loader)
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
             self.model.train()
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from course_lm.batching import Loader, labels_of, make_loader
@@ -855,3 +855,91 @@ def test_a_hugging_face_model_trains_unchanged(kind, mode, tmp_path):
     history: History = trainer.train(loader, loader)
     assert history.train[0]["loss"] > 5.0
     assert history.validation[-1]["val_loss"] < 2.0
+
+
+# What the first batch shows
+
+
+class Unmasked(nn.Module):
+    """Attention that sees the whole row."""
+
+    def __init__(self, tokens: int = VOCABULARY) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(tokens, 8), nn.Linear(8, tokens)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head(x + nn.functional.scaled_dot_product_attention(x, x, x))
+
+
+class Shifted(Dataset):
+    """The nanoGPT way: pairs of rows (T,), inputs and the token that follows each; as dicts where `named`."""
+
+    def __init__(self, named: bool) -> None:
+        self.named = named
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        row = torch.arange(index, index + LENGTH + 1) % VOCABULARY
+        return {"input_ids": row[:-1], "labels": row[1:]} if self.named else (row[:-1], row[1:])
+
+
+class Anew:
+    """An iterable of one's own."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "a list": list,
+    "a DataLoader": lambda batches: batches,
+    "an iterable": Anew,
+    "a generator": lambda batches: (batch for batch in batches),
+}
+FAULTS: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
+    "sees the future": (Unmasked, toy_batches(3), "Unmasked sees the future"),
+    "shifted labels": (tiny_gpt, DataLoader(Shifted(named=True), 2), "labels must stand at their own tokens"),
+    "pairs": (tiny_gpt, DataLoader(Shifted(named=False), 2), "must be a dict with input_ids and labels, got list of 2"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_the_first_batch_shows_is_refused_before_the_first_step(fault, way):
+    make, batches, said = FAULTS[fault]
+    trainer = Trainer(make(), configure(max_steps=2))
+    before = weights_of(trainer.model)
+    with pytest.raises((TypeError, ValueError), match=said) as refusal:
+        trainer.train(way(batches))
+    assert "\n" not in str(refusal.value)
+    assert_same_weights(weights_of(trainer.model), before)
+
+
+def test_a_model_that_sees_the_future_is_refused_with_a_loader_of_the_package_before_anything_is_written(tmp_path):
+    loader = make_loader(DOCUMENTS, train_tokenizer(DOCUMENTS, vocab_size=270), batch_size=2, max_length=LENGTH)
+    with pytest.raises(ValueError, match="sees the future"):
+        Trainer(Unmasked(270), configure(output_dir=str(tmp_path))).train(loader)
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("fault", ["shifted labels", "pairs"])
+@pytest.mark.parametrize("way", ["a list", "a DataLoader"])
+def test_a_validation_loader_of_such_batches_is_refused_before_the_first_step(fault, way):
+    trainer = Trainer(tiny_gpt(), configure())
+    with pytest.raises((TypeError, ValueError), match=f"the validation loader: .*{FAULTS[fault][2]}"):
+        trainer.train(toy_batches(2), WAYS[way](FAULTS[fault][1]))
+    assert trainer.step == 0
+
+
+def test_it_is_tried_once_whether_a_model_sees_the_future():
+    model, rows = tiny_gpt(), []
+    model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])) if not module.training else None)
+    for _ in range(2):
+        Trainer(model, configure(max_steps=4)).train(Anew(toy_batches(3)) if rows else toy_batches(3))
+    assert rows == [2]  # a row, and the same one with another end

@@ -38,7 +38,7 @@ from course_lm.forward import (
 )
 from course_lm.loss import next_token_loss
 from course_lm.model import embedded_tokens, positions_of
-from course_lm.optim import checked_rate, fills_a_block
+from course_lm.optim import checked_rate, fills_a_block, group_rates
 from course_lm.precision import Precision
 from course_lm.shards import hold_parts, is_sharded
 from course_lm.validation import require, shown
@@ -304,6 +304,22 @@ def check_schedule(schedule: object) -> None:
         name = type(schedule).__name__
         raise TypeError(f"{accepted}, got torch's {name}, which keeps its own count and would not be asked")
     _check_call(schedule, accepted, 0)
+
+
+def check_peak(optimizer: Optimizer, peak: float) -> None:
+    """Refuse an optimizer that was built with another rate than the peak of the configured schedule, which sets it.
+
+    The rates that a schedule has left in an optimizer say nothing: there the rate counts that it was built with.
+    """
+    rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+    fitting = [group_rates(optimizer, peak), [peak] * len(rates)]  # an `lr_scale` may not have been applied yet
+    if optimizer.state:
+        rates, fitting = [float(optimizer.defaults.get("lr", peak))], [[peak]]
+    if not any(np.allclose(rates, wanted, rtol=1e-6, atol=0) for wanted in fitting):  # float32 has 7 digits
+        raise ValueError(
+            f"the optimizer's rate {max(rates):g} would not be heeded beside optimizer.learning_rate {peak:g}, the "
+            "peak of the configured schedule: make them equal, or give a schedule of your own"
+        )
 
 
 def adapt_loss(loss_fn: Any) -> Callable[..., Tensor]:

@@ -46,6 +46,7 @@ from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
 from course_lm.guard import (
     check_first_batch,
+    check_peak,
     check_schedule,
     check_window,
     check_with_data,
@@ -108,7 +109,8 @@ class Trainer:
         config: see `TrainingConfig`. `training.output_dir` None writes no files.
         loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; by default built from `config.loss`. Validation
             always uses the plain loss.
-        optimizer: by default built from `config.optimizer`.
+        optimizer: by default built from `config.optimizer`. One of your own is built with its learning rate, which is
+            the peak of the schedule, unless `schedule` is given.
         schedule: learning rate from the number of completed steps; by default built from `config.lr_scheduler`.
         clip: called as `clip(parameters, max_norm)`, changes the gradients in place; by default as
             `training.max_grad_norm` and `training.max_grad_value` say.
@@ -173,6 +175,8 @@ class Trainer:
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
             check_schedule(schedule)
+        else:
+            check_peak(self.optimizer, config.optimizer.learning_rate)
         decay = self.settings.average_weights
         self.average = None if decay is None else WeightAverage(self.model, decay)
         self.schedule, self._own_schedule = schedule, schedule is not None

@@ -641,7 +641,7 @@ class StrangeSGD(torch.optim.SGD):
 
 def test_a_state_that_cannot_be_saved_is_found_after_the_first_step(tmp_path):
     trainer = trainer_of(configure(tmp_path, save_steps=100))
-    strange = StrangeSGD(trainer.model.parameters(), lr=0.1)
+    strange = StrangeSGD(trainer.model.parameters(), lr=trainer.config.optimizer.learning_rate)
     trainer = Trainer(trainer.model, trainer.config, optimizer=strange)
     with pytest.raises(ValueError, match="remembered") as caught:
         trainer.train(batch_list())

@@ -283,7 +283,7 @@ class Secretive(torch.optim.SGD):
 def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_found_after_its_first_step(tmp_path):
     model = tiny_gpt()
     config = configure(max_steps=5, save_steps=4, output_dir=str(tmp_path))
-    trainer = Trainer(model, config, optimizer=Secretive(model.parameters(), lr=0.1))
+    trainer = Trainer(model, config, optimizer=Secretive(model.parameters(), lr=config.optimizer.learning_rate))
     with pytest.raises((TypeError, ValueError), match="secret"):
         trainer.train(toy_batches(5))
     assert trainer.step == 1
@@ -725,6 +725,61 @@ def test_an_own_loss_is_trained():
 
     trainer = Trainer(tiny_gpt(), configure(), loss_fn=nothing_to_learn)
     assert [record["loss"] for record in trainer.train(toy_batches(2)).train] == [0.0, 0.0]
+
+
+OTHER_RATES: dict[str, Callable[[GPT], torch.optim.Optimizer]] = {
+    "one rate": lambda model: torch.optim.Adam(model.parameters(), lr=0.3),
+    "torch's own": lambda model: torch.optim.Adam(model.parameters()),
+    "a tensor": lambda model: torch.optim.SGD(model.parameters(), lr=torch.tensor(0.3)),
+    "the largest of two": lambda model: torch.optim.SGD(split(model, {}, {"lr": 0.3}), lr=1e-2),
+    "with scales": lambda model: torch.optim.SGD(split(model, {"lr_scale": 1.0}, {"lr_scale": 0.1}), lr=0.3),
+    "after a step": lambda model: stepped(torch.optim.Adam(model.parameters(), lr=0.3), rate=1e-2),
+}
+
+
+def split(model: GPT, *options: dict[str, float]) -> list[dict[str, Any]]:
+    parameters = list(model.parameters())
+    return [{"params": parameters[index :: len(options)], **option} for index, option in enumerate(options)]
+
+
+def stepped(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
+    """The optimizer as a schedule leaves it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+        group["lr"] = rate
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("make", OTHER_RATES.values(), ids=list(OTHER_RATES))
+def test_an_optimizer_with_another_rate_than_the_configured_peak_is_refused(make):
+    model = tiny_gpt()
+    with pytest.raises(
+        ValueError, match=r"rate 0\.\d+ would not be heeded beside optimizer.learning_rate 0.01"
+    ) as refusal:
+        Trainer(model, configure(lr=1e-2), optimizer=make(model))
+    assert "\n" not in str(refusal.value)
+    Trainer(model, configure(lr=1e-2), optimizer=make(model), schedule=lambda step: 0.25)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
+        lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-2)),
+        lambda model: torch.optim.SGD(split(model, {}, {"lr": 1e-3}), lr=1e-2),
+        lambda model: torch.optim.SGD(split(model, {"lr_scale": 1.0}, {"lr_scale": 0.1}), lr=1e-2),
+        lambda model: torch.optim.SGD(split(model, {"lr": 1e-2}, {"lr": 1e-3, "lr_scale": 0.1}), lr=0.3),
+        lambda model: stepped(torch.optim.Adam(model.parameters(), lr=1e-2), rate=0.0),
+        lambda model: build_optimizer(model, OptimizerConfig(type="muon", learning_rate=1e-2)),
+        lambda model: build_optimizer(model, OptimizerConfig(type="adafactor", learning_rate=1e-2)),
+    ],
+)
+def test_an_optimizer_with_the_configured_peak_is_taken(make):
+    model = tiny_gpt()
+    optimizer = make(model)
+    assert Trainer(model, configure(lr=1e-2), optimizer=optimizer).optimizer is optimizer
 
 
 def test_an_own_optimizer_and_schedule_are_used():

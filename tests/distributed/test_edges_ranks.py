@@ -363,6 +363,18 @@ def with_running_mean() -> Made:
     return Running(), {}
 
 
+class SeesAll(nn.Module):
+    """Attention that sees the whole row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        return self.head(x + nn.functional.scaled_dot_product_attention(x, x, x))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -374,6 +386,7 @@ def with_running_mean() -> Made:
         (partial(sharded_with, torch.optim.SGD, fused=True), "optimizer must be SGD with fused=False"),
         (loss_with_weights, "optimizer must hold parameters of the model|put weights of the loss into the model"),
         (with_running_mean, "the model must not change its buffers with several ranks"),
+        (partial(made_of, SeesAll), "SeesAll sees the future: in a trial on"),
     ],
 )
 def test_what_ranks_with_parts_cannot_train_is_refused_in_one_line(ranks: Ranks, make: Any, message: str) -> None:
@@ -386,6 +399,7 @@ def test_what_ranks_with_parts_cannot_train_is_refused_in_one_line(ranks: Ranks,
     [
         (loss_with_weights, "put weights of the loss into the model"),
         (with_running_mean, "the model must not change its buffers with several ranks"),
+        (partial(made_of, SeesAll), "SeesAll sees the future: in a trial on"),
     ],
 )
 def test_what_ranks_with_whole_models_cannot_train_is_refused_too(ranks: Ranks, make: Any, message: str) -> None:

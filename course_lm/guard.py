@@ -1,7 +1,8 @@
 """What a person hands to training, looked at once, before anything changes: the one place for refusals.
 
 A refusal is one line with the value, where it came from and what is accepted. `checked_options` looks at model,
-optimizer, loss, clip and the rest when a step or a run is put together; `check_batch` at each batch when it arrives.
+optimizer, loss, clip and the rest when a step or a run is put together; `check_batch` at each batch when it arrives,
+`check_first_batch` more closely at the first one of a run.
 What only shows while the model runs is looked at there: `loss_sum` at a loss, `check_gradients` at gradients.
 """
 

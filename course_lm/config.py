@@ -113,6 +113,8 @@ class LoopConfig:
         compile: compile the model with `torch.compile`.
         resume: "auto" goes on from the newest checkpoint in the run's folder, "never" starts anew.
         output_dir: the run's folder is `<output_dir>/<experiment_name>`; null writes nothing.
+        init_from: a run's or an exported folder, its `model.safetensors`, or a checkpoint, with whose weights a new run
+            begins; or null. On the command line the model's sizes and the tokenizer come from there as well.
     """
 
     batch_size: int = 32
@@ -141,6 +143,7 @@ class LoopConfig:
     compile: bool = False
     resume: Literal["auto", "never"] = "auto"
     output_dir: str | None = "runs"
+    init_from: str | None = None
 
     def __post_init__(self) -> None:
         require_kinds(type(self), vars(self))
@@ -163,6 +166,7 @@ class LoopConfig:
         require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
         require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed
         require(self.output_dir != "", "output_dir", "a folder, or null", self.output_dir)
+        require(self.init_from != "", "init_from", "a folder, a file, or null", self.init_from)
 
     def _check_lengths(self) -> None:
         lengths = self.lengths
@@ -220,15 +224,17 @@ class TrainingConfig:
         require(plain, "experiment_name", "a folder name", self.experiment_name)
 
     @classmethod
-    def from_yaml(cls, path: str | Path) -> "TrainingConfig":
-        """Read a YAML file, or a shipped configuration by name; keys that it leaves out keep their defaults.
+    def from_yaml(cls, path: str | Path, base: "TrainingConfig | None" = None) -> "TrainingConfig":
+        """Read a YAML file, or a shipped configuration by name; keys that it leaves out are those of `base`.
+
+        base: by default the defaults of each section; on the command line a file is laid over the default job.
 
         Raises:
             FileNotFoundError: no such file and no shipped configuration of that name.
             ValueError: not YAML, an unknown key, or a bad value.
         """
         source = find_config(path)
-        return cls().updated(read_yaml_file(source), str(source))
+        return (base or cls()).updated(read_yaml_file(source), str(source))
 
     def updated(self, tree: Any, source: str) -> "TrainingConfig":
         """This configuration with the values of `tree` in place of its own.

@@ -5,7 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-METRICS, SESSIONS = "metrics.jsonl", "made_by.json"
+CONFIG, METRICS, SESSIONS, TOKENIZER = "config.yaml", "metrics.jsonl", "made_by.json", "tokenizer.json"
+HELD = "runs"  # where a run is looked for that is given by its name alone
 Record = dict[str, Any]
 
 

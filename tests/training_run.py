@@ -11,6 +11,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +139,22 @@ def counting(act: Act, loss_fn: Loss = next_token_loss) -> Loss:
 
     Without gradients the loss is only asked whether it sums.
     """
-    count = 0
-
-    def counted(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
-        nonlocal count
-        if torch.is_grad_enabled():
-            count += 1
-            act(count)
-        return loss_fn(logits, labels, reduction=reduction)
-
+    counted = Counted(loss_fn)
+    counted.count, counted.act = 0, act
     return counted
+
+
+class Counted(partial):
+    """A loss with an act beside it, which to a run is the loss itself: what stops a run is no part of it."""
+
+    count: int
+    act: Act
+
+    def __call__(self, logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        if torch.is_grad_enabled():
+            self.count += 1
+            self.act(self.count)
+        return super().__call__(logits, labels, reduction=reduction)
 
 
 class Crash(Exception):

@@ -45,6 +45,7 @@ from course_lm.validation import one_line
 
 _END: Any = object()  # not None, which a loader might yield
 _REMEDY = "choose another experiment_name, or set training.resume to never"
+_NEW_RUN = "to train on with its weights, give a new run training.init_from"
 
 
 class DataState(TypedDict):
@@ -277,7 +278,7 @@ class Data:
         if (epoch or batch) and state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 "the checkpoint was saved over other data: the text, its vocabulary or its batches changed since "
-                f"(fingerprint {state['fingerprint']} then, {self.fingerprint} now); change it back, {_REMEDY}"
+                f"(fingerprint {state['fingerprint']} then, {self.fingerprint} now); change it back, {_REMEDY}; {_NEW_RUN}"
             )
 
     def _compare(self, last: Any, epoch: int, batch: int) -> None:

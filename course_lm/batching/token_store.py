@@ -21,7 +21,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -41,6 +41,7 @@ from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
 
 FORMAT = 1
+DIGITS = 32  # of the digest of a file; a split's is that of its ids and that of its lengths
 SAMPLE_BYTES = 64 * 2**20  # of training text for the tokenizer: as much as a text has at most that is held
 ENCODE_BYTES = 2**22  # of text at once; bounds the memory that encodings take
 LARGEST_IN_TWO_BYTES = 2**16  # tokens of a vocabulary
@@ -57,10 +58,12 @@ class Recipe:
     seed: int
     val_fraction: float
     test_fraction: float = 0.0
+    tokenizer: Tokenizer | None = field(default=None, repr=False)  # by default one is trained on the text
 
     def key_for(self, text: LargeText) -> str:
         """The name of the store's folder."""
-        parts = (FORMAT, tokenizers_version, SAMPLE_BYTES, self, text.identity)
+        given = () if self.tokenizer is None else (self.tokenizer.to_str(),)
+        parts = (FORMAT, tokenizers_version, SAMPLE_BYTES, self, text.identity, *given)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -181,6 +184,8 @@ class TokenStore:
     def describe(self) -> str:
         """Where the store is, and what the tokenizer was trained on."""
         sample, whole = self.facts["sample_bytes"] / 1e6, self.facts["train_bytes"] / 1e6
+        if not sample:
+            return f"token ids in {self.folder}; the tokenizer was given"
         trained = f"{sample:,.0f} MB of {whole:,.0f} MB" if sample < whole else f"all {whole:,.0f} MB"
         return f"token ids in {self.folder}; the tokenizer was trained on {trained} of training text"
 
@@ -193,8 +198,9 @@ def default_cache() -> Path:
 def open_token_store(text: LargeText, recipe: Recipe, cache: str | Path | None = None) -> TokenStore:
     """The store of a text, found in the folder `cache` or built there; None is `default_cache`.
 
-    Warns of a damaged store, which is built anew. Raises ValueError for text that cannot be read or that changes
-    meanwhile, and for an empty split; OSError where the cache cannot be written.
+    All bytes of a store are compared with its digests. Warns of a damaged one, which is built anew. Raises ValueError
+    for text that cannot be read or that changes meanwhile, and for an empty split; OSError where the cache cannot be
+    written.
     """
     cache = default_cache() if cache is None else Path(cache)
     key = recipe.key_for(text)
@@ -225,12 +231,17 @@ def _find(name: str, folder: Path) -> TokenStore | str | None:
         itemsize = np.dtype(facts["dtype"]).itemsize
         for split in SPLITS:
             held = facts["splits"][split]
-            for path, size in (
-                (folder / f"{split}.ids", held["tokens"] * itemsize),
-                (folder / f"{split}.lengths", held["documents"] * 4),
+            for path, size, digest in (
+                (folder / f"{split}.ids", held["tokens"] * itemsize, held["digest"][:DIGITS]),
+                (folder / f"{split}.lengths", held["documents"] * 4, held["digest"][DIGITS:]),
             ):
                 if path.stat().st_size != size:
                     return f"{path.name} has {path.stat().st_size:,} bytes for {size:,}"
+                # 1.2 s for a GiB, some two of text: next to nothing beside a run on it
+                with path.open("rb") as file:
+                    found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGITS // 2)).hexdigest()
+                if found != digest:
+                    return f"the bytes of {path.name} are not those that were written"
         return TokenStore(name, folder, load_tokenizer(folder / "tokenizer.json"), facts)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return str(error).partition("\n")[0] or repr(error)
@@ -282,9 +293,12 @@ def _build_aside(text: LargeText, recipe: Recipe, folder: Path) -> None:
 
 def _build(text: LargeText, recipe: Recipe, folder: Path) -> None:
     survey = _survey(text, recipe)
-    with _bar(text, "training the tokenizer") as advance:
-        sample = (document for document, _, chosen in survey.read(text, advance) if chosen)
-        tokenizer = train_tokenizer(sample, recipe.vocab_size)
+    if recipe.tokenizer is not None:
+        tokenizer = recipe.tokenizer
+    else:
+        with _bar(text, "training the tokenizer") as advance:
+            sample = (document for document, _, chosen in survey.read(text, advance) if chosen)
+            tokenizer = train_tokenizer(sample, recipe.vocab_size)
     dtype = "uint16" if recipe.vocab_size <= LARGEST_IN_TWO_BYTES else "int32"
     splits = _encode(text, survey, tokenizer, folder, dtype)
     facts = {
@@ -293,7 +307,7 @@ def _build(text: LargeText, recipe: Recipe, folder: Path) -> None:
         "dtype": dtype,
         "splits": splits,
         "train_bytes": survey.train_bytes,
-        "sample_bytes": survey.sample_bytes,
+        "sample_bytes": survey.sample_bytes if recipe.tokenizer is None else 0,
     }
     with _cannot_write(folder.parent):
         _write(folder / "tokenizer.json", tokenizer.to_str().encode())
@@ -396,7 +410,7 @@ class _Writer:
         self.dtype = dtype
         self.files = [stack.enter_context(path.with_suffix(end).open("xb")) for end in (".ids", ".lengths")]
         self.documents = self.tokens = 0
-        self.digests = [hashlib.blake2b(digest_size=16) for _ in range(2)]
+        self.digests = [hashlib.blake2b(digest_size=DIGITS // 2) for _ in range(2)]
 
     def add(self, encoded: list[list[int]]) -> None:
         """Append documents; one without a token between its two `<eos>` is left out."""

@@ -357,11 +357,24 @@ def _configured(name: str, options: argparse.Namespace, rest: Sequence[str]) -> 
     with _uncollected():
         from course_lm.cli.options import parse_config
         from course_lm.cli.text import with_text
-        from course_lm.config import TrainingConfig
+        from course_lm.config import TrainingConfig, shipped_configs
 
-        own = TrainingConfig.from_yaml(options.config)
-        config, given = parse_config(_configured_parser(name, own), own, rest)
-        return with_text(config, given, own, options.config), given
+        # A file of the user's is laid over the default job, as options are: the same line in it is the same experiment.
+        shipped = options.config in shipped_configs()
+        base = TrainingConfig.from_yaml(options.config if shipped else DEFAULT_CONFIG)
+
+        def read(base: TrainingConfig) -> tuple[TrainingConfig, argparse.Namespace]:
+            own = base if shipped else TrainingConfig.from_yaml(options.config, base)
+            return parse_config(_configured_parser(name, own), own, rest)
+
+        config, given = read(base)
+        if config.training.init_from is not None:
+            from course_lm.trainer.init_from import check_sizes, settings_from
+
+            sizes = settings_from(config.training.init_from)
+            config, given = read(base.updated(sizes, f"training.init_from {config.training.init_from}"))
+            check_sizes(config, sizes)
+        return with_text(config, given, base, options.config), given
 
 
 @contextmanager

@@ -50,10 +50,10 @@ def evaluate_run(
     device = resolve_device(config.training.device) if "device" in settings["training"] else device_for(config)
     if corpus is None:
         split = split or ("test" if config.data.test_fraction else "validation")
-        part, name = _own_part(config, split), f"{split} part of {config.data.corpus}"
+        part, name = _own_part(opened, split), f"{split} part of {config.data.corpus}"
     else:
         part, name = _other_text(corpus), corpus
-        _warn_of_known_documents(part, config)
+        _warn_of_known_documents(part, opened)
     precision = Precision(config.training.precision, device)
     with explain_out_of_memory(config):
         loader = _loader(part, opened, config)
@@ -100,8 +100,8 @@ def _plain(estimate: Estimate) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in asdict(estimate).items()}
 
 
-def _own_part(config: TrainingConfig, split: str) -> Corpus | StoredCorpus:
-    data = config.data
+def _own_part(run: FinishedRun, split: str) -> Corpus | StoredCorpus:
+    config, data = run.config, run.config.data
     if split == "test" and not data.test_fraction:
         raise ValueError(
             "the run kept no test part: its data.test_fraction is 0; take --split validation, or train with a "
@@ -110,7 +110,8 @@ def _own_part(config: TrainingConfig, split: str) -> Corpus | StoredCorpus:
     try:
         large = find_large_text(data.corpus)
         if large is not None:
-            return stored(large, config).corpus(split)
+            given = None if config.training.init_from is None else run.tokenizer
+            return stored(large, config, given).corpus(split)
         return load_corpus(data.corpus).part(split, data.val_fraction, data.test_fraction, seed=config.training.seed)
     except (OSError, ValueError) as error:
         where = "call this where the run was trained, or give another text as --data.corpus"
@@ -136,15 +137,15 @@ def _loader(part: Corpus | StoredCorpus, run: FinishedRun, config: TrainingConfi
     )
 
 
-def _warn_of_known_documents(other: Corpus, config: TrainingConfig) -> None:
+def _warn_of_known_documents(other: Corpus, run: FinishedRun) -> None:
     unknown = "whether the run was trained on these documents is not known"
     try:
-        trained_on = _own_part(config, "train")
+        trained_on = _own_part(run, "train")
     except ValueError as error:
         warnings.warn(f"{unknown}: {error}", stacklevel=3)
         return
     if isinstance(trained_on, StoredCorpus):
-        warnings.warn(f"{unknown}: its own text, {config.data.corpus}, is too large to compare", stacklevel=3)
+        warnings.warn(f"{unknown}: its own text, {run.config.data.corpus}, is too large to compare", stacklevel=3)
         return
     documents = dict.fromkeys(other.documents)
     known = [document for document in trained_on.documents if document in documents]

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from course_lm.checkpoints import atomic_file, check_folder
 from course_lm.cli.finished_run import FinishedRun, open_run
 from course_lm.cli.output import written_out
-from course_lm.use.transformers_export import (
+from course_lm.transformers_export import (
     FILES,
     as_json,
     generation_config,

@@ -13,9 +13,10 @@ from course_lm.checkpoints import load_weights, saved_step
 from course_lm.config import TrainingConfig
 from course_lm.model import GPT
 from course_lm.reproducibility import resolve_device
+from course_lm.run_records import CONFIG, TOKENIZER
 from course_lm.tokenizer import load_tokenizer
 from course_lm.trainer.run import run_folder
-from course_lm.use.run_folder import CONFIG, TOKENIZER, find_run
+from course_lm.use.run_folder import find_run
 from course_lm.validation import ensure, one_line
 
 WEIGHTS = "model.safetensors"

@@ -33,7 +33,8 @@ def config_parser(prog: str, config: TrainingConfig, text: str | None = None) ->
     if text:
         help = "a path, a glob in quotation marks, hf:<dataset> or a shipped corpus; the same as --data.corpus"
         parser.add_argument("text", nargs=None if text == "TEXT" else "?", metavar="TEXT", help=help)
-    parser.add_argument("--config", help="YAML file, or the name of a shipped one, that options override")
+    help = "name of a shipped configuration, or YAML file that is laid over python-docs; options override either"
+    parser.add_argument("--config", help=help)
     _add_options(parser, config)
     group = parser.add_argument_group("curriculum, settings of its strategy")
     for key, strategies in OWNERS.items():

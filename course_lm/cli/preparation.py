@@ -17,6 +17,7 @@ from course_lm.model import GPT, count_parameters
 from course_lm.reproducibility import seed_everything
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
+from course_lm.trainer.init_from import tokenizer_from
 from course_lm.trainer.run import explain_out_of_memory
 
 
@@ -63,23 +64,25 @@ def _read_text(
 ) -> tuple[Corpus | StoredCorpus, Corpus | StoredCorpus, Tokenizer, TokenStore | None]:
     """Training and validation documents and their tokenizer; the ids of a large text lie in a store on the disk."""
     data, seed = config.data, config.training.seed
+    source = config.training.init_from
+    given = None if source is None else tokenizer_from(source, data.vocab_size)
     large = find_large_text(data.corpus)
     if large is not None:
         _refuse_what_needs_strings(config)
-        store = stored(large, config)
+        store = stored(large, config, given)
         return store.corpus("train"), store.corpus("validation"), store.tokenizer, store
     corpus = load_corpus(data.corpus)
     train, validation = (
         corpus.part(split, data.val_fraction, data.test_fraction, seed=seed) for split in ("train", "validation")
     )
-    tokenizer = train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
+    tokenizer = given or train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
     return train, validation, tokenizer, None
 
 
-def stored(text: LargeText, config: TrainingConfig) -> TokenStore:
-    """The token ids of a large text, found or made as the configuration says."""
+def stored(text: LargeText, config: TrainingConfig, tokenizer: Tokenizer | None) -> TokenStore:
+    """The token ids of a large text, found or made as the configuration says; None trains a tokenizer on the text."""
     data = config.data
-    recipe = Recipe(data.vocab_size, config.training.seed, data.val_fraction, data.test_fraction)
+    recipe = Recipe(data.vocab_size, config.training.seed, data.val_fraction, data.test_fraction, tokenizer)
     return open_token_store(text, recipe, data.cache)
 
 

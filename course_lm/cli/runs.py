@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from course_lm.cli.output import check_picture
-from course_lm.use.run_folder import TOKENIZER, RunFolder, differing, find_run, read_run
+from course_lm.run_records import TOKENIZER
+from course_lm.use.run_folder import RunFolder, differing, find_run, read_run
 from course_lm.validation import ensure, one_line
 
 Row = dict[str, Any]

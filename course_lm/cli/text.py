@@ -15,7 +15,7 @@ from course_lm.yaml_tree import read_yaml_file
 MOST_NAMED = 60  # characters of a name: no system takes one of more than 255 bytes
 
 
-def with_text(config: TrainingConfig, given: Namespace, own: TrainingConfig, file: str) -> TrainingConfig:
+def with_text(config: TrainingConfig, given: Namespace, base: TrainingConfig, file: str) -> TrainingConfig:
     """The configuration with the text that the arguments give, and with a name after it.
 
     A name that was given stays: as `--experiment_name`, or by a configuration of the user's. That of a shipped one
@@ -23,7 +23,7 @@ def with_text(config: TrainingConfig, given: Namespace, own: TrainingConfig, fil
 
     Args:
         given: the arguments, which stand in `config` already, but for TEXT.
-        own: what stands in `file`.
+        base: the shipped configuration that `file` is, or is laid over.
 
     Raises:
         ValueError: TEXT and `--data.corpus` name different texts.
@@ -34,7 +34,7 @@ def with_text(config: TrainingConfig, given: Namespace, own: TrainingConfig, fil
     if "data.corpus" in arguments and text != corpus:
         raise ValueError(f"command line: TEXT is {shown(text)} and --data.corpus {shown(corpus)}: give one of them")
     config = config.updated({"data": {"corpus": text}}, "command line")
-    if text == own.data.corpus or "experiment_name" in arguments or _is_named(file):
+    if text == base.data.corpus or "experiment_name" in arguments or _is_named(file):
         return config
     return replace(config, experiment_name=name_after(text) or config.experiment_name)
 

@@ -67,30 +67,34 @@ from course_lm.trainer.agreement import BufferWatch, check_parameters, check_sam
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.budget import TRIED, Budget, schedule_over
 from course_lm.trainer.functions import clip_of, loss_of
+from course_lm.trainer.init_from import begin_from
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
     check_length,
     check_rates,
     check_same_run,
+    compare_parts,
     describe_parts,
     holds_checkpoints,
     load_newest,
     machine_of,
     put_aside,
     warn_of_machine,
-    warn_of_parts,
     with_saved_length,
 )
 from course_lm.trainer.run import (
+    NEW_RUN,
     Interrupted,
     check_can_be_timed,
     count_steps,
     default_observers,
     explain_out_of_memory,
     farewell,
+    nothing_left,
     on_interrupt,
     run_folder,
     sole_writer,
+    warn_of_unnamed,
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
@@ -154,6 +158,7 @@ class Trainer:
         if self.device.type == "cpu":
             tune_allocator()
             share_cores()
+        self._beginning = begin_from(model, self.settings.init_from)
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
         self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
         if self.settings.compile:
@@ -161,7 +166,7 @@ class Trainer:
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
         loss_fn, clip = loss_of(config, loss_fn), clip_of(config, clip)
-        self.parts = describe_parts(self.model, loss_fn, clip)
+        self.parts = describe_parts(self.model, loss_fn, clip, schedule, self._beginning)
         self.options = checked_options(
             self.runner,
             self.optimizer,
@@ -182,7 +187,7 @@ class Trainer:
         self.schedule, self._own_schedule = schedule, schedule is not None
         self.folder = run_folder(config)
         self.history = History()
-        told = [*observers, *default_observers(config, self.history)] if self.group.leads else []
+        told = [*observers, *default_observers(config, self.history, self._beginning)] if self.group.leads else []
         self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss)
         self.data = Data((), self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
         self.layers = LayerStatistics(self.settings.layer_statistics)
@@ -606,10 +611,13 @@ class Trainer:
         loaded = self._loaded
         if loaded is not None and "path" in loaded:
             self._say(f"resumed {loaded['path']} after step {self.step}")
+            warn_of_unnamed(self.config)
+        elif self.step == 0 and self._beginning is not None:
+            self._say(f"the run {self._beginning}")
         if loaded is not None and loaded["total_steps"] not in (None, self.total_steps):
             self._say(f"the run goes on to step {self.total_steps}; it was to end after {loaded['total_steps']}")
         if self.finished:
-            self._say(f"the run has come to its end after step {self.step}: nothing is left to train")
+            self._say(nothing_left(self.step, self.config))
         if self.folder is not None:
             self.group.leader_does(self._write_config)
         self._loaded, self._own_folder = None, self.folder
@@ -625,9 +633,7 @@ class Trainer:
             self._own_folder = folder
         elif self.step:
             if self.group.tell(holds_checkpoints(folder)):
-                raise ValueError(
-                    f"{folder} holds another run: choose another experiment_name, or set training.resume to never"
-                )
+                raise ValueError(f"{folder} holds another run: {NEW_RUN}")
         else:
             newest = load_newest(folder, self.group, self._target)
             if newest is not None:
@@ -745,7 +751,7 @@ class Trainer:
             if self.average is not None:
                 self.average.load_state_dict(saved.get("average", {}))
             self.precision.load_state_dict(saved["scaler"])
-            warn_of_parts(self.parts, saved["parts"])
+            compare_parts(self.parts, saved["parts"])
             warn_of_machine(machine_of(self.device), saved["machine"])
             if self.budget is not None and "budget" in saved:
                 self.budget.load_state_dict(saved["budget"])

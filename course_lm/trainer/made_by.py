@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from course_lm import __version__
 from course_lm.checkpoints import atomic_file
 from course_lm.monitoring import Record
 from course_lm.run_records import SESSIONS, read_sessions
+from course_lm.trainer.init_from import Beginning
 
 GIT_SECONDS = 5.0
 
@@ -25,15 +27,20 @@ class SessionLog:
 
     An entry has "command" (the arguments of `course-lm`; null where another program, or a notebook, made the trainer:
     its arguments are its own affair), "commit" and "dirty" of the working directory (null outside a repository),
-    "course_lm", "torch" and "python" (versions), "processor", "threads", "started" (UTC), "step" and "total_steps".
+    "course_lm", "torch" and "python" (versions), "processor", "threads", "started" (UTC), "step" and "total_steps"; of
+    a run that began with the weights of another one also "weights", see `Beginning`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beginning: Beginning | None = None) -> None:
         self.folder = folder
+        self.beginning = {} if beginning is None else {"weights": asdict(beginning)}
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Add an entry for the session that begins after `step` completed steps."""
-        sessions = [*read_sessions(self.folder), {**describe_session(), "step": step, "total_steps": total_steps}]
+        sessions = [
+            *read_sessions(self.folder),
+            {**describe_session(), "step": step, "total_steps": total_steps, **self.beginning},
+        ]
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(self.folder / SESSIONS) as file:
             file.write((json.dumps({"sessions": sessions}, indent=1, ensure_ascii=False) + "\n").encode())

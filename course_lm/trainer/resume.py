@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_lm import __version__
 from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint, load_latest
 from course_lm.checkpoints.parts import Target
 from course_lm.config import LoopConfig, TrainingConfig, sections
@@ -25,7 +26,10 @@ from course_lm.distributed import Group
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.schedules import ScheduleConfig
 from course_lm.trainer.budget import schedule_over
+from course_lm.trainer.code import digest_of, digests_of_modules, library_of
+from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import processor
+from course_lm.trainer.run import GO_ON_ANEW, NEW_RUN
 from course_lm.validation import one_line, shown
 
 # No step depends on these.
@@ -35,6 +39,7 @@ MAY_CHANGE = {
     "experiment_name",
     "data.cache",
     "training.early_stopping_patience",
+    "training.init_from",  # the weights decide, see `describe_parts`
     "training.layer_statistics",
     "training.logging_steps",
     "training.output_dir",
@@ -65,7 +70,7 @@ ROUNDING = {
 LENGTH = {"training.lengths", "training.max_steps", "training.num_epochs"}
 
 MOST_COMPARED = 100_000  # rates of steps that were taken; of a longer run every n-th
-WHAT_TO_DO = "change it back, choose another experiment_name, or set training.resume to never"
+WHAT_TO_DO = f"change it back, {NEW_RUN}"
 
 
 def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
@@ -84,7 +89,7 @@ def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
     }
     for key, difference in differ.items():
         if key not in ROUNDING:
-            raise ValueError(f"{difference}: {WHAT_TO_DO}")
+            raise ValueError(f"{difference}: {WHAT_TO_DO}" + f"; {GO_ON_ANEW}" * key.startswith("data."))
     for difference in differ.values():
         warnings.warn(f"{difference}: it may not go on bit for bit", stacklevel=2)
 
@@ -101,7 +106,7 @@ def with_saved_length(settings: LoopConfig, saved: Mapping[str, Any]) -> LoopCon
     if budget != settings.time_budget or steps is None:
         raise ValueError(
             f"the checkpoint was saved with training.time_budget {shown(budget)}, this run has "
-            f"{shown(settings.time_budget)}: {WHAT_TO_DO}"
+            f"{shown(settings.time_budget)}: {WHAT_TO_DO}; {GO_ON_ANEW}"
         )
     return replace(settings, max_steps=steps, lengths=lengths)
 
@@ -140,7 +145,7 @@ def check_rates(
         if not math.isclose(rate, schedule(k), rel_tol=1e-9):
             raise ValueError(
                 f"step {k + 1} was taken with learning rate {rate:g}, and would now have {schedule(k):g}: "
-                f"{_what_changed(saved, total_steps, settings)}; {WHAT_TO_DO}"
+                f"{_what_changed(saved, total_steps, settings)}; {WHAT_TO_DO}; {GO_ON_ANEW}"
             )
 
 
@@ -201,27 +206,63 @@ def put_aside(folder: Path) -> None:
         folder.rename(folder.with_name(f"{folder.name}.{number}"))
 
 
-def describe_parts(model: nn.Module, loss_fn: object, clip: object) -> dict[str, str]:
-    """What a run is made of beside its configuration, as text: the model's modules, the loss and the clip function."""
+def describe_parts(
+    model: nn.Module, loss_fn: object, clip: object, schedule: object, beginning: Beginning | None
+) -> dict[str, str]:
+    """What a run is made of beside its configuration, as text: its modules and functions, with the code of the user's.
+
+    Of a schedule that `build_schedule` made nothing is said: the configuration names it, and `check_rates` compares it.
+    """
     modules = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # addresses differ from process to process
     modules = re.sub(r"\bFSDP(?=[A-Z]\w*\()", "", modules)  # the class that fully_shard makes of a module's own
-    return {"model": modules, "loss_fn": _describe_function(loss_fn), "clip": _describe_function(clip)}
+    libraries = {library_of(type(module)) or "" for module in model.modules()}
+    versions = sorted({*libraries, f"course_lm {__version__}", f"torch {torch.__version__}"} - {""})
+    parts = {
+        _LIBRARIES: ", ".join(versions),
+        "model": modules,
+        "loss_fn": _describe_function(loss_fn),
+        "clip": _describe_function(clip),
+    }
+    if digest_of(schedule) is not None:
+        parts["schedule"] = _describe_function(schedule)
+    if beginning is not None:
+        parts["init_from"] = f"{beginning.init_from}{_CODE}weights {beginning.sha256}"
+    return parts | {f"model's {kind}": f"{kind}{_CODE}{code}" for kind, code in digests_of_modules(model).items()}
 
 
-def warn_of_parts(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:
-    """Warn where a run goes on with a model that is built otherwise, or with another function."""
-    for name, now in mine.items():
-        pairs = itertools.zip_longest(saved[name].splitlines(), now.splitlines(), fillvalue="nothing")
-        different = next(((old.strip(), new.strip()) for old, new in pairs if old != new), None)
-        if different is not None:
-            old, new = different
-            warnings.warn(f"the {name} is not the one of the checkpoint, which had {old} for {new}", stacklevel=2)
+def compare_parts(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    """Refuse to go on with other code of the user's, or with a model that is built otherwise, or another function.
+
+    Where a library is another version than it was, what has changed without the user's code is only warned of.
+
+    Raises:
+        ValueError: names the part that is another one.
+    """
+    for name in dict.fromkeys([*mine, *saved]):
+        old, new = saved.get(name, "nothing"), mine.get(name, "nothing")
+        (was, code_then), (now, code_now) = (text.partition(_CODE)[::2] for text in (old, new))
+        of_another_python = code_then and code_now and code_then.split()[0] != code_now.split()[0]
+        if name == _LIBRARIES or old == new or (code_then and code_then == code_now) or of_another_python:
+            continue
+        pairs = itertools.zip_longest(was.splitlines(), now.splitlines(), fillvalue="nothing")
+        different = next((f", which had {one_line(a)} for {one_line(b)}" for a, b in pairs if a != b), "")
+        problem = f"the {name} is not the one of the checkpoint" + (different or f": {now} has changed since")
+        if saved.get(_LIBRARIES) == mine[_LIBRARIES] or (_LIBRARIES in saved and (code_then or code_now)):
+            raise ValueError(f"{problem}: {WHAT_TO_DO}")
+        warnings.warn(problem, stacklevel=2)
+
+
+_LIBRARIES = "libraries"
+_CODE = ", digest "  # between the name of what is the user's and what it holds
 
 
 def _describe_function(function: object) -> str:
+    if (code := digest_of(function)) is not None:
+        name = function.func if isinstance(function, partial) else function
+        return f"{getattr(name, '__qualname__', type(name).__qualname__)}{_CODE}{code}"
     if isinstance(function, partial):
         settings = ", ".join(f"{key}={shown(value)}" for key, value in sorted(function.keywords.items()))
-        return f"{_describe_function(function.func)}({settings})"
+        return _describe_function(function.func) + (settings and f"({settings})")
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 

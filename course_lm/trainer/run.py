@@ -21,6 +21,7 @@ from course_lm.distributed import Group
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.run_records import METRICS, lock_of
+from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import SessionLog
 
 
@@ -28,6 +29,8 @@ class Interrupted(BaseException):
     """A signal ends, at once, what may take minutes: a validation, or a compile. No step is done in either."""
 
 
+NEW_RUN = "choose another experiment_name, or set training.resume to never"
+GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
 
@@ -69,7 +72,7 @@ def _acquire(lock: FileLock, folder: Path) -> None:
         ) from None
 
 
-def default_observers(config: TrainingConfig, history: History) -> list[Observer]:
+def default_observers(config: TrainingConfig, history: History, beginning: Beginning | None = None) -> list[Observer]:
     """The progress bar, what writes the files of the run's folder, and the loggers that the configuration asks for.
 
     Raises ImportError where one of these is not installed.
@@ -79,7 +82,7 @@ def default_observers(config: TrainingConfig, history: History) -> list[Observer
     folder, settings = run_folder(config), asdict(config)
     files: list[Observer] = []
     if folder is not None:
-        files = [JSONLLogger(folder / METRICS, history), SessionLog(folder)]
+        files = [JSONLLogger(folder / METRICS, history), SessionLog(folder, beginning)]
     trackers = [
         section.logger(folder or Path(), settings)
         for section in vars(config).values()
@@ -180,3 +183,20 @@ def farewell(number: int, step: int, config: TrainingConfig) -> str:
     else:
         saved = f"run it again to go on from {folder}"
     return f"stopped by {signal.Signals(number).name} after step {step}: {saved}"
+
+
+def nothing_left(step: int, config: TrainingConfig) -> str:
+    """The line for a run that is over before it begins; what it answers with was trained before."""
+    line, folder = f"the run has come to its end after step {step}: nothing is left to train", run_folder(config)
+    return line if folder is None else f"{line}, weights and records are those in {folder}; to train anew, {NEW_RUN}"
+
+
+def warn_of_unnamed(config: TrainingConfig) -> None:
+    """Warn where a run goes on with what is in the folder of all runs that nobody has named."""
+    folder, default = run_folder(config), run_folder(TrainingConfig())
+    if folder == default:
+        warnings.warn(
+            f"no experiment_name was given, and this run goes on with the one in {folder}, where all unnamed runs are "
+            f"kept: to train anew, {NEW_RUN}",
+            stacklevel=4,
+        )

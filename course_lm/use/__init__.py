@@ -1,5 +1,4 @@
 """What is done with a run after its training; nothing that trains imports it.
 
-run_folder.py reads a run's folder, without torch; by_document.py measures a model with intervals over documents;
-transformers_export.py writes it as Hugging Face's transformers read it.
+run_folder.py reads a run's folder, without torch; by_document.py measures a model with intervals over documents.
 """

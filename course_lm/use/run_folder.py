@@ -13,12 +13,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from course_lm.run_records import METRICS, Record, RunRecords, lock_of, read_sessions
+from course_lm.run_records import CONFIG, HELD, METRICS, Record, RunRecords, lock_of, read_sessions
 from course_lm.validation import did_you_mean, ensure, one_line, require_kind
 from course_lm.yaml_tree import read_yaml_file
-
-CONFIG, TOKENIZER = "config.yaml", "tokenizer.json"
-HELD = "runs"  # where a run is looked for that is given by its name alone
 
 
 @dataclass

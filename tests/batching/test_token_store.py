@@ -307,7 +307,10 @@ def damage(folder: Path, how: str) -> None:
     else:
         name, _, action = how.partition(" ")
         content = (folder / name).read_bytes()
-        (folder / name).unlink() if action == "gone" else (folder / name).write_bytes(content[:-1])
+        if action == "gone":
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content[:-1] if action == "cut" else bytes(len(content)))
 
 
 @pytest.mark.parametrize(
@@ -320,6 +323,8 @@ def damage(folder: Path, how: str) -> None:
         "train.ids gone",
         "train.ids cut",
         "validation.lengths cut",
+        "train.ids zeroed",
+        "validation.lengths zeroed",
         "store.json gone",
     ],
 )

@@ -119,9 +119,25 @@ def test_a_configuration_of_ones_own_names_the_run_where_it_has_a_name(tmp_path,
     assert configured("my.txt", config="own.yaml").experiment_name == name
 
 
-def test_a_configuration_that_has_the_text_keeps_the_name_that_it_had(tmp_path):
-    (tmp_path / "own.yaml").write_text("data: {corpus: my.txt}")
-    assert configured(config="own.yaml").experiment_name == TrainingConfig().experiment_name
+def test_a_line_in_a_file_is_the_same_experiment_as_the_option(tmp_path):
+    lines = {
+        "data.corpus=my.txt": "data: {corpus: my.txt}",
+        "optimizer.type=adamw": "optimizer: {type: adamw}",
+        "training.num_epochs=3": "training: {num_epochs: 3}",
+        "curriculum.max_length=9": "curriculum: {strategy: length, max_length: 9}",
+        "experiment_name=mine": "experiment_name: mine",
+        "training.seed=42": "",  # what is the default anyway
+    }
+    for option, line in lines.items():
+        (tmp_path / "own.yaml").write_text(line)
+        also = ["--curriculum.strategy=length"] if "curriculum" in option else []
+        assert configured(config="own.yaml") == configured(*also, f"--{option}"), line
+        assert configured("my.txt", config="own.yaml") == configured("my.txt", *also, f"--{option}"), line
+
+
+def test_a_whole_file_is_its_own_experiment_whatever_the_default_is(tmp_path):
+    TrainingConfig(experiment_name="mine").to_yaml(tmp_path / "own.yaml")
+    assert configured(config="own.yaml") == TrainingConfig(experiment_name="mine")
 
 
 # A run

@@ -607,7 +607,7 @@ def half_the_loss(logits: Tensor, labels: Tensor, reduction: Reduction = "mean")
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"loss_fn": half_the_loss}, "the loss_fn is not .* had next_token_loss for half_the_loss"),
+        ({"loss_fn": half_the_loss}, "the loss_fn is not .* had next_token_loss for half_the_loss: "),
         (
             {"loss_fn": build_loss(LossConfig(z_loss=1e-4))},
             r"the loss_fn is not .* for next_token_loss\(label_smoothing=0.0, z_loss=0.0001\)",
@@ -619,14 +619,15 @@ def half_the_loss(logits: Tensor, labels: Tensor, reduction: Reduction = "mean")
         ({"dropout": 0.4}, "the model is not .*p=0.2.* for .*p=0.4"),
     ],
 )
-def test_a_run_that_goes_on_with_another_part_says_which(tmp_path, parts, message):
+def test_a_run_that_would_go_on_with_another_part_is_refused(tmp_path, parts, message):
     """Neither a function nor a model that is built in code has a key in the configuration."""
     trainer_of(configure(tmp_path, num_epochs=1)).train(batch_list())
     torch.manual_seed(0)
     model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=parts.pop("dropout", 0.2)), VOCABULARY, LENGTH)
     trainer = Trainer(model, configure(tmp_path, num_epochs=1), **parts)
-    with pytest.warns(UserWarning, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         trainer.train(batch_list())
+    assert str(caught.value).endswith(resume.WHAT_TO_DO) and "\n" not in str(caught.value)
 
 
 class StrangeSGD(torch.optim.SGD):
@@ -674,7 +675,19 @@ def test_a_patience_given_later_counts_from_the_start(tmp_path):
 def test_a_finished_run_says_so(tmp_path, capsys):
     start("list", tmp_path)
     start("list", tmp_path)
-    assert "the run has come to its end after step 9: nothing is left to train" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the run has come to its end after step 9: nothing is left to train" in out
+    assert f"those in {tmp_path / 'toy'}; to train anew, choose another experiment_name" in out
+
+
+def test_a_run_that_nobody_named_says_loudly_that_it_goes_on_with_an_old_one(tmp_path, monkeypatch, recwarn):
+    monkeypatch.chdir(tmp_path)
+    nameless = replace(TrainingConfig(), training=LoopConfig(max_steps=2, precision="fp32", device="cpu"))
+    for named in (nameless, replace(nameless, experiment_name="mine")):
+        for _ in range(2):
+            run_with(named)
+    (warned,) = [str(one.message) for one in recwarn if "experiment_name" in str(one.message)]
+    assert "goes on with the one in runs/my-lm" in warned and "training.resume to never" in warned
 
 
 def test_a_finished_run_that_is_given_other_data_is_refused(tmp_path):

@@ -38,8 +38,39 @@ NEOX_NAMES = {
 
 def transformers_weights(model: GPT) -> Weights:
     """The model's weights under the names and in the layout of GPT-2 or GPT-NeoX; the head is the token embedding."""
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    return _gpt2_weights(weights) if model.config.positions == "learned" else _neox_weights(weights, model)
+    return _renamed_and_laid_out({name: tensor.detach() for name, tensor in model.state_dict().items()}, model)
+
+
+def weights_from_transformers(model: GPT, weights: Weights) -> Weights:
+    """The weights that `transformers_weights` has laid out; ValueError where they are not those of such a model."""
+    places: Weights = {}
+    # each number of the model gets a place: where the layout moves the places to, the numbers come from
+    for name, tensor in model.state_dict().items():
+        start = sum(place.numel() for place in places.values())
+        places[name] = torch.arange(start, start + tensor.numel()).view(tensor.shape)
+    theirs = _renamed_and_laid_out(places, model)
+    shapes, wanted = ({name: tuple(one.shape) for name, one in part.items()} for part in (weights, theirs))
+    differing = sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+    if differing:
+        name = differing[0]
+        raise ValueError(f"{name} is {shapes.get(name)} there, and {wanted.get(name)} in this model as it is exported")
+    order = torch.cat([place.reshape(-1) for place in theirs.values()]).argsort()
+    numbers = torch.cat([weights[name].reshape(-1) for name in theirs])[order]
+    return {name: numbers[place] for name, place in places.items()}
+
+
+def model_settings(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections `model` and `data` of the configuration whose `config.json` this is; see `model_config`."""
+    learned = config["model_type"] == "gpt2"
+    keys = (
+        ("n_layer", "n_head", "n_embd", "resid_pdrop", "n_positions")
+        if learned
+        else ("num_hidden_layers", "num_attention_heads", "hidden_size", "hidden_dropout", "max_position_embeddings")
+    )
+    n_layer, n_head, d_model, dropout, max_length = (config[key] for key in keys)
+    positions = "learned" if learned else "rotary"
+    model = {"n_layer": n_layer, "n_head": n_head, "d_model": d_model, "dropout": dropout, "positions": positions}
+    return model, {"vocab_size": config["vocab_size"], "max_length": max_length}
 
 
 def model_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -129,6 +160,10 @@ def as_json(tree: dict[str, Any]) -> str:
 def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     eos = eos_id(tokenizer)
     return {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": pad_id(tokenizer)}
+
+
+def _renamed_and_laid_out(weights: Weights, model: GPT) -> Weights:
+    return _gpt2_weights(weights) if model.config.positions == "learned" else _neox_weights(weights, model)
 
 
 def _gpt2_weights(weights: Weights) -> Weights:

@@ -12,15 +12,17 @@ from safetensors.torch import save_file
 from course_lm.generate import generate
 from course_lm.model import GPT, ModelConfig
 from course_lm.tokenizer import decode, encode_documents, eos_id, pad_id
-from course_lm.use.transformers_export import (
+from course_lm.transformers_export import (
     as_json,
     generation_config,
     model_config,
+    model_settings,
     tokenizer_config,
     tokenizer_file,
     transformers_weights,
+    weights_from_transformers,
 )
-from tests.training_run import TOKENIZER
+from tests.training_run import TOKENIZER, assert_same
 
 LONGEST = 24
 VOCABULARY = TOKENIZER.get_vocab_size()
@@ -114,6 +116,26 @@ def test_no_two_of_the_files_numbers_lie_in_one_place_and_all_weights_are_there(
     weights = transformers_weights(model)
     assert sum(tensor.numel() for tensor in weights.values()) == sum(tensor.numel() for tensor in model.parameters())
     assert all(tensor.is_contiguous() for tensor in weights.values())
+
+
+@pytest.mark.parametrize("positions", KINDS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_exported_weights_and_sizes_can_be_read_back(positions, sizes):
+    if positions == "rotary" and sizes[2] // sizes[1] % 2:
+        pytest.skip("rotary positions need heads of an even width")
+    model = make_model(positions, sizes)
+    again = weights_from_transformers(make_model(positions, sizes), transformers_weights(model))
+    assert_same(dict(again), dict(model.state_dict()))
+    section, data = model_settings(model_config(model, TOKENIZER))
+    assert ModelConfig(**section) == model.config and data == {"vocab_size": VOCABULARY, "max_length": LONGEST}
+
+
+def test_exported_weights_of_another_model_are_refused_by_their_name():
+    exported = transformers_weights(make_model("learned"))
+    with pytest.raises(ValueError, match=r"transformer.wte.weight is None there, and \(\d+, \d+\) in this model"):
+        weights_from_transformers(make_model("learned"), {n: w for n, w in exported.items() if "wte" not in n})
+    with pytest.raises(ValueError, match=r"is \(.*\) there, and"):
+        weights_from_transformers(make_model("learned", (2, 2, 16)), exported)
 
 
 # The tokenizer

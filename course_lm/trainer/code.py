@@ -1,0 +1,200 @@
+"""What the functions and modules of a user compute, as digests: another loss in the same folder is another run.
+
+A digest is made of the instructions that Python runs, not of the source: a file may have been edited since it was
+imported, and the source of a lambda is a part of a line. So comments, docstrings and the form of the text are no part
+of it. It follows what the code reads: functions, methods and modules of the user's, and values that stay as they are
+(numbers, text, tuples, dicts, tensors without a gradient). It does not look into lists and sets, which code fills while
+it runs, and takes what libraries bring by its name: their versions are compared beside it.
+"""
+
+import dis
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
+_LIBRARIES = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
+
+
+def digest_of(part: object) -> str | None:
+    """A digest of a function, or of anything else that is called; None where all of it is a library's.
+
+    It begins with the Python whose instructions these are: those of another one cannot be compared.
+    """
+    walk = _Walk()
+    text = repr(walk.value(part, frozenset()))
+    return _digest(text) if walk.found else None
+
+
+def digests_of_modules(model: nn.Module) -> dict[str, str]:
+    """A digest of what each class of modules computes in this model, by the name of the class; none of libraries'."""
+    texts: dict[str, list[Any]] = {}
+    for name, module in model.named_modules():
+        kind = next((kind for kind in type(module).__mro__ if not _is_library(kind.__module__)), None)
+        if kind is not None:
+            texts.setdefault(kind.__qualname__, []).append((name, _Walk().instance(module, ["forward"])))
+    return {kind: _digest(repr(text)) for kind, text in texts.items()}
+
+
+def library_of(kind: type) -> str | None:
+    """The name and version of the library that a class is from; None for one of the user's."""
+    top = kind.__module__.partition(".")[0]
+    return f"{top} {getattr(sys.modules.get(top), '__version__', '')}".strip() if _is_library(kind.__module__) else None
+
+
+def _digest(text: str) -> str:
+    return f"{sys.implementation.cache_tag} {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+class _Walk:
+    """Turns what code reads into plain nested values; a part that comes again, as in a circle, is its number."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, Any]] = {}  # the value too: while it is held, its id is no other's
+        self.found = False  # code of the user's
+
+    def value(self, value: Any, names: Iterable[str]) -> Any:
+        """A value that code reads; `names`: the attributes that the code reads of whatever it has."""
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, Tensor):
+            numbers = None if value.requires_grad else hashlib.sha256(bytes_of(value)).hexdigest()
+            return value.dtype, tuple(value.shape), numbers
+        if isinstance(value, tuple):
+            return self.values(value, names)
+        if id(value) in self.seen:
+            return self.seen[id(value)][0]
+        self.seen[id(value)] = (len(self.seen), value)
+        if isinstance(value, dict):
+            return self.values(value, names)
+        if isinstance(value, partial):
+            return self.value(value.func, names), self.value(value.args, names), self.values(value.keywords, names)
+        if isinstance(value, MethodType):
+            return self.instance(value.__self__, [value.__name__])
+        if isinstance(value, FunctionType):
+            return self.function(value)
+        if isinstance(value, ModuleType):
+            inside = set() if _is_library(value.__name__) else {*names} & vars(value).keys()
+            return [(name, self.value(vars(value)[name], names)) for name in sorted(inside)]
+        if isinstance(value, type):
+            return value.__qualname__, *(() if _is_library(value.__module__) else self.instance(value, vars(value)))
+        if _is_library(type(value).__module__):
+            return repr(value) if isinstance(value, nn.Module) else getattr(value, "__name__", type(value).__qualname__)
+        parts = [*value.modules()] if isinstance(value, nn.Module) else [value]
+        return [self.instance(part, ["__call__", "forward", *names]) for part in parts]
+
+    def values(self, values: Any, names: Iterable[str]) -> Any:
+        if isinstance(values, dict):
+            return [(str(key), self.value(value, names)) for key, value in values.items()]
+        return [self.value(value, names) for value in values]
+
+    def function(self, function: FunctionType) -> Any:
+        """What a function computes: its instructions, and the values that it reads from outside."""
+        code = _read_code(function.__code__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+        held = {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
+        given = [function.__defaults__, function.__kwdefaults__, code.kept(held, held)]
+        if _is_library(function.__globals__.get("__name__", "")):
+            return function.__qualname__, self.values(given, code.attributes)
+        self.found = True
+        return code.text, self.values([*given, code.kept(function.__globals__, code.globals)], code.attributes)
+
+    def instance(self, one: Any, names: Iterable[str]) -> Any:
+        """What the methods of these names compute, with all that they reach: other methods, and plain attributes."""
+        classes = (one if isinstance(one, type) else type(one)).__mro__
+        places = [vars(kind) for kind in classes if not _is_library(kind.__module__)]
+        places = [vars(one) if hasattr(one, "__dict__") else {}, *places]
+        told, waiting, code = [], sorted(names), _Code("", frozenset(), frozenset(names), frozenset())
+        while waiting:
+            name = waiting.pop(0)
+            for place in places:
+                member = place.get(name)
+                member = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+                if isinstance(member, FunctionType) and (name in _CALLED or not name.startswith("__")):
+                    told.append((name, self.function(member)))
+                    reached = _read_code(member.__code__)
+                    waiting += sorted(reached.attributes - code.attributes)
+                    code = code._replace(attributes=code.attributes | reached.attributes, set=code.set | reached.set)
+        plain = [name for name in code.attributes if not name.startswith("__") and name != "training"]
+        for place in places:
+            for name, value in code.kept(place, plain).items():
+                if not isinstance(value, _TOLD_ELSEWHERE):
+                    told.append((name, self.value(value, code.attributes)))
+        return told
+
+
+_CALLED = ("__call__", "__init__")
+_TOLD_ELSEWHERE = (FunctionType, staticmethod, classmethod, property, nn.Module, nn.Parameter)
+
+
+class _Code(NamedTuple):
+    text: str
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    set: frozenset[str]  # names that the code gives a value: what it counts is no part of what it computes
+
+    def kept(self, values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        """The values of these names that the code does not change: it may fill a dict where it sets items."""
+        kept = {name: values[name] for name in sorted(names) if name in values and name not in self.set}
+        return {name: value for name, value in kept.items() if not ("STORE_SUBSCR" in self.set and type(value) is dict)}
+
+
+@cache
+def _read_code(code: CodeType) -> _Code:
+    """The instructions of a function and of those within it."""
+    text: list[Any] = []
+    names: dict[str, set[Any]] = {"globals": set(), "attributes": set(), "set": set()}
+    for one in _instructions(code):
+        constant = sorted(map(repr, one.argval)) if isinstance(one.argval, frozenset) else one.argval
+        text.append((one.opname, "" if isinstance(constant, CodeType) else constant))
+        if (kind := _KINDS.get(one.opname)) is not None:
+            names[kind].add(one.argval)
+        elif one.opname == "STORE_SUBSCR":
+            names["set"].add(one.opname)
+    return _Code(repr(text), *map(frozenset, names.values()))
+
+
+_KINDS = {
+    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), "globals"),
+    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"), "attributes"),
+    **dict.fromkeys(("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"), "set"),
+}
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    for one in dis.get_instructions(code):
+        yield one
+        if isinstance(one.argval, CodeType):
+            yield from _instructions(one.argval)
+
+
+@cache
+def _is_library(module: str) -> bool:
+    """Whether a module is course_lm's or an installed one, and no file of the user's."""
+    top = module.partition(".")[0]
+    if top in ("course_lm", "builtins") or top in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module == "__main__" or file is None:  # a launcher of the user's code, such as a notebook's kernel; a notebook
+        return False
+    return any(Path(file).resolve().is_relative_to(folder) for folder in _LIBRARIES)
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # the name has no value yet
+        return False
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The bytes of its numbers, row by row."""
+    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

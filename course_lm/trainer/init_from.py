@@ -1,0 +1,147 @@
+"""A new run with the weights of another one: `training.init_from`.
+
+The run begins at step 0, with an optimizer and a schedule of its own. Where its weights come from is a part of what it
+is: their digest, not the path that they were read from. On the command line the sizes of the model, the vocabulary and
+the tokenizer come from there as well, since the weights are made for them.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from course_lm.checkpoints import latest_checkpoint, load_checkpoint, load_weights, saved_step, weights_for_use
+from course_lm.config import TrainingConfig
+from course_lm.forward import unwrap
+from course_lm.model import GPT
+from course_lm.run_records import CONFIG, HELD, TOKENIZER
+from course_lm.tokenizer import load_tokenizer
+from course_lm.trainer.code import bytes_of
+from course_lm.transformers_export import model_settings, weights_from_transformers
+from course_lm.validation import ensure, shown
+
+WEIGHTS = "model.safetensors"
+SIZES = ("model.n_layer", "model.n_head", "model.d_model", "model.positions", "data.vocab_size")
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The weights that a run begins with.
+
+    Args:
+        init_from: as they were named. file: that they stand in.
+        step: of the run that they are from, when the file was written, or None where it does not say.
+        sha256: of the weights by name, whatever file they stand in.
+    """
+
+    init_from: str
+    file: str
+    step: int | None
+    sha256: str
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"saved at step {self.step:,}, "
+        return f"begins with the weights in {self.file} ({step}sha256 {self.sha256[:12]}…)"
+
+
+def begin_from(model: nn.Module, name: str | None) -> Beginning | None:
+    """Load the weights that `training.init_from` names into the model; None where it names none.
+
+    Of a run's folder they are the exported ones, or where there are none, those of its best or its newest checkpoint.
+
+    Raises:
+        ValueError: there are no such weights, or they are another model's; one line says what is there instead.
+    """
+    if name is None:
+        return None
+    file, model = _find_weights(name), unwrap(model)
+    try:
+        weights, step = _read(file, model)
+        load_weights(model, weights)
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"training.init_from cannot take {file}: {error}") from error
+    return Beginning(name, str(file), step, _digest(weights))
+
+
+def settings_from(name: str) -> dict[str, dict[str, Any]]:
+    """The sections `model` and `data` of the source, as far as the weights are made for them.
+
+    Raises:
+        ValueError: nothing beside the weights says what model they are of.
+    """
+    folder = _find_weights(name).parent
+    if (folder / CONFIG).is_file():
+        config = TrainingConfig.from_yaml(folder / CONFIG)
+        model, data = asdict(config.model), asdict(config.data)
+    else:
+        file = folder / "config.json"
+        ensure(file.is_file(), f"training.init_from {name}: neither {CONFIG} nor {file.name} is in {folder}")
+        try:
+            model, data = model_settings(json.loads(file.read_bytes()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} is not that of a folder which `course-lm export` wrote: {error!r}") from error
+    return {"model": model, "data": {key: data[key] for key in ("vocab_size", "max_length")}}
+
+
+def tokenizer_from(name: str, vocab_size: int) -> Tokenizer:
+    """The tokenizer beside the weights; ValueError where there is none of that size: another one gives other ids."""
+    file = _find_weights(name).parent / TOKENIZER
+    ensure(
+        file.is_file(),
+        f"training.init_from {name}: no {TOKENIZER}, which a run writes when it ends, is in {file.parent}",
+    )
+    tokenizer = load_tokenizer(file)
+    size = tokenizer.get_vocab_size()
+    ensure(size == vocab_size, f"{file} has {size} tokens, and data.vocab_size is {vocab_size}")
+    return tokenizer
+
+
+def check_sizes(config: TrainingConfig, source: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a configuration that asks for another model or vocabulary than `settings_from` gave."""
+    lengths = ("data.max_length",) if config.model.positions == "learned" else ()  # each has a weight of its own
+    for key in (*SIZES, *lengths):
+        section, _, name = key.partition(".")
+        asked, held = getattr(getattr(config, section), name), source[section][name]
+        came = f"the weights of training.init_from {config.training.init_from} are made for {shown(held)}"
+        ensure(asked == held, f"{key} is {shown(asked)}, and {came}: leave {key} out")
+
+
+def _find_weights(name: str) -> Path:
+    given, held = Path(name), Path(HELD, name)
+    path = held if held.is_dir() and not given.exists() else given
+    if path.is_dir():
+        best = next((path / one for one in (WEIGHTS, "checkpoint_best.safetensors") if (path / one).is_file()), None)
+        path = best or latest_checkpoint(path) or path
+    problem = "is a folder without weights" if path.is_dir() else "is not there"
+    ensure(path.is_file(), f"training.init_from {name} {problem}: {_ACCEPTED}")
+    return path
+
+
+_ACCEPTED = f"give a run's or an exported folder, its {WEIGHTS}, or a checkpoint"
+
+
+def _read(file: Path, model: nn.Module) -> tuple[dict[str, Tensor], int | None]:
+    step = saved_step(file)
+    if step is not None:
+        return weights_for_use(load_checkpoint(file)), step
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata() or {}
+    weights = load_file(file)
+    weights |= {name: weights[first] for name, first in about.items() if first in weights}  # tied ones are kept once
+    if isinstance(model, GPT) and not weights.keys() & model.state_dict().keys():
+        weights = weights_from_transformers(model, weights)
+    return weights, int(about["step"]) if about.get("step", "").isdigit() else None
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + bytes_of(tensor))
+    return digest.hexdigest()

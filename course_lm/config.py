@@ -100,7 +100,9 @@ class LoopConfig:
             beside it), or null for none.
         eval_steps: optimizer steps between validations; null validates after each epoch.
         eval_tokens: target tokens that a validation reads, of documents that `seed` draws, the same each time; null
-            reads all held-out text.
+            reads all held-out text. The default gives the loss to 0.003 (`stories`) or 0.009 nats (`python-docs`), one
+            standard error, and the difference of two models on the same documents to 0.001 or 0.002: the last 40 to 60
+            steps of a run gained 0.02 to 0.1. Texts of long documents need more.
         save_steps: optimizer steps between checkpoints.
         save_total_limit: how many of the files `checkpoint_step_*` and `checkpoint_epoch_*` are kept, or null for all.
         restore_best: give the model its best weights back when the run is over; without validation, the last ones.

@@ -13,10 +13,9 @@ import statistics
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle
-from typing import Any
+from itertools import cycle, islice
 
 from course_lm.forward import AnyBatch
 from course_lm.schedules import ScheduleConfig, build_schedule
@@ -105,15 +104,15 @@ class Budget:
         self._earlier, self._started, self._looked = self.spent, None, None
 
     def try_steps(
-        self, windows: Sequence[Sequence[AnyBatch]], act: Callable[[Any], object], tell: Callable[[bool], bool]
+        self, windows: Iterable[list[AnyBatch]], act: Callable[[list[AnyBatch]], object], tell: Callable[[bool], bool]
     ) -> None:
-        """Learn the first pace from `act(window)`; `tell` gives all ranks the answer of rank 0.
+        """Learn the first pace from `act(window)`, over the first windows; `tell` gives all ranks rank 0's answer.
 
         The first pass over each shape is left out: memory is fetched and kernels are chosen or compiled in it.
         """
         deadline = clock() + min(TRIAL * 60 * self.minutes, LONGEST_TRIAL)
         known, times = set(), list[float]()
-        for window in cycle(windows):
+        for window in cycle(list(islice(windows, TRIED))):
             if not tell(not times or clock() < deadline):
                 break
             shape = tuple(batch["input_ids"].shape for batch in window)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
-from course_lm.trainer.budget import TRIED, Budget, schedule_over
+from course_lm.trainer.budget import Budget, schedule_over
 from course_lm.trainer.functions import clip_of, loss_of
 from course_lm.trainer.init_from import begin_from
 from course_lm.trainer.log import RunLog
@@ -119,7 +118,7 @@ class Trainer:
         clip: called as `clip(parameters, max_norm)`, changes the gradients in place; by default as
             `training.max_grad_norm` and `training.max_grad_value` say.
         observers: told of every record, before the progress bar and the loggers that the configuration names.
-        started: when `training.time_budget` began to count, on `budget.clock`; by default when `train` is called.
+        started: when `training.time_budget` began to count, on `time.perf_counter`; by default when `train` is called.
 
     Attributes:
         step: completed optimizer steps. history: all records so far.
@@ -537,9 +536,9 @@ class Trainer:
         ):
             if not self.model.training:  # else layers that the caller keeps in eval mode stay there
                 self.model.train()
-            first = list(islice(windows(batches, settings.gradient_accumulation_steps), TRIED))
-            budget.try_steps(first, lambda window: self._try_step(window, precision), self.group.tell)
-        # until the first validation: three of its passes take what one takes that is trained on, with its gradients
+            tried = windows(batches, settings.gradient_accumulation_steps)
+            budget.try_steps(tried, lambda window: self._try_step(window, precision), self.group.tell)
+        # a guess, until the first one is over: a pass with its gradients takes three times as long as one without
         passes = math.ceil(settings.gradient_accumulation_steps / self.group.world)
         held_out = None if val_loader is None else length_of(self._sample_of(val_loader)[0])
         budget.takes["validation"] = math.ceil((held_out or 0) / self.group.world) * budget.pace / passes / 3
@@ -573,7 +572,6 @@ class Trainer:
             if not self._own_schedule:
                 self.schedule = self._make_schedule(decided)
             self._record("length", total_steps=decided)
-            self.log.observers.say(f"after step {self.step:,}: {decided:,} steps fit into the minutes, not {total:,}")
             if self.folder is not None:
                 self.group.leader_does(self._write_config)
 

@@ -42,6 +42,17 @@ def test_the_bar_of_a_resumed_run_starts_where_the_run_does(monkeypatch: pytest.
     assert "15/20" in first
 
 
+def test_the_bar_of_a_run_that_decides_on_another_length_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    bar = ProgressBar()
+    bar.start(0, 20)
+    bar.log({"event": "length", "step": 5, "epoch": 0, "total_steps": 30})
+    bar.log(train_record(10))
+    bar.close()
+    assert "10/30 steps" in screen.getvalue().split("\r")[-1]
+
+
 def test_the_bar_works_without_a_known_total(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "5 steps" in shown_by_a_run(monkeypatch, steps=5, total=None)
 

@@ -439,7 +439,7 @@ def test_the_first_pass_over_a_shape_is_left_out_and_one_disturbance_does_not_co
         hand[0] += next(seconds)
 
     run = Budget(10.0, None, 500)
-    run.try_steps([small_batches(1)], act, bool)
+    run.try_steps([[batch] for batch in small_batches(1)], act, bool)
     assert run.pace == 1.0 and hand[0] <= 9.0 + budget.LONGEST_TRIAL + 5.0
 
 

@@ -45,7 +45,6 @@ from course_lm.validation import one_line
 
 _END: Any = object()  # not None, which a loader might yield
 _REMEDY = "choose another experiment_name, or set training.resume to never"
-_NEW_RUN = "to train on with its weights, give a new run training.init_from"
 
 
 class DataState(TypedDict):
@@ -278,7 +277,8 @@ class Data:
         if (epoch or batch) and state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 "the checkpoint was saved over other data: the text, its vocabulary or its batches changed since "
-                f"(fingerprint {state['fingerprint']} then, {self.fingerprint} now); change it back, {_REMEDY}; {_NEW_RUN}"
+                f"(fingerprint {state['fingerprint']} then, {self.fingerprint} now); change it back, {_REMEDY}; to "
+                "train on with its weights, give a new run training.init_from"
             )
 
     def _compare(self, last: Any, epoch: int, batch: int) -> None:

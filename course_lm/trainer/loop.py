@@ -292,9 +292,8 @@ class Trainer:
         if not self.settings.must_be_timed:
             return
         with self.group.one_fate(), sole_writer(self.folder, self.group):
-            self._load_newest()  # it has brought its length, and its minutes
-            if self.budget is not None and self.settings.must_be_timed:
-                self._set_length(self._timed_length(self.budget, train_loader, val_loader))
+            saved, budget = self._saved_length(), self.budget
+            self._set_length(saved or self._timed_length(budget, train_loader, val_loader))  # type: ignore[arg-type]
 
     @property
     def finished(self) -> bool:
@@ -520,6 +519,13 @@ class Trainer:
         self._save("last")  # before the best weights come back: a run goes on from its last ones
         if self.interrupted is None and self.settings.restore_best:
             self.restore_best()
+
+    def _saved_length(self) -> LoopConfig | None:
+        """The settings with the steps of the run in the folder; None where a new run begins."""
+        if self.folder is None or self.folder == self._own_folder or self.settings.resume == "never":
+            return None
+        newest = load_newest(self.folder, self.group, self._target)
+        return None if newest is None else with_saved_length(self.settings, newest[1]["config"])
 
     def _timed_length(
         self, budget: Budget, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None

@@ -21,6 +21,7 @@ import course_lm.trainer.loop
 from course_lm import cli
 from course_lm.checkpoints import load_checkpoint, save_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.forward import check_causal
 from course_lm.schedules import SCHEDULES, ScheduleConfig
 from course_lm.trainer import Trainer, budget
 from course_lm.trainer.budget import Budget, progress_of, schedule_over
@@ -55,6 +56,7 @@ class Machine:
     def model(self) -> torch.nn.Module:
         """A model whose forward pass takes time, three times as long where it is trained."""
         model = model_of()
+        check_causal(model, torch.arange(8)[None])  # now: a run tries it once, and here each pass takes time
         model.register_forward_pre_hook(self._compute, with_kwargs=True)
         return model
 

@@ -29,20 +29,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return options.command(options, rest)
     # A loss or gradient that is not finite, too little memory, a rank that hangs: the input was good, the run failed.
     except (FloatingPointError, MemoryError, TimeoutError) as error:
-        return _fail(f"error: {error}", 1)
+        return _fail(_told(error), 1)
     except (ValueError, OSError, ImportError) as error:
-        return _fail(f"error: {error}", 2)
+        return _fail(_told(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except Exception as error:
         code = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
         if code is not None:
-            return _fail(f"error: {error}", code)
+            return _fail(_told(error), code)
+        if getattr(error, "__notes__", ()):  # a run has saved what it had done: see `Trainer`
+            return _fail(_told(error), 1)
         if _speaks():
             raise
         return 1
     finally:
         warnings.formatwarning = formatted
+
+
+def _told(error: Exception) -> str:
+    """The error and its notes, such as what was saved before it."""
+    return "; ".join([f"error: {error}", *getattr(error, "__notes__", ())])
 
 
 def _fail(text: str, code: int) -> int:

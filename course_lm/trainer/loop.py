@@ -254,15 +254,7 @@ class Trainer:
         `train` repeats this. Called by itself it neither seeds nor resumes, and no signal is caught.
         """
         settings = self.settings
-        if self.schedule is None or self._loaded is not None:
-            self._plan(train_loader)
-        if self._rest is None:
-            self._open(train_loader)
-        assert self._rest is not None
-        batches, self._rest = self._rest, None
-        if self.budget is not None:
-            self.budget.begin_epoch(self.step, self._steps_of_epoch(train_loader))
-        for window in in_step(windows(batches, settings.gradient_accumulation_steps), self.group):
+        for window in self._rest_of_epoch(train_loader):
             if self._take_step(window):
                 self._look_at_budget()
                 if self.step % settings.logging_steps == 0:
@@ -646,6 +638,18 @@ class Trainer:
                 self._own_folder = folder
                 assert self._loaded is not None
                 self._loaded["path"] = path
+
+    def _rest_of_epoch(self, train_loader: Iterable[AnyBatch]) -> Iterator[list[AnyBatch]]:
+        """The windows of the running epoch that no step has taken."""
+        if self.schedule is None or self._loaded is not None:
+            self._plan(train_loader)
+        if self._rest is None:
+            self._open(train_loader)
+        assert self._rest is not None
+        batches, self._rest = self._rest, None
+        if self.budget is not None:
+            self.budget.begin_epoch(self.step, self._steps_of_epoch(train_loader))
+        return in_step(windows(batches, self.settings.gradient_accumulation_steps), self.group)
 
     def _open(self, train_loader: Iterable[AnyBatch]) -> None:
         """Find the place in this loader where the rest of the epoch begins; ValueError where it is not there."""

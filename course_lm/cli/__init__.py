@@ -381,6 +381,10 @@ def _configured(name: str, options: argparse.Namespace, rest: Sequence[str]) -> 
             sizes = settings_from(config.training.init_from)
             config, given = read(base.updated(sizes, f"training.init_from {config.training.init_from}"))
             check_sizes(config, sizes)
+        # in Python, what a file leaves out has the defaults of the classes
+        alone, laid_over = (TrainingConfig.from_yaml(options.config, over) for over in (None, base))
+        if not (shipped or _follows() or alone == laid_over):
+            print(f"course-lm: what {options.config} leaves out is taken from {DEFAULT_CONFIG}", file=sys.stderr)
         return with_text(config, given, base, options.config), given
 
 

@@ -135,9 +135,15 @@ def test_a_line_in_a_file_is_the_same_experiment_as_the_option(tmp_path):
         assert configured("my.txt", config="own.yaml") == configured("my.txt", *also, f"--{option}"), line
 
 
-def test_a_whole_file_is_its_own_experiment_whatever_the_default_is(tmp_path):
+def test_a_whole_file_is_its_own_experiment_whatever_the_default_is_and_a_part_of_one_says_what_it_takes(
+    tmp_path, capsys
+):
     TrainingConfig(experiment_name="mine").to_yaml(tmp_path / "own.yaml")
     assert configured(config="own.yaml") == TrainingConfig(experiment_name="mine")
+    assert capsys.readouterr().err == ""
+    (tmp_path / "own.yaml").write_text("experiment_name: mine")
+    configured(config="own.yaml")
+    assert capsys.readouterr().err == "course-lm: what own.yaml leaves out is taken from python-docs\n"
 
 
 # A run

@@ -125,6 +125,8 @@ class Data:
             self._check_data(state, epoch, batch)
         elif self.keeps_place and (batch or self._untaken):  # a step has failed, or the run has stopped
             state = self.state_dict(epoch, batch)
+        if not self._jumps:
+            set_epoch(self.loader, epoch)
         if self._jumps:
             if state is not None and state["own"] is not None:
                 self._load(state["own"] | {"epoch": epoch, "batch": batch})
@@ -227,7 +229,6 @@ class Data:
                 raise ValueError("the training loader is an iterator that has raised an error: give a new one")
             start = self._given
         else:
-            set_epoch(loader, epoch)
             loader = second_reader(loader, fresh_workers=True)
         batches, last = self._opened(loader, epoch, start), _END
         for _ in range(batch - start):

@@ -365,7 +365,7 @@ class Trainer:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
-        self.layers.before_step(self.runner, self.step + 1)
+        self.layers.before_step(self.model, self.step + 1)
         try:
             own, seeds = share(window, self.group), self._seeds(len(window))
             check_window(self.runner, own, self.options.process_group)

@@ -200,7 +200,7 @@ class Session(RuleBasedStateMachine):
     def come_back_with_another_optimizer_or_rate(self, momentum: bool) -> None:
         trainer = trainer_of(self.config)
         if momentum:
-            optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(trainer.model.parameters(), lr=3e-3, momentum=0.9)
             other = Trainer(trainer.model, self.config, optimizer=optimizer)
         else:
             other = Trainer(trainer.model, self.config, schedule=lambda step: 1e-2)

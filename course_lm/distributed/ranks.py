@@ -158,6 +158,7 @@ class Group:
                 self._leave_word(why or error)
             self._part()
             if why is not None:
+                vars(why)["__notes__"] = vars(error).pop("__notes__", [])  # what it says of the saving stands last
                 raise why from error
             raise
 

@@ -64,9 +64,11 @@ def train_on_text(config: TrainingConfig) -> int:
         if group.leads and curriculum is not None:
             print(curriculum)
         trainer.train(run.train_loader, run.val_loader)
-        if trainer.interrupted is not None and group.world > 1:
+        if trainer.interrupted is not None and group.joined:
             # torchrun sends SIGTERM to all others as soon as one has ended; each is to end with the signal's code
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if group.failed:  # within a compile each rank ends by itself: none can be asked for its weights any more
+                return 128 + trainer.interrupted
         # What is exported and sampled from are the best weights, which `report` is about.
         trainer.restore_best()
         run = replace(run, model=_whole_model(run, config, group))

@@ -210,9 +210,9 @@ class Group:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """What a command ends with: 2 for bad input, 1 for a run that failed, 130 for Ctrl-C."""
-    if isinstance(error, RankError):
-        return error.exit_code
+    """What a command ends with: 2 for bad input, 1 for a run that failed, 130 for Ctrl-C; or what it says itself."""
+    if (code := getattr(error, "exit_code", None)) is not None:
+        return code
     if isinstance(error, KeyboardInterrupt):
         return 130
     if isinstance(error, TimeoutError):  # an OSError too

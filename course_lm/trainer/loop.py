@@ -13,7 +13,7 @@ import math
 import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from course_lm.checkpoints import (
     weights_for_use,
 )
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.distributed import connect, share, wrap
+from course_lm.distributed import RankError, connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
 from course_lm.guard import (
@@ -83,12 +83,14 @@ from course_lm.trainer.resume import (
 )
 from course_lm.trainer.run import (
     NEW_RUN,
+    SIGNALS,
     Interrupted,
     check_can_be_timed,
     count_steps,
     default_observers,
     explain_out_of_memory,
     farewell,
+    how_to_go_on,
     nothing_left,
     on_interrupt,
     run_folder,
@@ -219,16 +221,18 @@ class Trainer:
             BlockingIOError: another process is training in the folder.
             RankError, TimeoutError: another rank has failed, or did not answer.
         """
-        self.interrupted, self._signal = None, 0
+        self.interrupted, self._signal, saved = None, 0, None
         try:
             with (
+                ExitStack() as handlers,  # of signals, which torchrun sends until the last rank has ended
                 self.group.one_fate(),
                 sole_writer(self.folder, self.group),
                 deterministic_kernels(self.settings.deterministic),
             ):
                 self._begin(train_loader, val_loader)
+                handlers.enter_context(on_interrupt(self.stop, self.group))
                 try:
-                    with on_interrupt(self.stop), self._saved_on_error(), explain_out_of_memory(self.config):
+                    with self._saved_on_error(), explain_out_of_memory(self.config):
                         if self._owes_validation():
                             self._validate(val_loader)
                         while not self._is_over():
@@ -240,12 +244,14 @@ class Trainer:
                     self.log.observers.close()
                     if self.budget is not None:
                         self.budget.stop()
-        except Interrupted:  # within a compile
-            self.interrupted = self._signal
+        except (Interrupted, RankError) as error:  # within a compile, of this rank or of another
+            if error.exit_code - 128 not in SIGNALS:
+                raise
+            self.interrupted, saved = error.exit_code - 128, "".join(getattr(error, "__notes__", ()))
         finally:
             self._signal = 0
         if self.interrupted is not None:
-            self._say(farewell(self.interrupted, self.step, self.config))
+            self._say(farewell(self.interrupted, self.step, self.config, saved))
         return self.history
 
     def train_epoch(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
@@ -314,8 +320,8 @@ class Trainer:
 
             def on_batch(done: int) -> None:
                 observers.show_validation(done, batches)
-                if self.group.largest(self._signal):
-                    raise Interrupted
+                if number := self.group.largest(self._signal):
+                    raise Interrupted(number)
 
             try:
                 return evaluate(
@@ -687,7 +693,7 @@ class Trainer:
             save_checkpoint(folder / "checkpoint_last.safetensors", self._live_state())
         except Exception:
             return f"step {self.step} could not be saved: the newest checkpoint in {folder} is where it goes on"
-        return f"all {self.step} steps are saved: run it again to go on from {folder}"
+        return f"all {self.step} steps are saved: {how_to_go_on(self.config)}"
 
     def _plan(self, train_loader: Iterable[AnyBatch]) -> None:
         """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""

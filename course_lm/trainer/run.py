@@ -28,10 +28,14 @@ from course_lm.trainer.made_by import SessionLog
 class Interrupted(BaseException):
     """A signal ends, at once, what may take minutes: a validation, or a compile. No step is done in either."""
 
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
 
 NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
 
 
@@ -143,8 +147,11 @@ def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
 
 
 @contextmanager
-def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
+def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> Iterator[None]:
     """Call `notify(signal number)` at the first SIGINT or SIGTERM; a second one has its usual effect.
+
+    Under torchrun a second SIGTERM has none: torchrun sends one to each rank as soon as another has ended, while this
+    one may still be saving, and kills what has not ended after 30 seconds.
 
     A signal that this process ignores, as one started in the background may, stays ignored. One whose handler was not
     installed from Python stays with that handler, which could not be given back. Python delivers signals to the main
@@ -157,12 +164,13 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         # first of all: a second signal ends a run whose step hangs
-        signal.signal(number, previous[signal.Signals(number)])
+        ignored = number == signal.SIGTERM and group is not None and group.joined
+        signal.signal(number, signal.SIG_IGN if ignored else previous[signal.Signals(number)])
         notify(number)
         if CompileContext.try_get() is not None:
-            raise Interrupted
+            raise Interrupted(number)
 
-    found = {number: signal.getsignal(number) for number in _SIGNALS}
+    found = {number: signal.getsignal(number) for number in SIGNALS}
     previous = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
     for number in previous:
         signal.signal(number, handle)
@@ -173,16 +181,18 @@ def on_interrupt(notify: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def farewell(number: int, step: int, config: TrainingConfig) -> str:
+def farewell(number: int, step: int, config: TrainingConfig, saved: str | None = None) -> str:
     """The last line that an interrupted run prints; `number` is the number of the signal."""
+    return f"stopped by {signal.Signals(number).name} after step {step}: {saved or how_to_go_on(config)}"
+
+
+def how_to_go_on(config: TrainingConfig) -> str:
+    """What to do with a run that was saved."""
     folder = run_folder(config)
     if folder is None:
-        saved = "nothing was saved"
-    elif config.training.resume == "never":
-        saved = f"run it again with training.resume auto to go on from {folder}"
-    else:
-        saved = f"run it again to go on from {folder}"
-    return f"stopped by {signal.Signals(number).name} after step {step}: {saved}"
+        return "nothing was saved"
+    again = "run it again with training.resume auto" if config.training.resume == "never" else "run it again"
+    return f"{again} to go on from {folder}"
 
 
 def nothing_left(step: int, config: TrainingConfig) -> str:

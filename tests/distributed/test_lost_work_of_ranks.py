@@ -163,7 +163,9 @@ def test_no_rank_saves_its_part_of_a_sharded_model_alone(ranks: Ranks, tmp_path:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("to", [(0, 1, 2), (0,), (1,)], ids=["all", "rank 0", "rank 1"])
-@pytest.mark.parametrize(XX)
+@pytest.mark.parametrize(
+    ("place", "strategy"), [("step", "ddp"), ("save", "ddp"), ("validation", "ddp"), ("validation", "fsdp")]
+)
 def test_a_signal_to_any_rank_ends_all_and_costs_no_completed_step(
     ranks: Ranks, tmp_path: Path, whole: Whole, place: str, strategy: str, to: tuple[int, ...], number: int
 ) -> None:

@@ -113,6 +113,17 @@ def terminate_a_rank(command: Command) -> None:
     os.kill(command.ranks()[1], signal.SIGTERM)
 
 
+def terminate_the_first_rank(command: Command) -> None:
+    os.kill(command.ranks()[0], signal.SIGTERM)
+
+
+def terminate_all(command: Command) -> None:
+    """As a scheduler does: each rank gets a second signal, from torchrun."""
+    for process in command.ranks().values():
+        os.kill(process, signal.SIGTERM)
+    terminate_torchrun(command)
+
+
 def terminate_torchrun(command: Command) -> None:
     command.process.send_signal(signal.SIGTERM)
 
@@ -217,6 +228,121 @@ def test_ctrl_c_before_the_first_step_says_so_once(runs, tmp_path):
         ended = command.end()
     assert ended.own in (["course-lm: interrupted"], []), ended.err
     assert "Traceback" not in ended.err.partition("torch/distributed/run.py")[0].rpartition("Traceback")[0], ended.err
+
+
+# Signals where a run may take minutes
+
+# The command, with trouble until there is a file that says `go on`; each rank notes its exit code.
+NOTED = """
+import os, runpy, signal, time
+from pathlib import Path
+import torch
+from course_lm.trainer import loop
+
+end, rank, three = os._exit, int(os.environ["RANK"]), Path("runs/toy/checkpoint_step_3.safetensors")
+
+def noted(code):
+    Path(f"code{rank}").write_text(str(code))
+    end(code)
+
+def is_time():
+    return three.exists() and not Path("go on").exists()
+
+os._exit = noted
+TROUBLE
+runpy.run_module("course_lm", run_name="__main__", alter_sys=True)
+"""
+# Each batch of a validation takes a second, and there are dozens.
+SLOW_VALIDATION = """
+evaluate = loop.evaluate
+
+def slow(*arguments, on_batch, **options):
+    def slowly(done):
+        if is_time():
+            Path(f"trouble{rank}").touch()
+            time.sleep(1)
+        on_batch(done)
+    return evaluate(*arguments, on_batch=slowly, **options)
+
+loop.evaluate = slow
+"""
+# The fourth step compiles anew, which takes minutes.
+SLOW_COMPILE = """
+compile, take_step = torch.compile, loop.take_step
+
+def backend(graph, inputs):
+    if is_time():
+        Path(f"trouble{rank}").touch()
+        for _ in range(600):
+            time.sleep(0.1)
+    return graph.forward
+
+def anew(*arguments, **options):
+    if is_time():
+        torch._dynamo.reset()
+    return take_step(*arguments, **options)
+
+torch.compile, loop.take_step = lambda model: compile(model, backend=backend), anew
+"""
+TROUBLES = {
+    "validation": (SLOW_VALIDATION, ["--data.val_fraction=0.5", "--training.batch_size=1"]),
+    "compile": (SLOW_COMPILE, ["--training.compile=true", "--training.max_steps=4"]),
+}
+
+
+def with_trouble(runs: Runs, folder: Path, place: str, *settings: str) -> list[str]:
+    """The words of a run of three ranks."""
+    trouble, arguments = TROUBLES[place]
+    script = folder / "script.py"
+    script.write_text(NOTED.replace("TROUBLE", trouble))
+    return torchrun(3, program=[str(script), *train(runs.text, folder / "runs", *arguments, *settings)])
+
+
+def go_on(runs: Runs, folder: Path, place: str, *settings: str) -> Ended:
+    """The end of a run of three ranks without trouble."""
+    (folder / "go on").touch()
+    with started(folder, with_trouble(runs, folder, place, *settings)) as command:
+        ended = command.end()
+    assert ended.code == 0, ended.err
+    return ended
+
+
+@pytest.fixture(scope="session")
+def untroubled(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`untroubled(place, *settings)` is the output folder of a run that nobody disturbs."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def folder_of(*key: str) -> Path:
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(key[0])
+            go_on(runs, made[key], *key)
+        return made[key] / "runs"
+
+    return folder_of
+
+
+@pytest.mark.parametrize(
+    "end", [terminate_torchrun, press_ctrl_c, terminate_a_rank, terminate_the_first_rank, terminate_all]
+)
+@pytest.mark.parametrize("place", TROUBLES)
+def test_a_signal_ends_what_may_take_minutes_and_no_completed_step_is_lost(runs, untroubled, tmp_path, place, end):
+    whole = untroubled(place, DDP)
+    with started(tmp_path, with_trouble(runs, tmp_path, place, DDP)) as command:
+        command.wait_until(lambda: len(list(tmp_path.glob("trouble*"))) == 3, "the trouble of all ranks")
+        end(command)
+        stopped = command.end(20)
+    name, code = ("SIGINT", 130) if end is press_ctrl_c else ("SIGTERM", 143)
+    done = load_checkpoint(tmp_path / "runs" / NAME / "checkpoint_last.safetensors")["step"]
+    assert done == (5 if place == "validation" else 3)
+    saved = "" if place == "validation" else f"all {done} steps are saved: "
+    told = f"stopped by {name} after step {done}: {saved}run it again to go on from {tmp_path / 'runs' / NAME}"
+    assert stopped.out.count("stopped by") == stopped.out.splitlines().count(told) == 1, stopped.out
+    assert not stopped.own, stopped.err
+    codes = {path.name: int(path.read_text()) for path in tmp_path.glob("code*")}
+    assert codes == {f"code{rank}": code for rank in range(3)}, stopped.err
+    went_on = go_on(runs, tmp_path, place, DDP)
+    assert went_on.out.count("resumed ") == 1
+    assert_same(end_state(tmp_path / "runs"), end_state(whole))
 
 
 # Processes that die

@@ -345,6 +345,19 @@ def test_a_signal_ends_what_may_take_minutes_and_no_completed_step_is_lost(runs,
     assert_same(end_state(tmp_path / "runs"), end_state(whole))
 
 
+def test_a_signal_within_a_compile_of_a_sharded_model_says_that_the_step_is_not_saved(runs, tmp_path):
+    words = with_trouble(runs, tmp_path, "compile", FSDP)
+    with started(tmp_path, words) as command:
+        command.wait_until(lambda: len(list(tmp_path.glob("trouble*"))) == 3, "the trouble of all ranks")
+        terminate_torchrun(command)
+        stopped = command.end(20)
+    folder = tmp_path / "runs" / NAME
+    told = f"step 3 could not be saved: the newest checkpoint in {folder} is where it goes on"
+    assert stopped.out.splitlines().count(f"stopped by SIGTERM after step 3: {told}") == 1, stopped.out
+    assert sorted(int(path.read_text()) for path in tmp_path.glob("code*")) == [143] * 3 and not stopped.own
+    assert [path.name for path in folder.glob("checkpoint_*")] == ["checkpoint_step_3.safetensors"]
+
+
 # Processes that die
 
 

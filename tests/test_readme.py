@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from course_lm import cli
-from course_lm.config import find_config
+from course_lm.config import TrainingConfig
 from course_lm.corpus import load_corpus
 from tests.fork_server import anew, forked, started
 
@@ -95,7 +95,10 @@ def folder(tmp_path, monkeypatch):
     documents = load_corpus("stories").documents[:600]
     (tmp_path / "my.txt").write_text("\n\n".join(documents), encoding="utf-8")
     (tmp_path / "runs" / "my").mkdir(parents=True)
-    shutil.copy(find_config("python-docs"), tmp_path / "runs" / "my" / "config.yaml")
+    for source in ("my", "tiny"):  # runs that have ended
+        (tmp_path / "runs" / source).mkdir(exist_ok=True)
+        TrainingConfig.from_yaml("python-docs").to_yaml(tmp_path / "runs" / source / "config.yaml")
+        (tmp_path / "runs" / source / "model.safetensors").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

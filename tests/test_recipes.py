@@ -23,6 +23,7 @@ SMALL = {
     "data": {"vocab_size": 300, "max_length": 16, "batching": "fixed"},
     "model": {"n_layer": 1, "n_head": 1, "d_model": 8},
     "training": {"max_steps": 3, "gradient_accumulation_steps": 1, "logging_steps": 1, "device": "cpu"},
+    "experiment_name": "my-lm",
 }
 
 TRAIN = """

@@ -157,8 +157,8 @@ class Counted(partial):
         return super().__call__(logits, labels, reduction=reduction)
 
 
-class Crash(Exception):
-    """Stands for a process that dies."""
+class Crash(BaseException):
+    """Stands for a process that dies: no error, after which a run would save."""
 
 
 def quiet(count: int) -> None:

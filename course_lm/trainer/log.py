@@ -161,6 +161,7 @@ class RunLog:
         columns = [column.flatten() for column in StepResult(**state["pending"])] if state["pending"] else []
         lengths = [len(column) for column in columns]
         ensure(len(set(lengths)) < 2, f"the state's pending must be columns of one length, got {lengths}")
+        ensure(not any(column.is_complex() for column in columns), "the state's pending must be real numbers")
         pending = [StepResult(*parts) for parts in zip(*columns)]
         summarise(pending)
         self.history.load_state_dict(state["history"])

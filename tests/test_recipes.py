@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,11 +20,10 @@ EDIT = re.compile(r"In `([^`]+)`, (above|below) the line `([^`]+)`:")
 NEW_FILE = re.compile(r"New file `([^`]+)`:")
 COPIED = ("course_lm", "data", "notebooks", "tests", "README.md", "pyproject.toml")
 # A run of three steps in a second; what the recipes configure comes on top.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "data": {"vocab_size": 300, "max_length": 16, "batching": "fixed"},
     "model": {"n_layer": 1, "n_head": 1, "d_model": 8},
     "training": {"max_steps": 3, "gradient_accumulation_steps": 1, "logging_steps": 1, "device": "cpu"},
-    "experiment_name": "my-lm",
 }
 
 TRAIN = """
@@ -102,7 +102,7 @@ def followed(tmp_path_factory):
     for instruction, _, block in STEP.findall(RECIPES):
         for section, values in follow(folder, instruction, block).items():
             config[section] = {**config.get(section, {}), **values}
-    (folder / "run.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (folder / "run.yaml").write_text(yaml.safe_dump({**config, "experiment_name": "my-lm"}), encoding="utf-8")
     return folder
 
 

@@ -31,7 +31,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -39,12 +40,39 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lm.batching.batch import AnyBatch
-from course_lm.batching.share import EVERYTHING, Share
 from course_lm.reproducibility import seed_of, seeded
 from course_lm.validation import one_line
 
+_T = TypeVar("_T")
 _END: Any = object()  # not None, which a loader might yield
 _REMEDY = "choose another experiment_name, or set training.resume to never"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rank `rank` of `world` computes batches `rank`, `rank + world`, … of each window of `window` batches.
+
+    A window is one optimizer step. Where a window has no batch for a rank, the rank reads its first one: it takes part
+    in the step with an empty batch of the same form.
+    """
+
+    rank: int = 0
+    world: int = 1
+    window: int = 1
+
+    def needs(self, index: int, length: int) -> bool:
+        """Whether this rank reads batch `index` of an epoch of `length` batches."""
+        place = index % self.window
+        size = min(self.window, length - (index - place))  # the last window of an epoch may be shorter
+        return place % self.world == self.rank or (place == 0 and self.rank >= size)
+
+    def of_epoch(self, batches: list[_T], start: int = 0) -> list[_T | None]:
+        """The batches from `start` on, with None in place of each that this rank does not read."""
+        length = len(batches)
+        return [batches[index] if self.needs(index, length) else None for index in range(start, length)]
+
+
+EVERYTHING = Share()
 
 
 class DataState(TypedDict):

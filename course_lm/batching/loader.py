@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from course_lm.batching.batch import AnyBatch, Batch
+from course_lm.batching.data import EVERYTHING, Share
 from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack, ranges
-from course_lm.batching.share import EVERYTHING, Share
 from course_lm.batching.token_store import StoredDocuments
 from course_lm.batching.workers import heed_parent_alone, signals_held_back
 from course_lm.tokenizer import pad_id

@@ -384,7 +384,8 @@ def _configured(name: str, options: argparse.Namespace, rest: Sequence[str]) -> 
         # in Python, what a file leaves out has the defaults of the classes
         alone, laid_over = (TrainingConfig.from_yaml(options.config, over) for over in (None, base))
         if not (shipped or _follows() or alone == laid_over):
-            print(f"course-lm: what {options.config} leaves out is taken from {DEFAULT_CONFIG}", file=sys.stderr)
+            place = sys.stderr if getattr(given, "json", False) else sys.stdout
+            print(f"what {options.config} leaves out is taken from {DEFAULT_CONFIG}", file=place)
         return with_text(config, given, base, options.config), given
 
 

@@ -140,10 +140,10 @@ def test_a_whole_file_is_its_own_experiment_whatever_the_default_is_and_a_part_o
 ):
     TrainingConfig(experiment_name="mine").to_yaml(tmp_path / "own.yaml")
     assert configured(config="own.yaml") == TrainingConfig(experiment_name="mine")
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().out == ""
     (tmp_path / "own.yaml").write_text("experiment_name: mine")
     configured(config="own.yaml")
-    assert capsys.readouterr().err == "course-lm: what own.yaml leaves out is taken from python-docs\n"
+    assert capsys.readouterr().out == "what own.yaml leaves out is taken from python-docs\n"
 
 
 # A run

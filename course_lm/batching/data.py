@@ -153,8 +153,6 @@ class Data:
             self._check_data(state, epoch, batch)
         elif self.keeps_place and (batch or self._untaken):  # a step has failed, or the run has stopped
             state = self.state_dict(epoch, batch)
-        if not self._jumps:
-            set_epoch(self.loader, epoch)
         if self._jumps:
             if state is not None and state["own"] is not None:
                 self._load(state["own"] | {"epoch": epoch, "batch": batch})
@@ -164,10 +162,9 @@ class Data:
             if batch or (state is not None and self._last is not None):
                 self._compare(self.loader[batch - 1] if at_place else _END, epoch, batch)
             batches = iter(self.loader[batch:])
-        elif self.keeps_place:
-            batches = self._put_back(state, epoch, batch)
         else:
-            batches = self._read_again(epoch, batch)
+            set_epoch(self.loader, epoch)
+            batches = self._put_back(state, epoch, batch) if self.keeps_place else self._read_again(epoch, batch)
         # only now, when nothing can be refused any more; of an epoch that has ended, nothing more is read
         self._state, self._ended = state if state is not None and state["ended"] and batch else None, False
         return self._note(batches, epoch, batch)
@@ -308,6 +305,11 @@ class Data:
                 "the checkpoint was saved over other data: the text, its vocabulary or its batches changed since "
                 f"(fingerprint {state['fingerprint']} then, {self.fingerprint} now); change it back, {_REMEDY}; to "
                 "train on with its weights, give a new run training.init_from"
+            )
+        if state["untaken"] and not self.keeps_place:
+            raise ValueError(
+                "the checkpoint was saved over a loader that keeps its place, and had given batches that no step has "
+                f"taken; this {type(self.loader).__name__} keeps none: change it back, {_REMEDY}"
             )
 
     def _compare(self, last: Any, epoch: int, batch: int) -> None:

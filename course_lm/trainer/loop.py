@@ -200,6 +200,7 @@ class Trainer:
         every = self.settings.eval_steps, self.settings.save_steps
         self.budget = None if minutes is None else Budget(minutes, *every, started=started)
         self._signal = 0  # that this rank has got
+        self._out_of_patience = False
         self._rest: Iterator[AnyBatch] | None = None  # of the running epoch, before anything of it is read
         self._torn = False  # whether an error has broken an update off half-way
         self._buffers = BufferWatch(self.model, self.group)
@@ -297,7 +298,7 @@ class Trainer:
     def finished(self) -> bool:
         """Whether the run has come to its end, was stopped early, or was interrupted."""
         settings = self.settings
-        if self.interrupted is not None or self._patience_is_out():
+        if self.interrupted is not None or self._out_of_patience:
             return True
         return self.step >= settings.max_steps if settings.max_steps is not None else self.epoch >= settings.num_epochs
 
@@ -455,6 +456,7 @@ class Trainer:
         lowest = self.best_loss
         # "tokens" counts the validation text; in a record it would read as the tokens trained on
         self._record("validation", **{name: value for name, value in metrics.items() if name != "tokens"})
+        self._out_of_patience = self._patience_is_out()  # here: a step asks for it, and it reads all records
         if metrics["val_loss"] < lowest:  # false for NaN
             if self.folder is None:
                 with self._average_in_place():
@@ -607,7 +609,8 @@ class Trainer:
         self._plan(train_loader)
         self._load_newest()
         # a loader that keeps its own place gives a validation a whole epoch only before it is put there
-        if not (self._owes_validation() and self.data.over(train_loader, self.epoch, self.batch).keeps_place):
+        self.data = self.data.over(train_loader, self.epoch, self.batch)
+        if not (self._owes_validation() and self.data.keeps_place):
             self._open(train_loader)
         as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
         loaded = self._loaded
@@ -685,15 +688,13 @@ class Trainer:
         folder = self.folder
         if folder is None or not self.step or not self.group.leads:
             return None
-        try:
-            # of a sharded model each rank has a part alone
-            if self._torn or any(is_sharded(parameter) for parameter in self.model.parameters()):
-                raise ValueError
-            folder.mkdir(parents=True, exist_ok=True)
-            save_checkpoint(folder / "checkpoint_last.safetensors", self._live_state())
-        except Exception:
-            return f"step {self.step} could not be saved: the newest checkpoint in {folder} is where it goes on"
-        return f"all {self.step} steps are saved: {how_to_go_on(self.config)}"
+        # of a sharded model each rank has a part alone
+        if not (self._torn or any(is_sharded(parameter) for parameter in self.model.parameters())):
+            with suppress(Exception):  # the error that ends the run says more
+                folder.mkdir(parents=True, exist_ok=True)
+                save_checkpoint(folder / "checkpoint_last.safetensors", self._live_state())
+                return f"all {self.step} steps are saved: {how_to_go_on(self.config)}"
+        return f"step {self.step} could not be saved: the newest checkpoint in {folder} is where it goes on"
 
     def _plan(self, train_loader: Iterable[AnyBatch]) -> None:
         """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""
@@ -780,6 +781,7 @@ class Trainer:
         if self.schedule is None:  # else they are those of the schedule at hand
             self.total_steps = saved["total_steps"]
         self.best_weights = deepcopy(saved["best_weights"])
+        self._out_of_patience = self._patience_is_out()
 
     def _live_state(self) -> RunState:
         """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""

@@ -514,6 +514,17 @@ def test_a_foreign_loader_that_is_ahead_is_saved_with_its_batches(tmp_path):
     assert read[1] == read[0][2:]
 
 
+def test_batches_that_a_loader_of_another_kind_had_given_are_not_read_beside_those_of_a_list(tmp_path):
+    trainer = Trainer(model(), configure(), loss_fn=counting(fail_at(1)))
+    with pytest.raises(OSError, match="the node"):
+        trainer.train(Foreign())
+    trainer.save_checkpoint(tmp_path / "by_hand.safetensors")
+    other = Trainer(model(), configure(), loss_fn=counting(quiet))
+    other.load_checkpoint(tmp_path / "by_hand.safetensors")
+    with pytest.raises(ValueError, match="this list keeps none"):
+        other.train(LOADERS["a list"]())
+
+
 def test_a_loader_that_raised_is_opened_again_at_the_place():
     class Flaky(Batches):
         broken = True

@@ -385,7 +385,7 @@ def _configured(name: str, options: argparse.Namespace, rest: Sequence[str]) -> 
         alone, laid_over = (TrainingConfig.from_yaml(options.config, over) for over in (None, base))
         if not (shipped or _follows() or alone == laid_over):
             place = sys.stderr if getattr(given, "json", False) else sys.stdout
-            print(f"what {options.config} leaves out is taken from {DEFAULT_CONFIG}", file=place)
+            print(f"what {options.config} leaves out is that of the shipped configuration {DEFAULT_CONFIG}", file=place)
         return with_text(config, given, base, options.config), given
 
 

@@ -143,7 +143,7 @@ def test_a_whole_file_is_its_own_experiment_whatever_the_default_is_and_a_part_o
     assert capsys.readouterr().out == ""
     (tmp_path / "own.yaml").write_text("experiment_name: mine")
     configured(config="own.yaml")
-    assert capsys.readouterr().out == "what own.yaml leaves out is taken from python-docs\n"
+    assert capsys.readouterr().out == "what own.yaml leaves out is that of the shipped configuration python-docs\n"
 
 
 # A run

@@ -1,13 +1,11 @@
 """Checks tell right answers from wrong ones, and name the mistake; predictions explain every option."""
 
-import importlib
 import math
 import re
 import tomllib
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -16,25 +14,19 @@ import pytest
 import torch
 
 from course_lm.classroom import checks
+from course_lm.classroom.checks import attempts, exercise
 from course_lm.classroom.checks.comparison import difference
-from course_lm.classroom.checks.mistakes import attempts, store
-from course_lm.classroom.checks.mistakes.edits import apply, changes_of
-from course_lm.classroom.checks.mistakes.mutation import small_mistakes
-from course_lm.classroom.checks.mistakes.naming import by_hand_candidates
-from course_lm.classroom.checks.mistakes.relations import relation
+from course_lm.classroom.checks.outcomes import with_gradient
 from course_lm.classroom.checks.predict import FOLDER, ask
-from course_lm.classroom.checks.report import Edit, Report, compare, with_gradient
+from course_lm.classroom.checks.question import Mistake, Question
+from course_lm.classroom.checks.relations import relation
+from course_lm.classroom.checks.report import Report, compare
 from tests.lessons.exercises import Exercise, define, exercises_of
-from tests.lessons.mutants import question_of
 from tests.lessons.notebook_rules import ASKED
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in LESSONS}
 EXERCISES = [(name, exercise) for name, notebook in NOTEBOOKS.items() for exercise in exercises_of(notebook)]
-
-
-def answers_of(lesson: str) -> ModuleType:
-    return importlib.import_module(f"tests.lessons.wrong_answers.{lesson[3:]}")
 
 
 def check_of(exercise: Exercise) -> Any:
@@ -67,35 +59,31 @@ def test_an_answer_that_returns_none_or_raises_not_implemented_is_not_written_ye
 
 
 @of_each_exercise
-def test_typical_wrong_answers_are_rejected_by_name(lesson, exercise):
-    wrong = answers_of(lesson).WRONG_ANSWERS[exercise.check]
-    assert len({clause for _, clause in wrong}) >= 3
-    for answer, clause in wrong:
-        report = check_of(exercise)(answer)
-        assert report.status == "wrong", f"{answer.__name__} passes"
-        assert report.message == f"this is what you get when {clause}", f"{answer.__name__}: {report}"
-
-
-@of_each_exercise
-def test_right_answers_written_in_another_way_pass(lesson, exercise):
-    for answer in answers_of(lesson).EQUIVALENT[exercise.check]:
-        assert check_of(exercise)(answer).passed, check_of(exercise)(answer)
+def test_a_solution_is_the_one_that_the_exercise_holds(lesson, exercise):
+    held = check_of(exercise).text
+    assert exercise.solution.strip().endswith(held.strip()), f"the lesson's fold differs from\n{held}"
 
 
 @of_each_exercise
 def test_each_mistake_that_a_check_knows_is_told_apart_from_the_others(lesson, exercise):
-    mutants = store.of_lesson(lesson[3:]).get(exercise.check)
-    question = question_of(lesson[3:], exercise.check, mutants)
-    for mistake in by_hand_candidates(question)[:8]:
-        report = check_of(exercise)(mistake.make())
-        if report.status != "raised":
-            assert report.message == f"this is what you get when {mistake.words}"
+    check = check_of(exercise)
+    question = check.question()
+    done = [
+        ({case: mistake.outcome(question, case) for case in question.cases}, mistake.words)
+        for mistake in question.mistakes
+    ]
+    for place, (outcomes, words) in enumerate(done):
+        assert any(not question.is_right(case, one) for case, one in outcomes.items()), f"{words!r} passes"
+        for others, other in done[:place]:
+            same = all(question.is_equal(others[case], outcomes[case]) for case in question.cases)
+            assert not same, f"no case tells {words!r} from {other!r}"
 
 
-def test_what_the_text_of_an_exercise_forbids_is_refused():
-    for check_name, answers in answers_of("03_loss").FORBIDDEN.items():
-        for answer in answers:
-            assert "the exercise asks for a way without it" in getattr(checks, check_name)(answer).message
+@of_each_exercise
+def test_each_hint_belongs_to_a_mistake_or_to_a_part_of_the_solution(lesson, exercise):
+    check = check_of(exercise)
+    known = {mistake.words for mistake in check.mistakes()}
+    assert [part for part in check.hints if part not in known and part not in check.text] == []
 
 
 @of_each_exercise
@@ -106,7 +94,8 @@ def test_an_exercise_says_how_hard_it_is_and_offers_hints(lesson, exercise):
 
 
 def test_every_check_belongs_to_an_exercise():
-    assert sorted(set(checks.__all__) - {"Report", "predict"}) == sorted(exercise.check for _, exercise in EXERCISES)
+    lessons = {exercise.check: lesson[3:] for lesson, exercise in EXERCISES}
+    assert checks.names() == lessons
 
 
 # The machinery itself, on a check made for the purpose.
@@ -116,12 +105,19 @@ def double(x):
     return 2 * x
 
 
+def judged(
+    fn: Any, reference: Any, cases: dict[str, Any], mistakes: dict[str, Any] | None = None, **settings: Any
+) -> Report:
+    known = [Mistake(words, lambda made=made: made) for words, made in (mistakes or {}).items()]
+    return compare(Question("answer", reference, cases, known, **settings), fn)
+
+
 def check(fn: Any) -> Report:
-    return compare(
+    return judged(
         fn,
-        reference=double,
-        cases={"a tensor": (torch.tensor([1.0, 3.0]),), "zero": (torch.zeros(1, dtype=torch.float64),)},
-        mistakes={"it is squared": lambda x: x**2, "it is shifted": lambda x: x + 2, "it fails": lambda x: x[9]},
+        double,
+        {"a tensor": (torch.tensor([1.0, 3.0]),), "zero": (torch.zeros(1, dtype=torch.float64),)},
+        {"it is squared": lambda x: x**2, "it is shifted": lambda x: x + 2, "it fails": lambda x: x[9]},
     )
 
 
@@ -212,7 +208,7 @@ def test_an_answer_that_is_right_only_in_its_first_call_is_told_that_it_keeps_so
         seen += [a, b]
         return sum(seen)
 
-    report = compare(summed, reference=lambda a, b: a + b, cases={"two": (2, 2), "three": (3, 5)}, mistakes={})
+    report = judged(summed, lambda a, b: a + b, {"two": (2, 2), "three": (3, 5)})
     assert report.status == "wrong" and "keeps something from earlier calls" in report.message
 
 
@@ -226,7 +222,7 @@ def test_an_answer_cannot_change_what_it_is_compared_with():
         held.fill_(0.0)
         return torch.zeros(1)
 
-    report = compare(cheat, reference=reference, cases={"one": (1,)}, mistakes={})
+    report = judged(cheat, reference, {"one": (1,)})
     assert report.status == "wrong"
 
 
@@ -316,7 +312,11 @@ def test_a_not_implemented_error_of_a_library_is_an_error():
     def not_there(x):
         raise NotImplementedError("no such kernel")
 
+    def without_a_kernel(x):
+        return x.bool() | x
+
     assert check(calls).status == "raised"
+    assert check(without_a_kernel).message.startswith('NotImplementedError: "bitwise_or_cpu" not implemented')
 
 
 def test_a_procedure_that_changes_nothing_is_told_so_in_the_authors_words():
@@ -326,8 +326,7 @@ def test_a_procedure_that_changes_nothing_is_told_so_in_the_authors_words():
 
     def procedure(fn):
         words = "the numbers do not move"
-        settings: Any = {"cases": {"two": ([1.0, 2.0],)}, "mistakes": {}, "run": run, "unchanged": words}
-        return compare(fn, reference=lambda numbers: numbers.append(3.0), **settings)
+        return judged(fn, lambda numbers: numbers.append(3.0), {"two": ([1.0, 2.0],)}, run=run, unchanged=words)
 
     assert procedure(lambda numbers: numbers.append(3.0)).passed
     assert procedure(lambda numbers: len(numbers)).message == "the numbers do not move"
@@ -352,8 +351,8 @@ def test_a_call_among_many_is_shown_where_it_differs():
     def grid(fn, peak):
         return [fn(step, peak) for step in range(5)]
 
-    settings: Any = {"cases": {"five steps": (0.5,)}, "mistakes": {}, "run": grid}
-    report = compare(lambda step, peak: peak * min(step, 3), reference=lambda step, peak: peak * step, **settings)
+    cases = {"five steps": (0.5,)}
+    report = judged(lambda step, peak: peak * min(step, 3), lambda step, peak: peak * step, cases, run=grid)
     assert "expected 2, got 1.5" in report.details
     assert "(4, 0.5)" in report.details
 
@@ -435,8 +434,8 @@ def test_nested_lists_are_refused_where_the_task_asks_for_a_tensor():
     ],
 )
 def test_a_loss_that_cannot_train_is_refused_in_its_own_words(loss, words):
-    settings: Any = {"cases": {"two": (torch.tensor([1.0, 2.0]),)}, "mistakes": {}, "run": with_gradient}
-    assert words in repr(compare(loss, reference=lambda x: x.square().sum(), **settings))
+    cases = {"two": (torch.tensor([1.0, 2.0]),)}
+    assert words in repr(judged(loss, lambda x: x.square().sum(), cases, run=with_gradient))
 
 
 # Relations.
@@ -481,46 +480,18 @@ def test_a_relation_must_hold_in_all_cases():
     assert relation([(2.0, 120.0), (3.0, 181.0)]) == ""
 
 
-# Edits.
-
-SOLUTION = (
-    "def f(k, n):\n    total = 0\n    for i in range(n):\n        total += i * k  # × \n    return total / (n + 1)\n"
-)
-
-
-def test_small_mistakes_are_made_from_the_syntax_tree():
-    words = " | ".join(change.words for change in small_mistakes(SOLUTION))
-    for part in (
-        "`range(n)` becomes `range(1, n + 1)`",
-        "the factor `k` is left out",
-        "`i * k` becomes `i / k`",
-        "`total += i * k` becomes `total = i * k`",
-        "`return total / (n + 1)` stands within the loop",
-        "it is not divided by `n + 1`",
-        "the parentheses of `total / (n + 1)` are left out",
-        "`n + 1` becomes `n + 0`",
-    ):
-        assert part in words
-
-
-def test_every_small_mistake_is_a_program_of_its_own():
-    changed = [apply(SOLUTION, [change]) for change in small_mistakes(SOLUTION)]
-    assert len(set(changed)) == len(changed) > 40
-    for text in changed:
-        compile(text, "mutant", "exec")
-
-
-def test_an_edit_by_hand_must_stand_in_the_solution_once():
+def test_an_edit_must_stand_in_the_solution_once():
+    made = exercise(cases={"one": (1,)})(double)
+    assert made.text == "def double(x):\n    return 2 * x"
+    assert made.edited([("2 *", "3 *")])(5) == 15
     with pytest.raises(ValueError, match="must stand in the solution once, it stands there 2 times"):
-        changes_of("n + n", Edit("n", "m"), "")
+        made.edited([("x", "y")])
 
 
-def test_two_mistakes_at_once_are_named():
-    def both(num_documents, batch_size, accumulation_steps, num_epochs):
-        return num_documents // batch_size // accumulation_steps
-
-    message = checks.optimizer_steps(both).message
-    assert "both tails of each epoch are dropped; and only one epoch is counted" in message
+def test_an_exercise_without_a_function_refuses_a_right_answer_that_uses_it():
+    report = judged(lambda x: torch.add(x, x), double, {"one": (torch.ones(1),)}, without=("add",))
+    assert report.message == "`add` does the work; the exercise asks for a way without it"
+    assert judged(lambda x: torch.add(x, 1), double, {"two": (torch.ones(2) * 2,)}, without=("add",)).status == "wrong"
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.lessons import notebook_rules as rules
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
-ABOUT = {lesson.stem: importlib.import_module(f"tests.lessons.wrong_answers.{lesson.stem[3:]}") for lesson in LESSONS}
+ABOUT = tomllib.loads((ROOT / "tests" / "lessons" / "taught.toml").read_text(encoding="utf-8"))
 
 
 def run_nbval(lesson: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,7 @@ BEHIND = re.compile(
 
 @pytest.mark.parametrize(
     ("lesson", "module"),
-    [(lesson, module) for lesson in LESSONS for module in ABOUT[lesson.stem].TAUGHT],
+    [(lesson, module) for lesson in LESSONS for module in ABOUT[lesson.stem]["taught"]],
     ids=lambda value: getattr(value, "stem", value),
 )
 def test_a_lesson_uses_every_public_name_of_its_modules(lesson, module):
@@ -214,7 +215,7 @@ def test_the_readme_has_a_row_for_every_lesson_in_order():
 @pytest.mark.daily(5)
 @pytest.mark.parametrize("name", ABOUT)
 def test_a_broken_package_turns_the_lesson_red_at_its_proof(name, tmp_path):
-    file, right, wrong = ABOUT[name].SABOTAGE
+    file, right, wrong = ABOUT[name]["sabotage"]
     for folder in ("course_lm", "data"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     source = (tmp_path / "course_lm" / file).read_text()

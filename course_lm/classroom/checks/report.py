@@ -1,36 +1,30 @@
 """Feedback on an exercise: an answer beside the reference, and the name of the mistake that it makes.
 
-A check runs the answer, the reference and wrong variants of the solution on the same inputs. An answer that gives the
-same results as a wrong variant makes the same mistake, and the report names it. The variants are written by hand in the
-check, or made from the solution's text and stored (see `mistakes`).
+A check runs the answer, the solution and wrong variants of it on the same inputs. An answer that gives the same results
+as a wrong variant makes the same mistake, and the report names it.
 """
 
 import dis
 import html
+import inspect
 import linecache
-import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, Literal
 
-from course_lm.classroom.checks.comparison import Close
-from course_lm.classroom.checks.mistakes import attempts, store
-from course_lm.classroom.checks.mistakes.departure import Departure, departure, what_holds
-from course_lm.classroom.checks.mistakes.edits import Edit
-from course_lm.classroom.checks.mistakes.naming import Named, name_fault, name_mistake
-from course_lm.classroom.checks.mistakes.outcomes import Outcome, Refused, Run, call, names_in, with_gradient, without
-from course_lm.classroom.checks.mistakes.question import AnyOf, Mistake, Question
-from course_lm.classroom.checks.mistakes.relations import relation
+from course_lm.classroom.checks import attempts
+from course_lm.classroom.checks.departure import Departure, departure, what_holds
+from course_lm.classroom.checks.naming import Named, name_fault, name_mistake
+from course_lm.classroom.checks.outcomes import Outcome, names_in
+from course_lm.classroom.checks.question import Question
+from course_lm.classroom.checks.relations import relation
 from course_lm.classroom.progress import SIGNS
-
-__all__ = ["AnyOf", "Edit", "Refused", "Report", "call", "compare", "names_in", "with_gradient", "without"]
 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
 _COLOURS = {"passed": "#009E73", "wrong": "#D55E00", "raised": "#D55E00", "not written yet": "#6E6E6E"}
 _PRE = "margin:0.4em 0 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"  # JupyterLab cuts words
-_PACKAGE = __name__.rpartition(".")[0]
 _DOES_NOTHING = {
     "RESUME",
     "NOP",
@@ -42,7 +36,6 @@ _DOES_NOTHING = {
     "LOAD_CONST",
     "RETURN_CONST",
 }
-_UNCHANGED = "it has changed nothing"
 _KEEPS = (
     "right in the first call, and not when the same arguments come again: it keeps something from earlier calls, "
     "such as a list among its defaults, or is left to chance"
@@ -96,70 +89,29 @@ def last_failed() -> Report:
     return _failed[-1]
 
 
-def compare(
-    fn: Callable[..., object],
-    *,
-    reference: Callable[..., object],
-    cases: Mapping[str, tuple[Any, ...]],
-    mistakes: Mapping[str, Mistake],
-    run: Run = call,
-    close: Close | None = None,
-    hints: Mapping[str, str] | None = None,
-    shown: Collection[str] = (),
-    unchanged: str = "",
-    needs_tensor: bool = False,
-) -> Report:
-    """Compare an answer with `reference` in every case; where it differs, name the mistake that it reproduces.
-
-    Args:
-        fn: the answer.
-        reference: gives the right result.
-        cases: the name of each case and its positional arguments. Every function gets copies of its own.
-        mistakes: wrong variants, as functions or as edits of the exercise's solution: `Edit("k + 1", "k")`, or several
-            in a tuple, or `AnyOf` them. Each name finishes the sentence "this is what you get when …".
-        run: `run(fn, *args)` gives the result to compare; the same for answer, reference and mistakes. It may raise
-            `Refused` with the words that the learner reads. `with_gradient` compares a loss and its gradient,
-            `without` refuses functions that the exercise forbids.
-        close: relative and absolute tolerance of numbers, by default chosen by their type.
-        hints: sentences that help, by the name of a mistake or by a part of the solution's line that was missed.
-        shown: cases that are there for the reader, and tell no mistakes apart that others leave together.
-        unchanged: what to say of a procedure that has changed nothing: where `run` gives None.
-        needs_tensor: whether nested lists of the right numbers are wrong where a tensor is expected.
-    """
+def compare(question: Question, fn: Callable[..., object]) -> Report:
+    """Compare an answer with the reference in every case; where it differs, name the mistake that it reproduces."""
     name = getattr(fn, "__name__", "the answer")
     if not callable(fn):
         return Report(name, "wrong", "give the function itself, without calling it")
-    lesson, check = _exercise()
     if _is_stub(fn):
         return Report(name, "not written yet", "not written yet")
-    mutants = store.of_lesson(lesson).get(check)
-    words = unchanged or _UNCHANGED
-    question = Question(
-        lesson, check, reference, cases, mistakes, run, close, hints or {}, shown, words, needs_tensor, mutants
-    )
-    got = {case: question.ask(fn, case) for case in cases}
+    got = {case: question.ask(fn, case) for case in question.cases}
     if any(isinstance(one.error, NotImplementedError) and _raised_by(one.error, fn) for one in got.values()):
         return Report(name, "not written yet", "not written yet")
-    wrong = [case for case in cases if not question.is_right(case, got[case])]
-    since = attempts.compared_with_last(check, wrong)
+    wrong = [case for case in got if not question.is_right(case, got[case])]
+    since = attempts.compared_with_last(question.check, wrong)
     if not wrong:
-        attempts.forget(check)
-        return Report(name, "passed", f"right in all {len(cases)} cases")
+        attempts.forget(question.check)
+        forbidden = [used for used in names_in(inspect.unwrap(fn)) if used in question.without]
+        if forbidden:
+            message = f"`{forbidden[0]}` does the work; the exercise asks for a way without it"
+            return Report(name, "wrong", message)
+        return Report(name, "passed", f"right in all {len(got)} cases")
     report = _judge(question, fn, name, got, wrong)
     report = replace(report, folded="\n".join(line for line in (report.folded, since) if line))
     _failed[:] = [report]
     return report
-
-
-def _exercise() -> tuple[str, str]:
-    """The lesson and the name of the check that has called `compare`; empty for one that is made elsewhere."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if module.startswith(f"{_PACKAGE}.") and module != __name__ and not name.startswith(("_", "<")):
-            return module.rpartition(".")[2], name
-        frame = frame.f_back
-    return "", ""
 
 
 def _is_stub(fn: Callable[..., object]) -> bool:
@@ -174,9 +126,13 @@ def _is_stub(fn: Callable[..., object]) -> bool:
 
 
 def _raised_by(error: Exception, fn: Callable[..., object]) -> bool:
-    """Whether the function itself raised an error, and nothing that it called."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_code is getattr(fn, "__code__", None)
+    """Whether a `raise` of the function itself raised an error, and nothing that it called, such as a torch kernel."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or last.tb_frame.f_code is not getattr(fn, "__code__", None):
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _judge(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks.mistakes.outcomes import Refused
+from course_lm.classroom.checks.outcomes import Refused
 
 _MOST_CALLS = 50  # of all_reduce by one rank
 

@@ -1,1 +1,1 @@
-"""The exercises of the lessons: for each lesson a module of solutions and cases, and a TOML file of mistakes and hints."""
+"""The exercises: for each lesson a module of solutions and cases, and a TOML file of mistakes and hints."""

@@ -67,7 +67,7 @@ def _after_each(
     counts = range(growth_interval)
     if not overflows:
         return [fn(scale, count, found_inf, growth_interval) for found_inf in (False, True) for count in counts]
-    pairs = [(scale, 0)]
+    pairs: list[tuple[Any, Any]] = [(scale, 0)]
     for found_inf in overflows:
         made = fn(*pairs[-1], found_inf, growth_interval)
         if not isinstance(made, Sequence | Tensor) or len(made) != 2:

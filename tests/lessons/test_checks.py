@@ -330,6 +330,7 @@ def test_a_procedure_that_changes_nothing_is_told_so_in_the_authors_words():
 
     assert procedure(lambda numbers: numbers.append(3.0)).passed
     assert procedure(lambda numbers: len(numbers)).message == "the numbers do not move"
+    assert "to see it: checks.last.expected, checks.last.got" in repr(procedure(lambda numbers: numbers.append(4.0)))
 
 
 # What a reader can do with a report.

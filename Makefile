@@ -25,7 +25,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow nightly durations notebooks mutants book lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow nightly durations notebooks book lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -67,9 +67,6 @@ durations: $(VENV)/.test ## measure the tests of `make test` and `make test-slow
 
 notebooks: $(VENV)/.test ## run every lesson and store its outputs
 	@$(VENV)/bin/course-lm lessons --write
-
-mutants: $(VENV)/.test ## store the mutants of the exercises' solutions; LESSONS="loss schedules" for some
-	OMP_NUM_THREADS=1 $(PY) -m tests.lessons.mutants $(if $(filter command line,$(origin LESSONS)),$(LESSONS))
 
 # From nothing each time: Sphinx warns of a page only when it reads it, and a warning, such as one of a link that leads
 # nowhere, fails the build.

@@ -113,7 +113,7 @@ def trained(followed):
 
 def test_there_is_a_recipe_for_each_kind_of_thing():
     titles = re.findall(r"^### (.*)$", RECIPES, re.MULTILINE)
-    assert titles == ["A schedule", "An optimizer", "A strategy", "A logger", "A corpus", "A lesson"]
+    assert titles == ["A schedule", "An optimizer", "A strategy", "A logger", "A corpus", "A lesson", "An exercise"]
 
 
 def test_every_block_of_code_says_where_it_goes():
@@ -170,7 +170,16 @@ def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed):
 
 def test_the_new_lesson_runs_and_keeps_the_promises_of_a_lesson(followed):
     run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '17', '--write']))")
-    which = "17-weight or every_check or readme or (17_weight and (public_name or at_its_proof))"
-    passed = run_tests(followed, which, "lessons/test_checks.py", "lessons/test_notebooks.py")
-    for claim in ("rejected_by_name[17-", "every_check", "readme_has_a_row", "every_public_name", "at_its_proof[17_"):
+    lesson = "public_name or at_its_proof or words_expected or most_of_which"
+    which = f"17-weight or every_check or readme or (17_weight and ({lesson}))"
+    files = ("test_checks.py", "test_answers.py", "test_notebooks.py")
+    passed = run_tests(followed, which, *(f"lessons/{file}" for file in files))
+    for claim in (
+        "told_apart_from_the_others[17-",
+        "in_the_words_expected[17_",
+        "every_check",
+        "readme_has_a_row",
+        "every_public_name",
+        "at_its_proof[17_",
+    ):
         assert claim in passed

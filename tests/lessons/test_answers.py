@@ -29,5 +29,5 @@ def test_every_exercise_has_right_answers_and_wrong_ones_most_of_which_are_named
     for check in dict.fromkeys(one.check for one in answers):
         said = [one.said for one in answers if one.check == check]
         wrong = [one for one in said if one != "right"]
-        assert said.count("right") >= 2 and len(wrong) >= 5, check
+        assert said.count("right") >= 2 and len(wrong) >= 3, check
         assert len([one for one in wrong if NAMED.search(one)]) >= len(wrong) / 2, check

@@ -122,7 +122,7 @@ corpus_perplexity.also("the batches after one without targets are left out: the 
 
 def _logits_and_labels(*, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(5, (3, 6), generator=generator)
+    labels = torch.randint(4, (3, 6), generator=generator)
     labels[0, 4:] = IGNORE_INDEX
     labels[1, 2] = IGNORE_INDEX
     labels[2, 2:] = IGNORE_INDEX

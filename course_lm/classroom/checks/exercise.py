@@ -107,11 +107,11 @@ class Exercise:
         source = textwrap.dedent(inspect.getsource(self.solution))
         function = ast.parse(source).body[0]
         assert isinstance(function, ast.FunctionDef)
-        lines = source.splitlines()
-        body = function.body[1:] if ast.get_docstring(function) else function.body
-        between = lines[(function.body[0].end_lineno or 0) : body[0].lineno - 1] if body is not function.body else []
-        head = lines[function.lineno - 1 : function.body[0].lineno - 1]
-        return "\n".join([*head, *between, *lines[body[0].lineno - 1 :]])
+        lines, first = source.splitlines(), function.body[0]
+        head, body = lines[function.lineno - 1 : first.lineno - 1], lines[first.lineno - 1 :]
+        if ast.get_docstring(function):
+            body = lines[first.end_lineno :]
+        return "\n".join([*head, *(body if body[0] else body[1:])])
 
     @property
     def _table(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from course_lm.accumulation import windows
-from course_lm.classroom.checks import exercise
+from course_lm.classroom.checks import Refused, exercise
 
 _Schedule = Callable[[int], float]
 _MicroBatch = Callable[[], Tensor]
@@ -60,7 +60,10 @@ def rate_by_tokens(tokens, peak_lr, warmup_tokens, decay_tokens):
 
 
 def _at_every_step(fn: Callable[..., Any], peak: float, total: int, *numbers: int) -> list[Any]:
-    return [fn(step, peak, total, *numbers) for step in range(total + 1)]
+    rates = [fn(step, peak, total, *numbers) for step in range(total + 1)]
+    if any(isinstance(rate, complex) for rate in rates):
+        raise Refused("a negative p to the power of 0.5 is a complex number: p is 0 before the cooldown")
+    return rates
 
 
 @exercise(

@@ -20,7 +20,7 @@ from course_lm.classroom.checks.outcomes import with_gradient
 from course_lm.classroom.checks.predict import FOLDER, ask
 from course_lm.classroom.checks.question import Mistake, Question
 from course_lm.classroom.checks.relations import relation
-from course_lm.classroom.checks.report import Report, compare
+from course_lm.classroom.checks.report import Report, compare, remembered
 from tests.lessons.exercises import Exercise, define, exercises_of
 from tests.lessons.notebook_rules import ASKED
 
@@ -109,7 +109,7 @@ def judged(
     fn: Any, reference: Any, cases: dict[str, Any], mistakes: dict[str, Any] | None = None, **settings: Any
 ) -> Report:
     known = [Mistake(words, lambda made=made: made) for words, made in (mistakes or {}).items()]
-    return compare(Question("answer", reference, cases, known, **settings), fn)
+    return remembered(compare(Question("answer", reference, cases, known, **settings), fn))
 
 
 def check(fn: Any) -> Report:

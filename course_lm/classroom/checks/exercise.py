@@ -22,7 +22,7 @@ from typing import Any
 from course_lm.classroom.checks.comparison import Close
 from course_lm.classroom.checks.outcomes import Run, call
 from course_lm.classroom.checks.question import Mistake, Question
-from course_lm.classroom.checks.report import Report, compare
+from course_lm.classroom.checks.report import Report, compare, remembered
 
 Fn = Callable[..., Any]
 Edits = Sequence[tuple[str, str]]  # parts of the solution, each with what stands there instead
@@ -53,7 +53,7 @@ class Exercise:
     def __call__(self, fn: Fn) -> Report:
         """Judge an answer."""
         report = compare(self.question(), fn)
-        return self._judge(fn, report) if self._judge else report
+        return remembered(self._judge(fn, report) if self._judge else report)
 
     def also(self, words: str, *functions: Fn) -> None:
         """Add a mistake that is no edit of the solution; several functions are ways to make the same one."""

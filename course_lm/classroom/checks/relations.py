@@ -178,4 +178,4 @@ def _numbers(value: object) -> np.ndarray | None:
     value = plain(value)
     value = list(value.values()) if isinstance(value, Mapping) else value
     made = value if isinstance(value, Tensor) else as_tensor(value)
-    return None if made is None else made.detach().double().cpu().numpy()
+    return None if made is None or made.is_complex() else made.detach().double().cpu().numpy()

@@ -89,6 +89,13 @@ def last_failed() -> Report:
     return _failed[-1]
 
 
+def remembered(report: Report) -> Report:
+    """The same report, kept as the latest where its answer failed."""
+    if report.status in ("wrong", "raised"):
+        _failed[:] = [report]
+    return report
+
+
 def compare(question: Question, fn: Callable[..., object]) -> Report:
     """Compare an answer with the reference in every case; where it differs, name the mistake that it reproduces."""
     name = getattr(fn, "__name__", "the answer")
@@ -109,9 +116,7 @@ def compare(question: Question, fn: Callable[..., object]) -> Report:
             return Report(name, "wrong", message)
         return Report(name, "passed", f"right in all {len(got)} cases")
     report = _judge(question, fn, name, got, wrong)
-    report = replace(report, folded="\n".join(line for line in (report.folded, since) if line))
-    _failed[:] = [report]
-    return report
+    return replace(report, folded="\n".join(line for line in (report.folded, since) if line))
 
 
 def _is_stub(fn: Callable[..., object]) -> bool:

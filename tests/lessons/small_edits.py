@@ -94,13 +94,14 @@ def _calls(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) ->
             yield ast.Call(ast.Attribute(func.value, _RENAMED[func.attr], func.ctx), args, keywords)
     elif isinstance(func, ast.Name) and func.id in _RENAMED:
         yield ast.Call(ast.Name(_RENAMED[func.id], func.ctx), args, keywords)
-    if len(args) == 1:
+    name = func.id if isinstance(func, ast.Name) else ""
+    if len(args) == 1 and name not in ("int", "float", "list"):  # the same number or list of another type is accepted
         yield args[0]
     for place in range(len(args)):
         yield ast.Call(func, args[:place] + args[place + 1 :], keywords)
     for place in range(len(keywords)):
         yield ast.Call(func, args, keywords[:place] + keywords[place + 1 :])
-    if len(args) == 2:
+    if len(args) == 2 and name not in ("min", "max"):
         yield ast.Call(func, args[::-1], keywords)
 
 

@@ -376,7 +376,7 @@ def test_a_second_attempt_hears_what_is_right_now(monkeypatch):
 
 
 def test_a_hint_fits_the_named_mistake():
-    report = checks.cooldown_rate(lambda k, peak, total, warmup, decay: peak * min(1.0, (total - k) / decay))
+    report = checks.log_sum_exp(lambda logits: logits.exp().sum(-1).log())
     assert "hint: " in report.folded
     assert "<details>" in report._repr_html_()
 

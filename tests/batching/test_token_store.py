@@ -462,7 +462,7 @@ def test_a_test_split_that_no_fraction_made_is_refused(source, tmp_path):
 
 
 def test_a_document_that_has_no_end_is_refused_before_it_is_held(tmp_path, monkeypatch):
-    (tmp_path / "long.txt").write_text("word " * 1000)
+    (tmp_path / "long.txt").write_text("one\n\n" + "word " * 1000)
     monkeypatch.setattr(token_store, "LONGEST", 500)
     with pytest.raises(ValueError) as caught:
         open_token_store(text_of(str(tmp_path / "long.txt")), RECIPE, tmp_path / "cache")

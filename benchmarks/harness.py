@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, TypeVar
 
+from course_lm.display import table
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
 SWEEP_SEED, SEEDS, FIRST_RATE = 3, (0, 1, 2), 8e-3  # of `tuned_runs`: seeds that tune and that compare
@@ -219,5 +221,4 @@ def spread(numbers: Sequence[float], form: str = ".2f") -> list[str]:
 
 def print_columns(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
     """A table for the eye, with the name of each row before its numbers."""
-    for name, cells in [("", heads), *rows.items()]:
-        print(f"{name:<28}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
+    print(table([("", *heads), *((name, *cells) for name, cells in rows.items())]), flush=True)

@@ -19,6 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 from story_rows import D_MODEL, batches, held_out_batches, new_model
 from torch.nn.functional import cross_entropy
 
+from course_lm.display import BLUE, GRID, RED
 from course_lm.monitoring import evaluate
 
 FILE, PICTURE = "lying_loops.json", ROOT / "docs" / "lying_loops.png"
@@ -81,17 +82,17 @@ def draw(results: Results) -> Figure:
     for panel, loop in zip(panels, SHIFTS, strict=True):
         for run in results["runs"]:
             if run["loop"] == loop:
-                panel.plot(points, run["printed"], color="#0072B2", linewidth=1.6)
-                panel.plot(points, run["held_out"], color="#D55E00", linewidth=1.6, linestyle="--")
+                panel.plot(points, run["printed"], color=BLUE, linewidth=1.6)
+                panel.plot(points, run["held_out"], color=RED, linewidth=1.6, linestyle="--")
         panel.set_title(TITLES[loop], loc="left", fontsize=11)
         panel.set_xlabel("step")
         panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(color="#E4E4E4")
+        panel.grid(color=GRID)
         panel.set_axisbelow(True)
         panel.set_ylim(0, 13.5)
     panels[0].set_ylabel("loss, nats per token")
-    panels[-1].text(STEPS, 0.7, "what the loop prints", color="#0072B2", ha="right", fontsize=11)
-    panels[-1].text(STEPS, 7.5, "the next token\nof held-out stories", color="#D55E00", ha="right", fontsize=11)
+    panels[-1].text(STEPS, 0.7, "what the loop prints", color=BLUE, ha="right", fontsize=11)
+    panels[-1].text(STEPS, 7.5, "the next token\nof held-out stories", color=RED, ha="right", fontsize=11)
     return figure
 
 

@@ -42,7 +42,7 @@ sys.exit(fork_server.serve(*sys.argv[1:]))
 """
 # What commands import, as far as it takes time; not what they run as a program, which runpy would warn of. Without the
 # last, the first optimizer of each process would import it, for more than a second.
-IMPORTED = ("course_lm.cli.train", "course_lm.cli.options", "torch.distributed.launcher.api", "torch._dynamo")
+IMPORTED = ("course_lm.cli.train", "course_lm.cli.configured", "torch.distributed.launcher.api", "torch._dynamo")
 RANKS = "ranks"  # the file in which a forked torchrun notes its ranks
 
 

@@ -58,7 +58,7 @@ def test_every_link_leads_to_a_file_and_a_name_that_are_there(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page):
     text = re.sub(r"^New file `.*`:$", "", text_of(page), flags=re.MULTILINE)  # a recipe makes it
-    folders, endings = "benchmarks|course_lm|tests|docs|data|notebooks", "py|md|jsonl?|ipynb|yaml"
+    folders, endings = "benchmarks|course_lm|tests|docs|data|notebooks|tools", "py|md|jsonl?|ipynb|yaml"
     named = re.findall(rf"`(?:python )?((?:{folders})/[^`\s]+\.(?:{endings}))`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from course_lm import cli
+from course_lm.cli.commands import COMMANDS
 from course_lm.config import TrainingConfig
 from course_lm.corpus import load_corpus
 from tests.fork_server import anew, forked, started
@@ -72,11 +73,7 @@ def problem_with(command):
 def problem_with_arguments(arguments):
     """What `course-lm` says of these arguments before it does anything; None where it takes them."""
     try:
-        options, rest = cli._parser().parse_known_args(arguments)
-        if arguments[0] in cli.CONFIGURED:
-            cli._configured(arguments[0], options, rest)
-        else:
-            options.parser.refuse(rest)
+        cli.read_arguments(arguments)
     except (ValueError, OSError) as error:
         return str(error)
     except SystemExit as end:  # of --help
@@ -140,6 +137,11 @@ def test_comments_outputs_and_broken_lines_are_told_from_commands():
 def test_every_command_of_a_page_is_taken_as_it_stands(folder, page):
     problems = {command: problem_with(command) for command in typed_on(page)}
     assert {command: problem for command, problem in problems.items() if problem} == {}
+
+
+def test_every_command_stands_on_a_page():
+    text = "".join(page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "CONTRIBUTING.md"])
+    assert [name for name in COMMANDS if f"course-lm {name}" not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

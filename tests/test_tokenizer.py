@@ -99,9 +99,23 @@ def test_decode_takes_tensors_and_leaves_out_special_tokens() -> None:
     assert decode(TOKENIZER, torch.tensor([0, *ids, 0])) == "the cat"
 
 
-def test_a_vocabulary_below_the_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"vocab_size must be at least 258 .* got 257"):
-        train_tokenizer(TEXTS, 257)
+@pytest.mark.parametrize("vocab_size", [257, 10**6 + 1, True, 300.0, "300"])
+def test_a_vocabulary_that_no_trainer_can_hold_is_refused(vocab_size) -> None:
+    with pytest.raises(ValueError, match=r"vocab_size must be .* got"):
+        train_tokenizer(TEXTS, vocab_size)
+
+
+@pytest.mark.parametrize("texts", ["some text", [1], [None], 5, ["a\ud800"], [b"text"]])
+def test_a_tokenizer_is_trained_on_strings_alone(texts) -> None:
+    with pytest.raises(ValueError, match="texts must be") as caught:
+        train_tokenizer(texts, 258)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("documents", ["some text", 5, None, {"a"}])
+def test_what_is_no_list_of_documents_is_not_encoded(documents) -> None:
+    with pytest.raises(ValueError, match=f"must be a list of strings, got {type(documents).__name__}"):
+        encode_documents(TOKENIZER, documents)
 
 
 def test_a_vocabulary_larger_than_the_text_supports_is_refused_with_the_size_that_works() -> None:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from course_lm.audit import spec
 from course_lm.audit.runs import Case
 from course_lm.audit.search import LARGEST
-from course_lm.profiling.display import aligned
+from course_lm.display import GREEN, GREY, RED, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_RED, _GREY = "#D55E00", "#6E6E6E"
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class AuditReport:
             lines.append(f"the first run that shows it: {self.case.name} (part {self.part})")
             lines.append(f"  {self.case.describe()}")
         if self.numbers:
-            table = aligned([("", "this loop", "right"), *self.numbers])
-            lines += [f"  {line}" for line in table.splitlines()]
+            lines += [f"  {line}" for line in table([("", "this loop", "right"), *self.numbers]).splitlines()]
         lines += [f"  {note}" for note in self.notes]
         if not self.exhausted:
             which = "of this size" if self.faults else f"of up to {LARGEST} faults"
@@ -128,9 +125,9 @@ class AuditReport:
         figure = Figure(figsize=(5.0, 2.6), layout="constrained")
         axes = figure.subplots()
         shown = [max(distance, 1e-17) for distance in self.distances]
-        axes.plot(range(len(shown)), shown, "o-", color=_RED)
-        axes.axhline(1e-10, color=_GREY, linewidth=0.8)
-        axes.annotate("equal to ten digits", (0, 1e-10), (0, 3), textcoords="offset points", color=_GREY)
+        axes.plot(range(len(shown)), shown, "o-", color=RED)
+        axes.axhline(1e-10, color=GREY, linewidth=0.8)
+        axes.annotate("equal to ten digits", (0, 1e-10), (0, 3), textcoords="offset points", color=GREY)
         axes.set(
             yscale="log", xlabel="steps", ylabel="relative distance", title="this loop's weights from the right ones"
         )
@@ -141,7 +138,7 @@ class AuditReport:
         return figure
 
     def _repr_html_(self) -> str:
-        color = "#009E73" if self.sound else _RED
+        color = GREEN if self.sound else RED
         head, *rest = str(self).splitlines()
         text = escape("\n".join(rest))
         return (

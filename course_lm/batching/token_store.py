@@ -38,6 +38,7 @@ from course_lm.batching.packing import ENCODE_AT_ONCE, Rows, cut
 from course_lm.corpus.files import Division
 from course_lm.corpus.large import LONGEST, LargeText
 from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
+from course_lm.display import readable_bytes
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
 
 FORMAT = 1
@@ -183,10 +184,11 @@ class TokenStore:
 
     def describe(self) -> str:
         """Where the store is, and what the tokenizer was trained on."""
-        sample, whole = self.facts["sample_bytes"] / 1e6, self.facts["train_bytes"] / 1e6
+        sample, whole = self.facts["sample_bytes"], self.facts["train_bytes"]
         if not sample:
             return f"token ids in {self.folder}; the tokenizer was given"
-        trained = f"{sample:,.0f} MB of {whole:,.0f} MB" if sample < whole else f"all {whole:,.0f} MB"
+        shown = readable_bytes(whole)
+        trained = f"{readable_bytes(sample)} of {shown}" if sample < whole else f"all {shown}"
         return f"token ids in {self.folder}; the tokenizer was trained on {trained} of training text"
 
 

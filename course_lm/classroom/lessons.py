@@ -27,6 +27,7 @@ from course_lm import __version__
 from course_lm.classroom import plots
 from course_lm.classroom.stored_outputs import clean, keep_timings, refuse_absolute_paths
 from course_lm.classroom.workspace import Changes, find_workspace, lesson_paths, prepare
+from course_lm.display import table
 from course_lm.reproducibility import resolve_device, seed_everything
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.waiting import share_cores
@@ -218,12 +219,9 @@ def _store(path: Path, notebook: Any) -> None:
 
 def format_table(results: Sequence[LessonResult]) -> str:
     """The lessons with their seconds and failures, one line each, and the total."""
-    width = max([len(result.name) for result in results] + [len("total")])
-    rows = [f"{'lesson':<{width}}  seconds"]
-    for result in results:
-        rows.append(f"{result.name:<{width}}  {result.seconds:7.1f}  {result.error or ''}".rstrip())
-    rows.append(f"{'total':<{width}}  {sum(result.seconds for result in results):7.1f}")
-    return "\n".join(rows)
+    rows = [(result.name, f"{result.seconds:.1f}", result.error or "") for result in results]
+    total = ("total", f"{sum(result.seconds for result in results):.1f}", "")
+    return table([("lesson", "seconds", ""), *rows, total], left=(0, 2))
 
 
 def _last_line(text: str) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from course_lm.display import BLUE, GREY, INK, RED
 from course_lm.loss import perplexity
 from course_lm.monitoring import History, Record, smooth
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 SMOOTHING = 0.6
 _MARGINS = {"left": 0.08, "right": 0.97, "top": 0.95, "bottom": 0.13, "wspace": 0.6, "hspace": 0.5}
-_BLUE, _RED, _GREY, _INK = "#0072B2", "#D55E00", "#6E6E6E", "#222222"
 
 
 def draw_run(history: History, floor: float | None = None) -> "Figure":
@@ -138,12 +138,12 @@ def describe(history: History) -> str:
 
 def _draw_loss(axes: "Axes", history: History, floor: float | None) -> None:
     steps, losses = _curve(history.train, "loss")
-    axes.plot(steps, losses, ".", color=_GREY, alpha=0.5, markersize=5, label="training")
-    axes.plot(steps, smooth(losses, SMOOTHING), color=_BLUE, label="smoothed")
+    axes.plot(steps, losses, ".", color=GREY, alpha=0.5, markersize=5, label="training")
+    axes.plot(steps, smooth(losses, SMOOTHING), color=BLUE, label="smoothed")
     if history.validation:
-        axes.plot(*_curve(history.validation, "val_loss"), "o-", color=_RED, markersize=5, label="validation")
+        axes.plot(*_curve(history.validation, "val_loss"), "o-", color=RED, markersize=5, label="validation")
     if floor is not None:
-        axes.axhline(floor, color=_INK, linestyle=(0, (5, 3)), label=f"floor {floor:.2f}")
+        axes.axhline(floor, color=INK, linestyle=(0, (5, 3)), label=f"floor {floor:.2f}")
     axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
     axes.legend(loc="upper right", frameon=False)
     _add_perplexity(axes)
@@ -166,7 +166,7 @@ def _draw_norm(axes: "Axes", records: Sequence[Record]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     steps, norms = _curve(records, "grad_norm")
-    axes.plot(steps, norms, color=_BLUE)
+    axes.plot(steps, norms, color=BLUE)
     axes.set(xlabel="optimizer steps", ylabel="gradient norm")
     if any(norm > 0 for norm in norms):  # a logarithmic axis cannot show 0 alone
         axes.set_yscale("log")
@@ -176,7 +176,7 @@ def _draw_norm(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _draw_rate(axes: "Axes", records: Sequence[Record]) -> None:
-    axes.plot(*_curve(records, "lr"), color=_BLUE)
+    axes.plot(*_curve(records, "lr"), color=BLUE)
     axes.set(xlabel="optimizer steps", ylabel="learning rate")
     axes.ticklabel_format(axis="y", scilimits=(-2, 3))
 

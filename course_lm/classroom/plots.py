@@ -1,7 +1,6 @@
 """The course's figures: one style, one way to show a figure with its alternative text, the loop's picture.
 
-Colours are those of Okabe and Ito ("Color Universal Design", 2008), which stay apart under the common kinds
-of colour blindness. Curves are named by a label at their end instead of a legend.
+Colours are those of `course_lm.display`. Curves are named by a label at their end instead of a legend.
 """
 
 import io
@@ -24,13 +23,24 @@ from matplotlib.ticker import LogLocator
 
 from course_lm.classroom.atlas import Atlas, load_atlas
 from course_lm.classroom.live import as_html
+from course_lm.display import (
+    BAND,
+    BLUE,
+    BLUE_BAND,
+    GREEN,
+    GREY,
+    GRID,
+    INK,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    RED,
+    RED_BAND,
+    SKY,
+)
 from course_lm.monitoring import History, Record, smooth
 from course_lm.profiling import Machine, Part
 
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, GREY, INK = "#CC79A7", "#56B4E9", "#6E6E6E", "#222222"
-BAND, BLUE_BAND, RED_BAND, CHOSEN = "#D0D0D0", "#A6CDE5", "#F0BFA3", "#FFF6DC"
-PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 LEGIBLE = 4.5  # the least contrast of words with their ground
 
 
@@ -51,7 +61,7 @@ def style() -> None:
             "figure.facecolor": "white",
             "figure.figsize": (8.0, 4.2),
             "font.size": 12,
-            "grid.color": "#E4E4E4",
+            "grid.color": GRID,
             "legend.frameon": False,
             "lines.linewidth": 2.0,
             "savefig.facecolor": "white",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from course_lm.display import table
 from course_lm.validation import ensure
 
 # How a report begins, by its status; `Report` in checks/report.py writes it.
@@ -90,9 +91,7 @@ def _state(cell: dict[str, Any]) -> str:
 
 def format_table(rows: Sequence[LessonProgress]) -> str:
     """A line for each lesson: its exercises, how many are solved, and the names of the others; then the total."""
-    width = max(len(row.lesson) for row in rows)
-    lines = [f"{'lesson':<{width}}  exercises  passed  open"]
-    for row in rows:
-        lines.append(f"{row.lesson:<{width}}  {len(row.exercises):9}  {row.passed:6}  {row.still_open}".rstrip())
+    counted = [(row.lesson, str(len(row.exercises)), str(row.passed), row.still_open) for row in rows]
     exercises, passed = sum(len(row.exercises) for row in rows), sum(row.passed for row in rows)
-    return "\n".join([*lines, f"{'total':<{width}}  {exercises:9}  {passed:6}"])
+    head, total = ("lesson", "exercises", "passed", "open"), ("total", str(exercises), str(passed), "")
+    return table([head, *counted, total], left=(0, 3))

@@ -1,19 +1,20 @@
 """The command `audit`: a loop from a file, compared with the specification."""
 
 import importlib.util
-import json
 import sys
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from course_lm.cli.output import as_json
 from course_lm.validation import did_you_mean, ensure, one_line
 
 
-def audit_file(target: str, adapter: str | None, precision: str, parts: Sequence[str] | None, as_json: bool) -> int:
-    """Audit FILE.py:FUNCTION and print the report, or its numbers as JSON; return 0 if it is sound, else 1.
+def audit_file(options: Namespace) -> int:
+    """Audit the target FILE.py:FUNCTION and print the report, as text or JSON; return 0 if it is sound, else 1.
 
     An adapter makes a loop of a step function, of a Trainer class or of a Lightning module class. What the loop itself
     prints goes to standard error.
@@ -22,12 +23,12 @@ def audit_file(target: str, adapter: str | None, precision: str, parts: Sequence
         ValueError: a target that cannot be read or called.
         ImportError: an adapter whose library is not installed.
     """
-    made = load(target)
-    from course_lm import audit
+    made = load(options.target)
+    from course_lm import audit  # only now: a file that cannot be read is refused without it
 
     with redirect_stdout(sys.stderr):
-        report = audit.audit(adapted(made, adapter), precision=precision, parts=parts)
-    print(json.dumps(report.to_dict(), indent=1) if as_json else report)
+        report = audit.audit(adapted(made, options.adapter), precision=options.precision, parts=options.parts)
+    print(as_json(report.to_dict()) if options.json else report)
     return 0 if report.sound else 1
 
 

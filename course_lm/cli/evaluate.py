@@ -1,53 +1,50 @@
 """The command `evaluate`: a trained model measured on a part of its own text, or on another one."""
 
-import json
 import math
 import warnings
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
-from course_lm.batching import Loader, make_loader
 from course_lm.batching.token_store import StoredCorpus
-from course_lm.cli.finished_run import FinishedRun, device_for, open_run
-from course_lm.cli.output import written_out
-from course_lm.cli.preparation import stored
-from course_lm.config import TrainingConfig
+from course_lm.cli.output import as_json
+from course_lm.cli.preparation import Text, loader_of, open_text
 from course_lm.corpus import Corpus, load_corpus
 from course_lm.corpus.large import LARGE_BYTES, find_large_text
+from course_lm.display import readable_bytes, table
 from course_lm.precision import Precision
 from course_lm.reproducibility import resolve_device
 from course_lm.trainer.run import explain_out_of_memory
-from course_lm.use.by_document import DocumentSums, Estimate, evaluate_documents
+from course_lm.use.by_document import DocumentSums, evaluate_documents
+from course_lm.use.finished_run import FinishedRun, device_for, open_run
+from course_lm.use.run_folder import read_run
 from course_lm.validation import ensure, one_line
 
 SURPRISE = 0.01  # of the loss: another machine's rounding stays far below
 WITHIN = 4  # standard errors: so far the loss of a sample may lie from that of the whole text
 
 
-def evaluate_run(
-    run: str, split: str | None, corpus: str | None, settings: Mapping[str, Mapping[str, Any]], as_json: bool
-) -> int:
+def evaluate_run(options: Namespace) -> int:
     """Print loss, perplexity, bits per byte and accuracy, each with its 95 % interval over documents; return 0.
 
     In the run's precision, and all of the text: the numbers of the validation part are those of the run's report where
-    `training.eval_tokens` has left nothing out.
-
-    Args:
-        split: part of the run's own text; by default the test part where the run has one, else the validation part.
-        corpus: another text, of which all documents count; those that the run was trained on are named in a warning.
-        settings: keys of the configuration that take the place of the run's, by section.
+    `training.eval_tokens` has left nothing out. What is measured is the part `split` of the run's own text, by default
+    the test part where the run has one, else the validation part; or another text, `corpus`, of which all documents
+    count, and those that the run was trained on are named in a warning. `batch_size`, `precision` and `device` take the
+    place of the run's.
 
     Raises:
         ValueError: no finished run, a text that cannot be read, or a part that the run does not have.
     """
-    ensure(
-        split is None or corpus is None, "--split names a part of the run's own text, --data.corpus another: give one"
-    )
+    split, corpus = options.split, options.corpus
+    one_text = split is None or corpus is None
+    ensure(one_text, "--split names a part of the run's own text, --data.corpus another: give one")
     ensure(corpus != "", "--data.corpus must be a name, a path, a glob or hf:<dataset>, got an empty one")
-    opened = open_run(run)
-    config = opened.config.updated(settings, "command line")
-    device = resolve_device(config.training.device) if "device" in settings["training"] else device_for(config)
+    opened = open_run(options.run)
+    asked = {"batch_size": options.batch_size, "precision": options.precision, "device": options.device}
+    given = {key: value for key, value in asked.items() if value is not None}
+    config = opened.config.updated({"training": given}, "command line")
+    device = device_for(config) if options.device is None else resolve_device(options.device)
     if corpus is None:
         split = split or ("test" if config.data.test_fraction else "validation")
         part, name = _own_part(opened, split), f"{split} part of {config.data.corpus}"
@@ -56,14 +53,22 @@ def evaluate_run(
         _warn_of_known_documents(part, opened)
     precision = Precision(config.training.precision, device)
     with explain_out_of_memory(config):
-        loader = _loader(part, opened, config)
+        loader = loader_of(part, opened.tokenizer, config, shuffle=False)
         sums = evaluate_documents(opened.model.to(device), loader, precision, show_progress=True)
     if split == "validation":
         _warn_of_another_loss(sums, opened)
     head = {"run": str(opened.folder), "text": name, "precision": precision.name, "device": str(device)}
-    with written_out():
-        print(as_tree(sums, head) if as_json else report(sums, head))
+    print(as_tree(sums, head) if options.json else report(sums, head))
     return 0
+
+
+# What is measured: its name in the table, and the form of its numbers there.
+NUMBERS = {
+    "loss": ("loss, nats per token", ".4f"),
+    "perplexity": ("perplexity", ".3f"),
+    "bits_per_byte": ("bits per byte", ".3f"),
+    "accuracy": ("accuracy", ".1%"),
+}
 
 
 def report(sums: DocumentSums, head: Mapping[str, str]) -> str:
@@ -73,68 +78,38 @@ def report(sums: DocumentSums, head: Mapping[str, str]) -> str:
         f"{head['precision']} on {head['device']}"
     )
     rows = [("", "", "95 % over documents")]
-    for name, form, one in (
-        ("loss, nats per token", ".4f", sums.loss()),
-        ("perplexity", ".3f", sums.perplexity()),
-        ("bits per byte", ".3f", sums.bits_per_byte()),
-        ("accuracy", ".1%", sums.accuracy()),
-    ):
+    for key, one in sums.estimates().items():
+        name, form = NUMBERS[key]
         ends = "-" if math.isnan(one.low) else f"{one.low:{form}} to {one.high:{form}}"
         rows.append((name, f"{one.value:{form}}", ends))
-    return "\n".join([first, *(f"{name:<20}  {value:>10}  {ends:>20}".rstrip() for name, value, ends in rows)])
+    return f"{first}\n{table(rows)}"
 
 
 def as_tree(sums: DocumentSums, head: Mapping[str, str]) -> str:
     """The same as JSON; null stands for what there is no number for."""
-    numbers = {
-        "loss": sums.loss(),
-        "perplexity": sums.perplexity(),
-        "bits_per_byte": sums.bits_per_byte(),
-        "accuracy": sums.accuracy(),
-    }
     counts = {"documents": len(sums.nats), "tokens": int(sums.tokens.sum()), "bytes": int(sums.num_bytes.sum())}
-    return json.dumps({**head, **counts, **{name: _plain(one) for name, one in numbers.items()}}, indent=1)
+    return as_json({**head, **counts, **{key: asdict(one) for key, one in sums.estimates().items()}})
 
 
-def _plain(estimate: Estimate) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in asdict(estimate).items()}
-
-
-def _own_part(run: FinishedRun, split: str) -> Corpus | StoredCorpus:
-    config, data = run.config, run.config.data
-    if split == "test" and not data.test_fraction:
+def _own_part(run: FinishedRun, split: str) -> Text:
+    config = run.config
+    if split == "test" and not config.data.test_fraction:
         raise ValueError(
             "the run kept no test part: its data.test_fraction is 0; take --split validation, or train with a "
             "data.test_fraction such as 0.1"
         )
     try:
-        large = find_large_text(data.corpus)
-        if large is not None:
-            given = None if config.training.init_from is None else run.tokenizer
-            return stored(large, config, given).corpus(split)
-        return load_corpus(data.corpus).part(split, data.val_fraction, data.test_fraction, seed=config.training.seed)
+        part, _ = open_text(config, None if config.training.init_from is None else run.tokenizer)
+        return part(split)
     except (OSError, ValueError) as error:
         where = "call this where the run was trained, or give another text as --data.corpus"
         raise ValueError(f"the run's own text cannot be read: {one_line(error)}; {where}") from error
 
 
 def _other_text(name: str) -> Corpus:
-    held = f"more than {LARGE_BYTES // 2**20} MiB: only a run's own text may be so large; give a part of it"
+    held = f"more than {readable_bytes(LARGE_BYTES)}: only a run's own text may be so large; give a part of it"
     ensure(find_large_text(name) is None, f"--data.corpus {name} has {held}")
     return load_corpus(name)
-
-
-def _loader(part: Corpus | StoredCorpus, run: FinishedRun, config: TrainingConfig) -> Loader:
-    """The batches that a validation in training has."""
-    return make_loader(
-        part.documents,
-        run.tokenizer,
-        mode=config.data.batching,
-        batch_size=config.training.batch_size,
-        max_length=config.data.max_length,
-        seed=config.training.seed,
-        shuffle=False,
-    )
 
 
 def _warn_of_known_documents(other: Corpus, run: FinishedRun) -> None:
@@ -159,13 +134,9 @@ def _warn_of_known_documents(other: Corpus, run: FinishedRun) -> None:
 
 def _warn_of_another_loss(sums: DocumentSums, run: FinishedRun) -> None:
     """Say so where the run itself measured another loss with these weights: then its text is not what it was."""
-    file, bound = run.folder / "metrics.jsonl", run.config.training.eval_tokens
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    records = [json.loads(line) for line in lines if '"validation"' in line]
-    measured = [record for record in records if isinstance(record.get("val_loss"), float)]
-    if not measured:
+    best, bound = read_run(run.folder).best, run.config.training.eval_tokens
+    if best is None:
         return
-    best = min(measured, key=lambda record: record["val_loss"])
     loss, found = best["val_loss"], sums.loss().value
     sampled = bound is not None and int(sums.tokens.sum()) > bound
     if not abs(found - loss) <= SURPRISE * loss + (WITHIN * best["val_loss_se"] if sampled else 0.0):

@@ -3,13 +3,12 @@
 import os
 import secrets
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 from safetensors.torch import save
 
 from course_lm.checkpoints import atomic_file, check_folder
-from course_lm.cli.finished_run import FinishedRun, open_run
-from course_lm.cli.output import written_out
 from course_lm.transformers_export import (
     FILES,
     as_json,
@@ -19,23 +18,24 @@ from course_lm.transformers_export import (
     tokenizer_file,
     transformers_weights,
 )
+from course_lm.use.finished_run import FinishedRun, open_run
 from course_lm.validation import ensure
 
 MARK = "course_lm_run"  # a key of config.json that transformers keep and do not read
 
 
-def export_run(run: str, to: str) -> int:
-    """Write the finished run in the folder `run` into the folder `to`, whole or not at all; return 0.
+def export_run(options: Namespace) -> int:
+    """Write the finished `run` into the folder `to`, whole or not at all; return 0.
 
     Raises:
         ValueError: no finished run, or `to` holds something else than an earlier export.
         OSError: the folder cannot be written.
     """
-    ensure(to != "", "--to must be a folder, got an empty name")
-    target = Path(to)
-    ensure(target.resolve() != Path.cwd(), f"--to must be another folder than the current one, got {to}")
+    ensure(options.to != "", "--to must be a folder, got an empty name")
+    target = Path(options.to)
+    ensure(target.resolve() != Path.cwd(), f"--to must be another folder than the current one, got {target}")
     _refuse_other_content(target)
-    opened = open_run(run)
+    opened = open_run(options.run)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.resolve().name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -47,8 +47,7 @@ def export_run(run: str, to: str) -> int:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     kind = model_config(opened.model, opened.tokenizer)["architectures"][0]
-    with written_out():
-        print(f"{target}: {kind}, {sum(tensor.numel() for tensor in opened.model.parameters()):,} parameters")
+    print(f"{target}: {kind}, {sum(tensor.numel() for tensor in opened.model.parameters()):,} parameters")
     return 0
 
 

@@ -1,26 +1,25 @@
 """The command `find-lr`: a range test as configured, its picture and a table."""
 
+from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
-from course_lm.cli.output import check_picture
-from course_lm.cli.preparation import describe, describe_curriculum, prepare, table
+from course_lm.cli.output import check_picture, save_picture
+from course_lm.cli.preparation import describe, describe_curriculum, prepare
 from course_lm.config import TrainingConfig
+from course_lm.display import table
 from course_lm.distributed import connect
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.lr_finder.range_test import check_sweep
 from course_lm.trainer import Trainer
 
 
-def find_lr_on_text(
-    config: TrainingConfig, png: Path, *, start_lr: float, end_lr: float, num_iter: int, held_out: bool = False
-) -> int:
+def find_lr_on_text(config: TrainingConfig, options: Namespace) -> int:
     """Run a learning-rate range test as configured, draw it into the file `png` and print how it reads; return 0.
 
     With `held_out` each point is measured on the validation text.
     """
-    check_picture(png)
-    check_sweep(start_lr, end_lr, num_iter)
+    check_picture(options.png)
+    check_sweep(options.start_lr, options.end_lr, options.num_iter)
     if connect().world > 1:
         raise ValueError("find-lr runs in one process, got several ranks: start it without torchrun")
     # a sweep has a length of its own, and no step of a run is timed for it
@@ -28,17 +27,16 @@ def find_lr_on_text(
     run = prepare(config)
     trainer = Trainer(run.model, config)
     print(describe(run, trainer))
-    curriculum = describe_curriculum(run, trainer)
-    if curriculum is not None:
+    if curriculum := describe_curriculum(run, trainer):
         print(curriculum)
     result = find_lr(
         trainer.model,
         run.train_loader,
         trainer.optimizer,
-        start_lr=start_lr,
-        end_lr=end_lr,
-        num_iter=num_iter,
-        val_loader=run.val_loader if held_out else None,
+        start_lr=options.start_lr,
+        end_lr=options.end_lr,
+        num_iter=options.num_iter,
+        val_loader=run.val_loader if options.held_out else None,
         accumulation_steps=config.training.gradient_accumulation_steps,
         loss_fn=trainer.options.loss_fn,
         max_grad_norm=config.training.norm_bound,
@@ -46,9 +44,9 @@ def find_lr_on_text(
         precision=trainer.precision,
         progress=True,
     )
-    print(lr_report(result, config.optimizer.type, num_iter))
-    result.plot().savefig(png, format="png", dpi=110, bbox_inches="tight")
-    print(f"the curve is drawn in {png}")
+    print(lr_report(result, config.optimizer.type, options.num_iter))
+    save_picture(result.plot(), options.png)
+    print(f"the curve is drawn in {options.png}")
     return 0
 
 

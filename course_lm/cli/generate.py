@@ -4,50 +4,47 @@ import os
 import stat
 import sys
 import warnings
+from argparse import Namespace
 
 import torch
 
-from course_lm.cli.finished_run import FinishedRun, device_for, open_run
-from course_lm.cli.output import written_out
 from course_lm.generate import Sampling, stream
 from course_lm.tokenizer import decode_stream, encode_documents, eos_id
+from course_lm.use.finished_run import FinishedRun, device_for, open_run
 from course_lm.validation import require
 
 STANDARD_INPUT = "-"
 
 
-def generate_text(run: str, prompt: str | None, max_new_tokens: int, sampling: Sampling, seed: int, number: int) -> int:
+def generate_text(options: Namespace) -> int:
     """Print `number` texts, divided by blank lines: each the prompt and what the model puts after it; return 0.
 
     Without a prompt a text is a new document. A reader of the output that ends early ends the command, too.
-
-    Args:
-        run: the folder of a finished run.
-        prompt: "-" stands for what comes from standard input, and so does None where that is a pipe or a file.
     """
-    require(max_new_tokens >= 1, "max_new_tokens", "at least 1", max_new_tokens)
-    require(number >= 1, "number", "at least 1", number)
-    require(0 <= seed < 2**63, "seed", "in [0, 2**63)", seed)
-    opened = open_run(run)
-    text = read_prompt(prompt)
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    require(options.max_new_tokens >= 1, "max_new_tokens", "at least 1", options.max_new_tokens)
+    require(options.number >= 1, "number", "at least 1", options.number)
+    require(0 <= options.seed < 2**63, "seed", "in [0, 2**63)", options.seed)
+    opened = open_run(options.run)
+    text = read_prompt(options.prompt)
     ids = _encode(opened, text)
     opened.model.to(device_for(opened.config))
-    generator = torch.Generator().manual_seed(seed)
-    with written_out():
-        for one in range(number):
-            print("\n" * bool(one) + text, end="", flush=True)
-            tokens = stream(opened.model, ids, sampling, max_new_tokens, eos_id(opened.tokenizer), generator)
-            try:
-                for part in decode_stream(opened.tokenizer, tokens):
-                    print(part, end="", flush=True)
-            finally:
-                print(flush=True)  # also after Ctrl-C, whose message is a line of its own
+    generator = torch.Generator().manual_seed(options.seed)
+    for one in range(options.number):
+        print("\n" * bool(one) + text, end="", flush=True)
+        tokens = stream(opened.model, ids, sampling, options.max_new_tokens, eos_id(opened.tokenizer), generator)
+        try:
+            for part in decode_stream(opened.tokenizer, tokens):
+                print(part, end="", flush=True)
+        finally:
+            print(flush=True)  # also after Ctrl-C, whose message is a line of its own
     return 0
 
 
 def read_prompt(given: str | None) -> str:
     """The prompt: as given, or from standard input, without the line end that `echo` puts after it.
 
+    "-" stands for what comes from standard input, and so does None where that is a pipe or a file.
     Raises ValueError for one that is no valid UTF-8.
     """
     if given == STANDARD_INPUT or (given is None and _is_piped()):

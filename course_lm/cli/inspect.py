@@ -1,16 +1,17 @@
 """The command `inspect`: what a text holds, and what is wrong with it, before one trains on it."""
 
-import json
 import math
+from argparse import Namespace
 from dataclasses import asdict
 
 import torch
 
-from course_lm.cli.preparation import table
+from course_lm.cli.output import as_json
 from course_lm.config import TrainingConfig
 from course_lm.corpus.files import Division, describe_division
 from course_lm.corpus.large import LARGE_BYTES, LONGEST, find_large_text
 from course_lm.corpus.load import hash_fraction, read_corpus
+from course_lm.display import table
 from course_lm.inspection import Finding, Measurements, find, measure
 from course_lm.model import GPT, count_parameters
 from course_lm.validation import one_line
@@ -18,7 +19,7 @@ from course_lm.validation import one_line
 WIDTH = 40  # of the longest bar of the histogram
 
 
-def inspect_text(config: TrainingConfig, as_json: bool) -> int:
+def inspect_text(config: TrainingConfig, options: Namespace) -> int:
     """Count what the configured text holds and print it, with a line for each finding; return 0."""
     data = config.data
     documents, share, division = read_share(data.corpus)
@@ -26,22 +27,9 @@ def inspect_text(config: TrainingConfig, as_json: bool) -> int:
     with torch.device("meta"):
         parameters = count_parameters(GPT(config.model, data.vocab_size, data.max_length))
     findings = find(text, parameters, 1 - data.val_fraction - data.test_fraction, share)
-    if as_json:
-        counted = {key: None if value != value else value for key, value in asdict(text).items()}
-        named = [asdict(finding) for finding in findings]
-        print(
-            json.dumps(
-                {
-                    "text": data.corpus,
-                    "division": division,
-                    "share": share,
-                    **counted,
-                    "parameters": parameters,
-                    "findings": named,
-                },
-                indent=1,
-            )
-        )
+    if options.json:
+        measured = {"text": data.corpus, "division": division, "share": share, **asdict(text), "parameters": parameters}
+        print(as_json(measured | {"findings": [asdict(finding) for finding in findings]}))
         return 0
     counted_on = "" if share == 1 else f"; all counts are on {share:.1%} of its documents, drawn by their hash"
     name = data.corpus + describe_division(division) + counted_on
@@ -85,17 +73,17 @@ def describe(name: str, text: Measurements, vocab_size: int, parameters: int, fi
     ]
     parts = [f"{name}\n{table(rows)}", _bars(text)]
     if text.lines:
-        lines = [f"{count:>9,}  {one_line(line)}" for line, count in text.lines]
-        parts.append("documents with a repeated line\n" + "\n".join(lines))
+        lines = [(f"{count:,}", one_line(line)) for line, count in text.lines]
+        parts.append(table([("documents", "with a repeated line"), *lines], left=(1,)))
     if findings:
         parts.append("\n".join(map(str, findings)))
     return "\n\n".join(parts)
 
 
 def _bars(text: Measurements) -> str:
-    most, width = max(count for _, _, count in text.lengths), len(f"{text.lengths[-1][1] - 1:,}")
-    lines = [
-        f"{low:>{width},} to {below - 1:>{width},}  {count:>9,}  {'█' * math.ceil(WIDTH * count / most)}".rstrip()
+    most = max(count for _, _, count in text.lengths)
+    rows = [
+        (f"{low:,} to", f"{below - 1:,}", f"{count:,}", "█" * math.ceil(WIDTH * count / most))
         for low, below, count in text.lengths
     ]
-    return "\n".join([f"{'bytes':>{2 * width + 4}}  documents", *lines])
+    return table([("", "bytes", "documents", ""), *rows], left=(3,))

@@ -1,30 +1,27 @@
-"""What commands write: to standard output, which a pipe or a terminal of any encoding may be, and to a picture."""
+"""What commands give besides text: JSON, and a picture."""
 
-import io
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+import math
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from course_lm.validation import ensure, one_line
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-@contextmanager
-def written_out() -> Iterator[None]:
-    """Print in the body: whole, in any encoding, and no further than somebody reads.
 
-    Characters that the encoding lacks come as escapes. Where standard output is closed, as by `| head`, the body ends
-    there without an error.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has another kind
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes standard output once more when it ends, and would then complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def as_json(value: Any) -> str:
+    """Plain data as JSON, in which null stands for a number that is not finite: JSON has none of these."""
+    return json.dumps(_finite(value), indent=1)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_picture(png: Path) -> None:
@@ -33,3 +30,8 @@ def check_picture(png: Path) -> None:
         raise OSError(f"cannot write {png}: " + ("it is a folder" if png.is_dir() else f"no folder {png.parent}"))
     # A file of another kind holds something else, and would be overwritten.
     ensure(png.suffix.lower() == ".png", f"--png must be a file that ends in .png, got {one_line(png)}")
+
+
+def save_picture(figure: "Figure", png: Path | IO[bytes]) -> None:
+    """Write the figure, trimmed to what is drawn."""
+    figure.savefig(png, format="png", dpi=110, bbox_inches="tight")

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from course_lm.validation import did_you_mean, one_line
 
+Arguments = argparse._ActionsContainer  # to which arguments are added: a parser, or a group of one
+
 
 class CommandParser(argparse.ArgumentParser):
     """A parser that raises ValueError, naming the argument, where argparse would print its usage and exit."""

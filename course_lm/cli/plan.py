@@ -1,7 +1,10 @@
 """The command `plan`: bytes that each rank would hold and send, without the text and without the weights."""
 
-from course_lm.cli.preparation import settle_curriculum, table
+from argparse import Namespace
+
+from course_lm.cli.preparation import settle_curriculum
 from course_lm.config import TrainingConfig
+from course_lm.display import readable_bytes, table
 from course_lm.precision import resolve_precision
 from course_lm.profiling.plan import NOT_SHARDED, Plan, plan
 
@@ -22,11 +25,10 @@ SENT = {
     "all_reduce": "sent in a step: all-reduce",
     "sent": "sent in a step",
 }
-COLUMN = 14
 
 
-def plan_run(config: TrainingConfig, ranks: int) -> int:
-    """Print what one rank of so many holds and sends, as configured; return 0.
+def plan_run(config: TrainingConfig, options: Namespace) -> int:
+    """Print what one of so many `ranks` holds and sends, as configured; return 0.
 
     Under `distributed.strategy` "auto" both ddp and fsdp, side by side. Where the device or the precision is "auto", it
     is a GPU, and bf16: the run is planned for another machine than this one.
@@ -39,7 +41,7 @@ def plan_run(config: TrainingConfig, ranks: int) -> int:
     plans = [
         plan(
             config.model,
-            ranks,
+            options.ranks,
             name,
             vocab_size=config.data.vocab_size,
             max_length=config.data.max_length,
@@ -79,22 +81,9 @@ def describe(config: TrainingConfig, first: Plan, computes: str) -> str:
 
 def plan_report(plans: list[Plan], checkpointing: bool) -> str:
     """A table with a column for each plan, in binary units."""
-
-    def row(name: str, key: str) -> tuple[str, str]:
-        return name, "".join(f"{readable_bytes(getattr(one, key)):>{COLUMN}}" for one in plans)
-
     other = ("activations_stored", "without") if checkpointing else ("activations_checkpointed", "with")
-    rows = [("on one rank", "".join(f"{one.strategy:>{COLUMN}}" for one in plans))]
-    rows += [row(name, key) for key, name in HELD.items() if key != "average" or any(one.average for one in plans)]
-    rows += [row(f"activations {other[1]} gradient checkpointing", other[0])]
-    rows += [row(name, key) for key, name in SENT.items()]
-    rows += [("collectives in a step", "".join(f"{one.collectives:>{COLUMN},}" for one in plans))]
-    return table(rows)
-
-
-def readable_bytes(count: int) -> str:
-    """Bytes in the unit that suits them: 0, 12 B, 3.4 KiB, 5.6 MiB or 7.8 GiB."""
-    if count < 1024:
-        return f"{count} B" if count else "0"
-    power = min(3, (count.bit_length() - 1) // 10)  # of 1024
-    return f"{count / 1024**power:,.{power - 1 if power > 1 else 1}f} {('KiB', 'MiB', 'GiB')[power - 1]}"
+    rows = {key: name for key, name in HELD.items() if key != "average" or any(one.average for one in plans)}
+    rows |= {other[0]: f"activations {other[1]} gradient checkpointing"} | SENT
+    cells = [(name, *(readable_bytes(getattr(one, key)) for one in plans)) for key, name in rows.items()]
+    head = ("on one rank", *(one.strategy for one in plans))
+    return table([head, *cells, ("collectives in a step", *(f"{one.collectives:,}" for one in plans))])

@@ -1,7 +1,7 @@
 """From a configuration to what a run needs: text, tokenizer, loaders and a model."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from tokenizers import Tokenizer
@@ -11,8 +11,9 @@ from course_lm.batching.token_store import Recipe, StoredCorpus, TokenStore, ope
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.corpus import Corpus, load_corpus
 from course_lm.corpus.files import describe_division
-from course_lm.corpus.large import LARGE_BYTES, LargeText, find_large_text
+from course_lm.corpus.large import LARGE_BYTES, find_large_text
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
+from course_lm.display import readable_bytes
 from course_lm.model import GPT, count_parameters
 from course_lm.reproducibility import seed_everything
 from course_lm.tokenizer import train_tokenizer
@@ -20,13 +21,15 @@ from course_lm.trainer import Trainer
 from course_lm.trainer.init_from import tokenizer_from
 from course_lm.trainer.run import explain_out_of_memory
 
+Text = Corpus | StoredCorpus  # the documents of a split, held, or in a store on the disk
+
 
 @dataclass(frozen=True)
 class PreparedRun:
     """What a configuration makes before the first step: both splits, the tokenizer, loaders and the model."""
 
-    train: Corpus | StoredCorpus
-    validation: Corpus | StoredCorpus
+    train: Text
+    validation: Text
     tokenizer: Tokenizer
     train_loader: Loader | CurriculumLoader
     val_loader: Loader
@@ -38,60 +41,55 @@ def prepare(config: TrainingConfig) -> PreparedRun:
     """Read the text and build everything from it; ValueError or OSError for bad input."""
     data, settings = config.data, config.training
     seed_everything(settings.seed, settings.deterministic)  # before weights are drawn
-    train, validation, tokenizer, store = _read_text(config)
-
-    def loader(corpus: Corpus | StoredCorpus, shuffle: bool) -> Loader:
-        return make_loader(
-            corpus.documents,
-            tokenizer,
-            mode=data.batching,
-            batch_size=settings.batch_size,
-            max_length=data.max_length,
-            seed=settings.seed,
-            shuffle=shuffle,
-            num_workers=data.num_workers,
-            pin_memory=data.pin_memory,
-        )
-
+    given = None if settings.init_from is None else tokenizer_from(settings.init_from, data.vocab_size)
+    part, store = open_text(config, given)
+    train, validation = part("train"), part("validation")
+    if store is not None:
+        tokenizer = store.tokenizer
+    else:
+        tokenizer = given or train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
     with explain_out_of_memory(config):
         model = GPT(config.model, data.vocab_size, data.max_length)
-    train_loader = with_curriculum(config, loader(train, True), train)
-    return PreparedRun(train, validation, tokenizer, train_loader, loader(validation, False), model, store)
+    train_loader = with_curriculum(config, loader_of(train, tokenizer, config, shuffle=True), train)
+    val_loader = loader_of(validation, tokenizer, config, shuffle=False)
+    return PreparedRun(train, validation, tokenizer, train_loader, val_loader, model, store)
 
 
-def _read_text(
-    config: TrainingConfig,
-) -> tuple[Corpus | StoredCorpus, Corpus | StoredCorpus, Tokenizer, TokenStore | None]:
-    """Training and validation documents and their tokenizer; the ids of a large text lie in a store on the disk."""
+def open_text(config: TrainingConfig, tokenizer: Tokenizer | None) -> tuple[Callable[[str], Text], TokenStore | None]:
+    """What gives each split of the configured text, and the store of one that is too large to be held.
+
+    Such a text is tokenised here, unless its store is there: by `tokenizer`, or where that is None, by one that is
+    trained on it.
+    """
     data, seed = config.data, config.training.seed
-    source = config.training.init_from
-    given = None if source is None else tokenizer_from(source, data.vocab_size)
     large = find_large_text(data.corpus)
-    if large is not None:
-        _refuse_what_needs_strings(config)
-        store = stored(large, config, given)
-        return store.corpus("train"), store.corpus("validation"), store.tokenizer, store
-    corpus = load_corpus(data.corpus)
-    train, validation = (
-        corpus.part(split, data.val_fraction, data.test_fraction, seed=seed) for split in ("train", "validation")
-    )
-    tokenizer = given or train_tokenizer(train.documents, data.vocab_size)  # the held-out text stays unseen
-    return train, validation, tokenizer, None
-
-
-def stored(text: LargeText, config: TrainingConfig, tokenizer: Tokenizer | None) -> TokenStore:
-    """The token ids of a large text, found or made as the configuration says; None trains a tokenizer on the text."""
-    data = config.data
-    recipe = Recipe(data.vocab_size, config.training.seed, data.val_fraction, data.test_fraction, tokenizer)
-    return open_token_store(text, recipe, data.cache)
-
-
-def _refuse_what_needs_strings(config: TrainingConfig) -> None:
+    if large is None:
+        corpus = load_corpus(data.corpus)
+        return lambda split: corpus.part(split, data.val_fraction, data.test_fraction, seed=seed), None
     if config.curriculum.enabled:
         raise ValueError(
-            f"curriculum.enabled must be false for a text of more than {LARGE_BYTES // 2**20} MiB, such as "
-            f"{config.data.corpus}: its documents are not held, and a curriculum reads them all"
+            f"curriculum.enabled must be false for a text of more than {readable_bytes(LARGE_BYTES)}, such as "
+            f"{data.corpus}: its documents are not held, and a curriculum reads them all"
         )
+    recipe = Recipe(data.vocab_size, seed, data.val_fraction, data.test_fraction, tokenizer)
+    store = open_token_store(large, recipe, data.cache)
+    return store.corpus, store
+
+
+def loader_of(text: Text, tokenizer: Tokenizer, config: TrainingConfig, *, shuffle: bool) -> Loader:
+    """The batches of a text as configured."""
+    data, settings = config.data, config.training
+    return make_loader(
+        text.documents,
+        tokenizer,
+        mode=data.batching,
+        batch_size=settings.batch_size,
+        max_length=data.max_length,
+        seed=settings.seed,
+        shuffle=shuffle,
+        num_workers=data.num_workers,
+        pin_memory=data.pin_memory,
+    )
 
 
 def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
@@ -110,7 +108,7 @@ def settle_curriculum(config: TrainingConfig) -> TrainingConfig:
     return replace(config, curriculum=curriculum)
 
 
-def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Corpus | StoredCorpus) -> Loader | CurriculumLoader:
+def with_curriculum(config: TrainingConfig, loader: Loader, corpus: Text) -> Loader | CurriculumLoader:
     """The loader itself, or, where the configuration enables one, the curriculum over it.
 
     Where a time budget has not been turned into steps, it is the loader itself: steps are timed over the whole text.
@@ -177,9 +175,3 @@ def describe_curriculum(run: PreparedRun, trainer: Trainer) -> str | None:
         f"curriculum: {settings.strategy} difficulty, {settings.schedule} schedule; the first epoch admits "
         f"{first['examples']:,} documents, up to {settings.threshold_on} {first['threshold']:.2f}"
     )
-
-
-def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Names on the left, values on the right, one row a line."""
-    width, value_width = max(len(name) for name, _ in rows), max(10, *(len(value) for _, value in rows))
-    return "\n".join(f"{name:<{width}}  {value:>{value_width}}" for name, value in rows)

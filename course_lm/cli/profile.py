@@ -1,9 +1,11 @@
 """The command `profile`: where the time and the memory of a configured run's step go."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 from course_lm.checkpoints import atomic_file, check_folder
+from course_lm.cli.output import save_picture
 from course_lm.cli.preparation import describe, prepare
 from course_lm.config import TrainingConfig
 from course_lm.distributed import connect
@@ -16,8 +18,9 @@ from course_lm.validation import require
 PICTURE, TRACE, NUMBERS = "profile.png", "trace.json", "profile.json"
 
 
-def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
+def profile_run(config: TrainingConfig, options: Namespace) -> int:
     """Profile steps of a run as configured, on its real batches; print both tables, write the files; return 0."""
+    folder, repeats = options.output, options.repeats
     # all of this before the measurement, whose result would be lost
     require(repeats >= 1, "--repeats", "at least 1", repeats)
     require(not config.training.compile, "training.compile", "false: compiled modules have no parts", True)
@@ -56,7 +59,7 @@ def profile_run(config: TrainingConfig, folder: Path, repeats: int) -> int:
     with atomic_file(folder / NUMBERS) as file:
         file.write(json.dumps({"step": step.to_dict(), "memory": memory.to_dict()}, indent=1).encode())
     with atomic_file(folder / PICTURE) as file:
-        figure_of(step.bars(), memory.bars()).savefig(file, format="png", dpi=110, bbox_inches="tight")
+        save_picture(figure_of(step.bars(), memory.bars()), file)
     print(f"\n{folder} holds {PICTURE}, {NUMBERS}, and {TRACE} for https://ui.perfetto.dev")
     return 0
 

@@ -1,20 +1,19 @@
-"""Several runs in one picture."""
+"""Runs in one picture, from what their folders hold."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from course_lm.classroom.live import SMOOTHING
-from course_lm.monitoring import smooth
+from course_lm.classroom.live import SMOOTHING, draw_run
+from course_lm.display import INK, PALETTE
+from course_lm.monitoring import History, smooth
 from course_lm.use.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Curve = tuple[Sequence[float], Sequence[float]]
-# Okabe and Ito's colours but the pale yellow. Lengths without a common divisor: 7 * 5 * 4 runs look unlike, and two
-# neighbours differ in all three.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Lengths without a common divisor: 7 * 5 * 4 runs look unlike, and two neighbours differ in all three.
+COLOURS = (*PALETTE, INK)
 MARKERS = ("o", "s", "^", "D", "v")
 LINES = ("-", "--", "-.", ":")
 
@@ -23,40 +22,26 @@ def draw_runs(labels: Sequence[str], runs: Sequence[RunFolder], *, per_byte: boo
     """Validation (with markers) and smoothed training loss of runs, over steps and over seconds of training steps.
 
     With `per_byte` the validation alone, in bits per byte: a training record does not say how many bytes it is of.
-    Colour, line and marker are each run's own.
+    Colour, line and marker are each run's own. Of one run alone, loss, gradient norm and learning rate over steps.
     """
     from matplotlib.figure import Figure
 
+    if len(runs) == 1:  # an older or foreign log may lack what its picture shows
+        return draw_run(History({"grad_norm": math.nan, "lr": math.nan, **record} for record in runs[0].records))
     figure = Figure(figsize=(10.0, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for index, (label, run) in enumerate(zip(labels, runs)):
         color, marker, line = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]
-        for axes, curves in ((left, _over_steps(run, per_byte)), (right, _over_seconds(run, per_byte))):
-            (steps, measured), (places, losses) = curves
-            axes.plot(steps, measured, label=label, color=color, linestyle=line, marker=marker, markersize=5)
+        measured = [record.get("bits_per_byte" if per_byte else "val_loss", math.nan) for record in run.validation]
+        losses = smooth([record["loss"] for record in run.train], SMOOTHING)
+        validated = [record["step"] for record in run.validation]
+        seconds = [run.seconds_at(step) for step in validated]
+        logged = [record["step"] for record in run.train]
+        for axes, at, trained_at in ((left, validated, logged), (right, seconds, run.seconds())):
+            axes.plot(at, measured, label=label, color=color, linestyle=line, marker=marker, markersize=5)
             if not per_byte:
-                axes.plot(places, losses, color=color, linestyle=line, linewidth=1.0, alpha=0.55)
+                axes.plot(trained_at, losses, color=color, linestyle=line, linewidth=1.0, alpha=0.55)
     left.set(xlabel="optimizer steps", ylabel="validation, bits per byte" if per_byte else "loss (nats per token)")
     right.set(xlabel="seconds of training steps")
     left.legend(frameon=False, title=None if per_byte else "with markers: validation; without: training, smoothed")
     return figure
-
-
-def _over_steps(run: RunFolder, per_byte: bool) -> tuple[Curve, Curve]:
-    """Validation and smoothed training loss by step."""
-    validation, training = [record["step"] for record in run.validation], [record["step"] for record in run.train]
-    return (validation, _measured(run, per_byte)), (training, _smoothed(run))
-
-
-def _over_seconds(run: RunFolder, per_byte: bool) -> tuple[Curve, Curve]:
-    """Validation and smoothed training loss by seconds."""
-    validation = [run.seconds_at(record["step"]) for record in run.validation]
-    return (validation, _measured(run, per_byte)), (run.seconds(), _smoothed(run))
-
-
-def _measured(run: RunFolder, per_byte: bool) -> list[float]:
-    return [record.get("bits_per_byte" if per_byte else "val_loss", math.nan) for record in run.validation]
-
-
-def _smoothed(run: RunFolder) -> list[float]:
-    return smooth([record["loss"] for record in run.train], SMOOTHING)

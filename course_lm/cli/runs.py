@@ -1,12 +1,14 @@
-"""The commands `runs`, `compare` and `plot`: what became of runs, read from their folders; nothing is trained."""
+"""The commands `runs` and `plot`: what became of runs, read from their folders; nothing is trained."""
 
 import json
 import math
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from course_lm.cli.output import check_picture
+from course_lm.cli.output import as_json, check_picture, save_picture
+from course_lm.display import table
 from course_lm.run_records import TOKENIZER
 from course_lm.use.run_folder import RunFolder, differing, find_run, read_run
 from course_lm.validation import ensure, one_line
@@ -16,13 +18,14 @@ Row = dict[str, Any]
 TEXT_KEYS = ("data.corpus", "data.vocab_size", "data.val_fraction", "data.test_fraction", "training.seed")
 
 
-def list_runs(folder: Path, as_json: bool) -> int:
-    """Print a table of all runs in `folder`, and a line for each folder that is none; return 0.
+def list_runs(options: Namespace) -> int:
+    """Print a table of all runs in a `folder`, and a line for each folder that is none; return 0.
 
     Raises:
         OSError: the folder cannot be read.
         ValueError: there is no such folder, or it holds no run.
     """
+    folder = options.folder
     ensure(folder.is_dir(), f"{folder} is {'no folder' if folder.exists() else 'not there'}: give a folder of runs")
     runs, passed_over = _read_all(folder)
     if not runs:
@@ -31,8 +34,8 @@ def list_runs(folder: Path, as_json: bool) -> int:
         raise ValueError(f"{folder} holds no run{reason}{hint}")
     keys = differing(runs)
     rows = [row_of(run, keys) for run in runs]
-    if as_json:
-        print(json.dumps({"runs": plain(rows), "passed_over": passed_over}, indent=1, ensure_ascii=False))
+    if options.json:
+        print(as_json({"runs": rows, "passed_over": passed_over}))
         return 0
     print(columns(rows, keys))
     for reason in passed_over:
@@ -40,29 +43,30 @@ def list_runs(folder: Path, as_json: bool) -> int:
     return 0
 
 
-def compare_runs(names: Sequence[str], png: Path, as_json: bool) -> int:
-    """Draw some runs into one picture and print one table, with differences to the first; return 0.
+def plot_runs(options: Namespace) -> int:
+    """Draw `runs` from their logs into the file `png` and print one table, with differences to the first; return 0.
+
+    One run alone has its gradient norm and learning rate drawn beside its losses.
 
     Raises:
         OSError: a picture that cannot be written.
-        ValueError: fewer than two runs, one named twice, or one that holds no record.
+        ValueError: a run that is named twice, or one that holds no record.
     """
-    check_picture(png)
-    runs = [read_run(find_run(name)) for name in names]
-    ensure(len(runs) >= 2, f"compare needs two runs or more, got {len(runs)}; one is shown by course-lm plot")
+    check_picture(options.png)
+    runs = [read_run(find_run(name)) for name in options.runs]
     folders = [run.folder.resolve() for run in runs]
-    twice = next((run for run, folder in zip(runs, folders) if folders.count(folder) > 1), None)
-    ensure(twice is None, f"compare needs runs that differ, got {twice.folder if twice else ''} twice")
-    for run in runs:
-        ensure(bool(run.records), f"{run.folder} holds no record yet: there is nothing to compare")
+    for run, folder in zip(runs, folders):
+        ensure(folders.count(folder) == 1, f"each run must be named once, got {run.folder} twice")
+        ensure(bool(run.records), f"{run.folder} holds no record yet: there is nothing to draw")
     keys, unlike = differing(runs), texts_differ_in(runs)
     rows = [row_of(run, keys) for run in runs]
-    add_differences(rows, losses=not unlike)
-    from course_lm.cli.run_pictures import draw_runs
+    from course_lm.cli.run_pictures import draw_runs  # only now: a table of runs does without torch
 
-    draw_runs(_labels(runs), runs, per_byte=bool(unlike)).savefig(png, format="png", dpi=110, bbox_inches="tight")
-    if as_json:
-        print(json.dumps({"runs": plain(rows), "texts_differ_in": unlike, "png": str(png)}, indent=1))
+    save_picture(draw_runs(_labels(runs), runs, per_byte=bool(unlike)), options.png)
+    if len(runs) > 1:
+        add_differences(rows, losses=not unlike)
+    if options.json:
+        print(as_json({"runs": rows, "texts_differ_in": unlike, "png": str(options.png)}))
         return 0
     print(columns(rows, keys))
     if unlike:
@@ -70,26 +74,7 @@ def compare_runs(names: Sequence[str], png: Path, as_json: bool) -> int:
             f"unlike {' and '.join(unlike)}: losses per token are of other tokens and cannot be compared; "
             "bits per byte can, as far as the held-out texts are alike"
         )
-    print(f"the curves are drawn in {png}")
-    return 0
-
-
-def plot_run(name: str, png: Path) -> int:
-    """Draw one run into the file `png`, from its log; return 0.
-
-    Raises:
-        OSError: a picture that cannot be written.
-        ValueError: it is no run, or holds no record.
-    """
-    check_picture(png)
-    run = read_run(find_run(name))
-    ensure(bool(run.records), f"{run.folder} holds no record yet: there is nothing to draw")
-    from course_lm.classroom.live import describe, draw_run
-    from course_lm.monitoring import History
-
-    history = History(_whole(record) for record in run.records)
-    draw_run(history).savefig(png, format="png", dpi=110, bbox_inches="tight")
-    print(f"{run.name}: {describe(history)}\nthe curves are drawn in {png}")
+    print(f"the curves are drawn in {options.png}")
     return 0
 
 
@@ -145,30 +130,14 @@ _MEASURED = (
 
 def columns(rows: Sequence[Row], keys: Sequence[str]) -> str:
     """A table with a line for each row, under a heading of two lines: section over key."""
-    table = [["", "name", *(row["name"] for row in rows)]]
+    shown = [["", "name", *(row["name"] for row in rows)]]
     for key in keys:
         section, _, name = key.rpartition(".")
-        table.append([f"{section}." if section else "", name, *(_setting(row, key) for row in rows)])
+        shown.append([f"{section}." if section else "", name, *(_setting(row, key) for row in rows)])
     for key, above, below, form in _MEASURED:
         if key in rows[0]:
-            table.append([above, below, *(_number(row[key], form) for row in rows)])
-    widths = [max(map(len, column)) for column in table]
-    lines = []
-    for cells in zip(*table):
-        left, *rest = (
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths))
-        )
-        lines.append("  ".join([left, *rest]).rstrip())
-    return "\n".join(lines)
-
-
-def plain(rows: Sequence[Row]) -> list[Row]:
-    """The rows as JSON can hold them: what is not finite is null."""
-    return [
-        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-        for row in rows
-    ]
+            shown.append([above, below, *(_number(row[key], form) for row in rows)])
+    return table(list(zip(*shown)))
 
 
 def _setting(row: Row, key: str) -> str:
@@ -199,8 +168,3 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
     """Names of the runs; runs of one name in several folders by their paths."""
     names = [run.name for run in runs]
     return [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs)]
-
-
-def _whole(record: Row) -> Row:
-    """The record with nan for what a picture shows and an older or foreign log lacks."""
-    return {"grad_norm": math.nan, "lr": math.nan, **record}

@@ -4,6 +4,7 @@ import json
 import lzma
 import math
 import signal
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,10 +19,10 @@ from course_lm.cli.preparation import (
     fit_to_budget,
     prepare,
     settle_curriculum,
-    table,
 )
 from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
+from course_lm.display import table
 from course_lm.distributed import Group, connect
 from course_lm.generate import generate
 from course_lm.model import GPT
@@ -37,7 +38,7 @@ SAMPLE_TOKENS = 80
 SAMPLE_TEMPERATURE = 0.8
 
 
-def train_on_text(config: TrainingConfig) -> int:
+def train_on_text(config: TrainingConfig, _: Namespace) -> int:
     """Train as configured and print a report; return 0, or 128 + the number of the signal that stopped the run.
 
     The exported weights are the best validated ones, and the report is about them. Under torchrun every rank trains,
@@ -55,13 +56,11 @@ def train_on_text(config: TrainingConfig) -> int:
     with group.one_fate(), sole_writer(folder, group):
         run = prepare(config)
         trainer = Trainer(run.model, config, started=started)
-        if group.leads:
-            print(describe(run, trainer))
-            if folder is not None:
-                print(describe_folder(folder, config))
+        print(describe(run, trainer))
+        if folder is not None:
+            print(describe_folder(folder, config))
         run = fit_to_budget(run, trainer)
-        curriculum = describe_curriculum(run, trainer)
-        if group.leads and curriculum is not None:
+        if curriculum := describe_curriculum(run, trainer):
             print(curriculum)
         trainer.train(run.train_loader, run.val_loader)
         if trainer.interrupted is not None and group.joined:

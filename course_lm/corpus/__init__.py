@@ -1,9 +1,9 @@
 """Text to train on (lesson 01): a corpus is a list of documents, each a string.
 
 load.py finds a corpus by its name or path and splits it; files.py reads anybody's own text, hub.py Hugging Face
-datasets. large.py reads what is too large to be held. stories.py and hindi.py
-write the shipped ones from grammars of our own (grammar.py, and hindi_forms.py for the paradigms). hindi_glosses.py
-shows Hindi to those who do not read it. shipped.py says where the files of the package lie.
+datasets. large.py reads what is too large to be held. stories.py writes the shipped stories from a grammar of our own
+(grammar.py). hindi_glosses.py shows Hindi to those who do not read it. shipped.py says where the files of the package
+lie.
 """
 
 from course_lm.corpus.load import Corpus, load_corpus

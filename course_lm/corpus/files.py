@@ -37,6 +37,7 @@ BEGINNINGS = {
     b"\xfe\xff": "UTF-16 text; convert it to UTF-8",
 }
 BLANK_LINES = re.compile(r"\n\s*\n")  # a line of white space alone is blank too
+LINE_END = re.compile("\n")  # not splitlines, which also breaks at U+2028 and others that JSON allows inside a string
 
 # How a text is cut that no blank line divides. Stored token ids were cut by these numbers too: with another one, they
 # need another `token_store.FORMAT`.
@@ -48,11 +49,6 @@ PIECE = 4_000  # characters at most of a document that is cut by length
 ENDS = [re.compile(end) for end in (r"\n", r"[.!?…][\"'”’»)\]]*\s|[。！？।][\"'”’」』）]*", r"\s")]
 
 Advance = Callable[[int], object]  # is told how many more bytes of a file have been read
-
-
-def read_documents(path: Path, division: Division | None = None) -> list[tuple[str, float | None]]:
-    """All documents of a file: see `stream_documents`."""
-    return list(stream_documents(path, division=division))
 
 
 def find_division(paths: Sequence[Path]) -> Division | None:
@@ -119,7 +115,7 @@ def stream_documents(
             if is_jsonl(path):
                 found = _read_jsonl(path, texts, longest)
             else:
-                found = ((document, None) for document in _CUT[division](texts, str(path), longest))
+                found = ((document, None) for document in _documents_of(texts, str(path), longest, division))
         for document in found:
             holds_none = False
             yield document
@@ -142,7 +138,7 @@ def is_jsonl(path: Path) -> bool:
 
 def paragraphs(text: str) -> list[str]:
     """The paragraphs of a text, which are divided by blank lines, without white space at either end."""
-    return list(_paragraphs_of([text], "the text", None))
+    return list(_documents_of([text], "the text"))
 
 
 def refuse_surrogate(document: str, where: str) -> None:
@@ -220,7 +216,7 @@ def _beginning_of_undivided(texts: Iterable[str]) -> str | None:
     """The first `LOOK` characters of a text, without white space before them; None where a blank line divides it."""
     beginning = space = ""
     for text in texts:
-        # As in `_paragraphs_of`; what is blank at either end of the text divides nothing.
+        # As in `_divided`; what is blank at either end of the text divides nothing.
         body = space + text if beginning else text.lstrip()
         last = body.rstrip()
         if BLANK_LINES.search(last):
@@ -229,57 +225,45 @@ def _beginning_of_undivided(texts: Iterable[str]) -> str | None:
     return beginning
 
 
-def _paragraphs_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
+def _documents_of(
+    texts: Iterable[str], where: str, longest: int | None = None, division: Division | None = None
+) -> Iterator[str]:
+    parts = _pieces_of(texts) if division == "length" else _divided(texts, where, longest, division)
+    return (document for part in parts if (document := part.strip()))
+
+
+def _divided(texts: Iterable[str], where: str, longest: int | None, division: Division | None) -> Iterator[str]:
+    """What stands between blank lines, or on the lines, blank or not."""
+    divider, says = (BLANK_LINES, "blank lines divide documents")
+    if division == "lines":
+        divider, says = (LINE_END, "each line is a document")
     begun, size, space = [""], 0, ""
     for text in texts:
         # White space at the end may be the first half of what divides: it is looked at again with what follows.
-        first, *others = BLANK_LINES.split(space + text)
-        begun.append(first)
-        for other in others:
-            if paragraph := "".join(begun).strip():
-                yield paragraph
-            begun, size = [other], 0
-        last = begun[-1].rstrip()
-        space, begun[-1] = begun[-1][len(last) :], last
-        size += len(last)
-        _refuse_longer(size, longest, where, "blank lines divide documents")
-    if paragraph := "".join(begun).strip():
-        yield paragraph
-
-
-def _lines_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
-    # Not splitlines, which also breaks at U+2028 and others that JSON allows inside a string.
-    begun, size = [""], 0
-    for text in texts:
-        first, *others = text.split("\n")
+        first, *others = divider.split(space + text)
         begun.append(first)
         for other in others:
             yield "".join(begun)
             begun, size = [other], 0
-        size += len(begun[-1])
-        _refuse_longer(size, longest, where, "each line is a document")
+        last = begun[-1].rstrip()
+        space, begun[-1] = begun[-1][len(last) :], last
+        size += len(last)
+        if longest is not None and size > longest:
+            raise ValueError(f"{where} holds a document of more than {longest:,} characters: {says}")
     yield "".join(begun)
 
 
-def _documents_of_lines(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
-    return (document for line in _lines_of(texts, where, longest) if (document := line.strip()))
-
-
-def _pieces_of(texts: Iterable[str], where: str, longest: int | None) -> Iterator[str]:
+def _pieces_of(texts: Iterable[str]) -> Iterator[str]:
     rest = ""
     for text in texts:
         rest, start = rest + text, 0
         # White space stays until a piece is whole: where one ends must not depend on how much is read at once.
         while len(rest) - start > PIECE:
             end = start + _end_of_piece(rest[start : start + PIECE])
-            if piece := rest[start:end].strip():
-                _refuse_longer(len(piece), longest, where, "blank lines divide documents")
-                yield piece
+            yield rest[start:end]
             start = end
         rest = rest[start:]
-    if piece := rest.strip():
-        _refuse_longer(len(piece), longest, where, "blank lines divide documents")
-        yield piece
+    yield rest
 
 
 def _end_of_piece(window: str) -> int:
@@ -289,16 +273,8 @@ def _end_of_piece(window: str) -> int:
     return len(window)
 
 
-_CUT = {None: _paragraphs_of, "lines": _documents_of_lines, "length": _pieces_of}
-
-
-def _refuse_longer(size: int, longest: int | None, where: str, what_divides: str) -> None:
-    if longest is not None and size > longest:
-        raise ValueError(f"{where} holds a document of more than {longest:,} characters: {what_divides}")
-
-
 def _read_jsonl(path: Path, texts: Iterable[str], longest: int | None) -> Iterator[tuple[str, float | None]]:
-    for number, line in enumerate(_lines_of(texts, str(path), longest), start=1):
+    for number, line in enumerate(_divided(texts, str(path), longest, "lines"), start=1):
         if line.strip():
             document, cost = _read_row(line, f"{path}, line {number}")
             if document.strip():
@@ -308,17 +284,15 @@ def _read_jsonl(path: Path, texts: Iterable[str], longest: int | None) -> Iterat
 def _read_row(line: str, where: str) -> tuple[str, float | None]:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError also for an int of more than 4,300 digits
-        problem = "brackets nested too deep" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{where} is not JSON: {problem}") from None
+    except (ValueError, RecursionError) as error:  # brackets may be nested too deep
+        raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError(f'{where} must be an object with a string "text", got {line[:60]}')
     # json.loads lets an escape such as \ud83d stand alone.
     refuse_surrogate(row["text"], f'{where}: "text"')
     cost = row.get("neg_log_p")
-    # In Python True is an int, json.loads reads Infinity and NaN, and an int may be larger than any float.
-    number = isinstance(cost, int | float) and not isinstance(cost, bool)
-    if cost is not None and not (number and 0 <= cost <= sys.float_info.max):
+    # In Python True is an int too, json.loads reads Infinity and NaN, and an int may be larger than any float.
+    if cost is not None and not (type(cost) in (int, float) and 0 <= cost <= sys.float_info.max):
         raise ValueError(f'{where}: "neg_log_p" must be a number (nats, at least 0, finite), got {shown(cost)}')
     return row["text"], cost
 

@@ -113,58 +113,51 @@ def search_derivations(tables: Tables, start: Symbol, text: str) -> tuple[list[f
     # All ways are searched for, and not the first alone: only so a second one would be noticed.
     costs: list[float] = []
     furthest = 0
-    attempts: list[_Attempt] = [_Attempt(0, (start,), {}, 0.0)]
+    attempts = [_Attempt(0, (start,), {}, 0.0)]
     while attempts:  # depth first
-        attempt = attempts.pop()
-        furthest = max(furthest, attempt.position)
-        if attempt.pending:
-            attempts += attempt.advance(tables, text)
-        elif attempt.position == len(text):
-            costs.append(attempt.cost)
+        position, pending, facts, cost = attempts.pop()
+        furthest = max(furthest, position)
+        if not pending:
+            costs += [cost] * (position == len(text))
+            continue
+        piece, rest = pending[0], pending[1:]
+        if isinstance(piece, str):
+            if text.startswith(piece, position):
+                attempts.append(_Attempt(position + len(piece), rest, facts, cost))
+        elif piece.controller and piece.controller not in facts:
+            # The text has not shown the controller yet, so each of its rows is tried.
+            for row, price in _priced(tables[piece.controller], facts):
+                attempts.append(_Attempt(position, pending, facts | {piece.controller: row}, cost + price))
+        elif piece.table in facts:  # remembered: nothing is chosen
+            pieces = facts[piece.table].forms[piece.form_name(facts)].pieces
+            attempts.append(_Attempt(position, pieces + rest, facts, cost))
+        else:
+            for row, price in _priced(tables[piece.table], facts):
+                pieces = row.forms[piece.form_name(facts)].pieces
+                if _fits(text, position, pieces):
+                    learned = facts | {piece.table: row} if piece.is_fact else facts
+                    attempts.append(_Attempt(position, pieces + rest, learned, cost + price))
     return costs, furthest
 
 
 class _Attempt(NamedTuple):
-    """One way to read the text so far: characters read, pieces still to come, facts learned, nats paid."""
+    """One way to read the text so far."""
 
-    position: int
-    pending: tuple[str | Symbol, ...]
-    facts: dict[str, Row]
-    cost: float
+    position: int  # characters read
+    pending: tuple[str | Symbol, ...]  # pieces still to come
+    facts: dict[str, Row]  # learned so far
+    cost: float  # nats paid
 
-    def advance(self, tables: Tables, text: str) -> list[_Attempt]:
-        """The attempts that remain after the next pending piece: none where it is other text."""
-        piece = self.pending[0]
-        if isinstance(piece, str):
-            position = self.position + len(piece)
-            fits = text.startswith(piece, self.position)
-            return [_Attempt(position, self.pending[1:], self.facts, self.cost)] if fits else []
-        if piece.controller and piece.controller not in self.facts:
-            # The text has not shown the controller yet, so each of its rows is tried.
-            rows = tables[piece.controller]
-            return [self._learn(piece.controller, row, price) for row, price in self._prices(rows, rows)]
-        if piece.table in self.facts:
-            return [self._open(piece, self.facts[piece.table], 0.0)]  # remembered: nothing is chosen
-        form, rows = piece.form_name(self.facts), tables[piece.table]
-        fitting = [row for row in rows if self._fits(text, row.forms[form].pieces)]
-        return [self._open(piece, row, price) for row, price in self._prices(rows, fitting)]
 
-    def _fits(self, text: str, pieces: tuple[str | Symbol, ...]) -> bool:
-        """Whether the text goes on as the pieces begin and holds each of their texts; few attempts get past this."""
-        if pieces and isinstance(pieces[0], str) and not text.startswith(pieces[0], self.position):
-            return False
-        return all(text.find(piece, self.position) >= 0 for piece in pieces if isinstance(piece, str))
+def _priced(rows: list[Row], facts: dict[str, Row]) -> list[tuple[Row, float]]:
+    """The rows that are on offer, each with what its choice costs."""
+    offers = _offers(rows, facts)
+    total = sum(row.weight for row in offers)
+    return [(row, math.log(total / row.weight)) for row in offers]
 
-    def _learn(self, name: str, row: Row, price: float) -> _Attempt:
-        return self._replace(facts=self.facts | {name: row}, cost=self.cost + price)
 
-    def _open(self, symbol: Symbol, row: Row, price: float) -> _Attempt:
-        facts = self.facts | {symbol.table: row} if symbol.is_fact else self.facts
-        pieces = row.forms[symbol.form_name(facts)].pieces
-        return _Attempt(self.position, pieces + self.pending[1:], facts, self.cost + price)
-
-    def _prices(self, rows: list[Row], fitting: list[Row]) -> list[tuple[Row, float]]:
-        """What each fitting row costs among all that are on offer."""
-        offers = _offers(rows, self.facts)
-        total = sum(row.weight for row in offers)
-        return [(row, math.log(total / row.weight)) for row in fitting if row in offers]
+def _fits(text: str, position: int, pieces: tuple[str | Symbol, ...]) -> bool:
+    """Whether the text goes on as the pieces begin and holds each of their texts; few attempts get past this."""
+    if pieces and isinstance(pieces[0], str) and not text.startswith(pieces[0], position):
+        return False
+    return all(text.find(piece, position) >= 0 for piece in pieces if isinstance(piece, str))

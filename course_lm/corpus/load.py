@@ -1,8 +1,8 @@
 """Text for the course: a corpus is a list of documents, split without leaks, some with their true probability.
 
 Five kinds of source: `stories` and `hindi` (written by grammars that are known to the last weight, so each document
-comes with its exact -log p; see `stories.py` and `hindi.py`), `python-docs`, the user's own files, a list, and Hugging
-Face datasets.
+comes with its exact -log p; see `data/README.md`), `python-docs`, the user's own files, a list, and Hugging Face
+datasets.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from course_lm.corpus.files import Division, find_division, paragraphs, read_documents, refuse_surrogate
-from course_lm.corpus.hub import read_hub
+from course_lm.corpus.files import Division, find_division, paragraphs, refuse_surrogate, stream_documents
+from course_lm.corpus.hub import HubText
 from course_lm.corpus.shipped import data_file
 from course_lm.validation import did_you_mean, require
 
@@ -44,16 +44,10 @@ class Corpus:
     def __post_init__(self) -> None:
         if not self.documents:
             raise ValueError(f"{self.name} holds no document")
-        if self.neg_log_p is not None and len(self.neg_log_p) != len(self.documents):
-            raise ValueError(
-                f"neg_log_p of {self.name} must hold one number for each of {len(self.documents)} documents, "
-                f"got {len(self.neg_log_p)}"
-            )
-        if self.gold is not None and len(self.gold) != len(self.documents):
-            raise ValueError(
-                f"gold of {self.name} must hold one entry for each of {len(self.documents)} documents, "
-                f"got {len(self.gold)}"
-            )
+        for what, entries in (("neg_log_p", self.neg_log_p), ("gold", self.gold)):
+            if entries is not None and len(entries) != len(self.documents):
+                accepted = f"one entry for each of {len(self.documents)} documents"
+                raise ValueError(f"{what} of {self.name} must hold {accepted}, got {len(entries)}")
 
     def split(self, val_fraction: float = 0.1, seed: int = 0) -> tuple[Corpus, Corpus]:
         """The training and the validation documents.
@@ -150,7 +144,7 @@ def load_corpus(
     file that is not there.
     """
     require(split in (None, *SPLITS), "split", f"None or one of {', '.join(SPLITS)}", split)
-    corpus = _load(name_or_path)._without_duplicates()
+    corpus = read_corpus(name_or_path)._without_duplicates()
     if split is None:
         return corpus
     return corpus.part(split, val_fraction, test_fraction, seed=seed)
@@ -158,19 +152,16 @@ def load_corpus(
 
 def read_corpus(name_or_path: str | Path | Sequence[str]) -> Corpus:
     """What `load_corpus` reads, with the duplicates that it leaves out."""
-    return _load(name_or_path)
-
-
-def _load(source: str | Path | Sequence[str]) -> Corpus:
-    if isinstance(source, Path):
-        return _read_files(str(source), matching_files(str(source)))
-    if not isinstance(source, str):
-        return Corpus("the list", _strings(source, "a list of documents"))
+    if not isinstance(name_or_path, str | Path):
+        return Corpus("the list", _strings(name_or_path, "a list of documents"))
+    source = str(name_or_path)
+    if isinstance(name_or_path, Path):
+        return _read_files(source, matching_files(source))
     if source in CORPORA:
         return CORPORA[source]()
     if source.startswith("hf:"):
-        column, found = read_hub(source)
-        return Corpus(source, _strings(found, f"column {column!r} of {source}"))
+        dataset = HubText(source)
+        return Corpus(source, _strings(dataset.column(), dataset.where))
     return _read_files(source, matching_files(source))
 
 
@@ -189,13 +180,9 @@ def _strings(documents: Any, where: str) -> list[str]:
     return [document for document in documents if document.strip()]
 
 
-def _stories() -> Corpus:
-    return _read_files("stories", [data_file("stories.jsonl")])
-
-
 def _hindi() -> Corpus:
     path = data_file("hindi.jsonl")
-    # Only this file has it, so that `read_documents` need not know of it.
+    # Only this file has it, so that `stream_documents` need not know of it.
     gold = [json.loads(line)["gold"] for line in path.read_text(encoding="utf-8").splitlines()]
     return replace(_read_files("hindi", [path]), gold=gold)
 
@@ -218,7 +205,7 @@ def _is_prose(paragraph: str) -> bool:
 
 # The corpora that have a name, and what reads or makes each.
 CORPORA: dict[str, Callable[[], Corpus]] = {
-    "stories": _stories,
+    "stories": lambda: _read_files("stories", [data_file("stories.jsonl")]),
     "hindi": _hindi,
     "python-docs": _python_docs,
 }
@@ -247,8 +234,6 @@ def matching_files(pattern: str) -> list[Path]:
 
 def _read_files(name: str, paths: list[Path]) -> Corpus:
     division = find_division(paths)
-    found: list[tuple[str, float | None]] = []
-    for path in paths:
-        found += read_documents(path, division)
+    found = [row for path in paths for row in stream_documents(path, division=division)]
     costs = [cost for _, cost in found if cost is not None]  # a floor needs the cost of every document
     return Corpus(name, [text for text, _ in found], costs if len(costs) == len(found) else None, division=division)

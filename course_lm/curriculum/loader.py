@@ -53,7 +53,7 @@ class CurriculumLoader:
         self._lengths = {self._admitted: len(loader)}  # batches of a pass, by the number of documents
         self._threshold: float | None = None  # of the running epoch
         self._batch = self._next_start = 0
-        self._starts = [0]  # of the epochs, in optimizer steps
+        self._starts = [0]  # see `CurriculumTrainingManager.start_of_epoch`
 
     @property
     def fingerprint(self) -> str:
@@ -107,8 +107,6 @@ class CurriculumLoader:
         the validation loss, which nobody knows beforehand.
         """
         final = self._count(self.manager.threshold(math.inf))  # by then every schedule has reached its end
-        if max_steps is None and self.manager.config.num_steps is None:
-            return self._count(self._threshold_of(num_epochs - 1)), final
         epoch = steps = 0
         while True:
             threshold = self._threshold_of(epoch)
@@ -168,12 +166,7 @@ class CurriculumLoader:
         return f"num_{unit} {config.total} and warmup_{unit} {config.warmup}"
 
     def _threshold_of(self, epoch: int) -> float:
-        if self.manager.config.num_steps is None:
-            return self.manager.threshold(epoch)
-        while len(self._starts) <= epoch:  # each epoch's start follows from the one before: counted once, not anew
-            start = self._starts[-1]
-            self._starts.append(start + self._steps_at(self.manager.threshold(start)))
-        return self.manager.threshold(self._starts[epoch])
+        return self.manager.threshold(self.manager.start_of_epoch(epoch, self._steps_at, self._starts))
 
     def _steps_at(self, threshold: float) -> int:
         return math.ceil(self._length_at(threshold) / self.accumulation_steps)

@@ -1,6 +1,5 @@
 """A curriculum over a whole run: which examples each epoch admits."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +53,7 @@ class CurriculumTrainingManager:
             )
         if isinstance(self.strategy, DynamicCurriculum):
             self._listeners["strategy"] = self.strategy.feedback  # the strategy's own, so that its threshold moves too
-        self._scored: tuple[str, Tensor] = ("", torch.empty(0))  # digest of the examples, and what they scored
+        self._scored: tuple[list[str], Tensor] = ([], torch.empty(0, dtype=torch.float64))  # texts and difficulties
 
     @property
     def listens(self) -> bool:
@@ -75,31 +74,30 @@ class CurriculumTrainingManager:
         """What is admitted after `time` epochs, or steps: the least of the schedule's and the listeners'."""
         return min(self._pacing(time), *(listener.threshold for listener in self._listeners.values()), 1.0)
 
-    def start_of_epoch(self, epoch: int, steps_at: Callable[[float], int]) -> int:
+    def start_of_epoch(self, epoch: int, steps_at: Callable[[float], int], starts: list[int]) -> int:
         """The time at which an epoch begins: its number, or the optimizer steps of all epochs before it.
 
-        `steps_at(threshold)` is the number of optimizer steps of an epoch with that threshold.
+        `steps_at(threshold)` is the number of optimizer steps of an epoch with that threshold. `starts` are those of
+        the first epochs, [0] at first; what is found is added, so that each is counted once.
         """
         if self.config.num_steps is None:
             return epoch
-        time = 0
-        for _ in range(epoch):
+        while len(starts) <= epoch:
             # An epoch's length follows from its threshold, and that from the lengths of all epochs before it.
-            time += steps_at(self.threshold(time))
-        return time
+            starts.append(starts[-1] + steps_at(self.threshold(starts[-1])))
+        return starts[epoch]
 
     def difficulty(self, examples: Sequence[Example]) -> Tensor:
         """The difficulties (N,) that thresholds are compared with: scores, or for `threshold_on: quantile` their ranks.
 
         The rank of a score is the share of the examples whose score is not higher. The same examples are scored once.
         """
-        # repr keeps the borders between texts: ["a", "b"] is not ["ab"].
-        digest = hashlib.blake2b(repr([text_of(example) for example in examples]).encode("utf-8", "surrogatepass"))
-        if digest.hexdigest() != self._scored[0]:
+        texts = [text_of(example) for example in examples]
+        if texts != self._scored[0]:
             scores = torch.tensor(self.strategy.compute_difficulty(examples), dtype=torch.float64)
             if self.config.threshold_on == "quantile":
                 scores = torch.searchsorted(scores.sort().values, scores, right=True) / len(scores)  # float32
-            self._scored = (digest.hexdigest(), scores)
+            self._scored = texts, scores
         return self._scored[1]
 
     def prepare_epoch(
@@ -126,7 +124,7 @@ class CurriculumTrainingManager:
             # A batch at least, whatever the threshold: an epoch without a step would train nothing.
             return min(len(easiest), max(batch_size, int((difficulty <= threshold).sum())))
 
-        time = self.start_of_epoch(epoch, lambda threshold: -(-admitted(threshold) // batch_size))
+        time = self.start_of_epoch(epoch, lambda threshold: -(-admitted(threshold) // batch_size), [0])
         # In the dataset's order again: to shuffle or not is the DataLoader's business.
         chosen = easiest[: admitted(self.threshold(time))].sort().values
         generator = epoch_generator(self.seed, epoch)

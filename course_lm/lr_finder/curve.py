@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from course_lm.display import BLUE, GREY, PALE_BLUE, RED
 from course_lm.monitoring import smooth
 from course_lm.validation import require, require_whole
 
@@ -27,7 +28,6 @@ _ENDINGS = {
     "diverged": "; the sweep stopped where the loss diverged",
     "not finite": "; the sweep stopped where the loss or its gradient was not finite",
 }
-_BLUE, _RED, _GREY, _BAND = "#0072B2", "#D55E00", "#6E6E6E", "#DDEBF4"
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ def _plot(result: LRFinderResult) -> "Figure":
     figure = Figure()
     axes = figure.subplots()
     curve = smooth(result.losses, result.smoothing)
-    axes.scatter(result.lrs, result.losses, s=12, color=_GREY, alpha=0.6, linewidths=0)
-    axes.plot(result.lrs, curve, color=_BLUE)
+    axes.scatter(result.lrs, result.losses, s=12, color=GREY, alpha=0.6, linewidths=0)
+    axes.plot(result.lrs, curve, color=BLUE)
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss (nats per token)")
     axes.xaxis.set_major_formatter("{x:.0e}")  # powers with a raised exponent take much longer to draw
     axes.minorticks_off()
@@ -177,16 +177,16 @@ def _plot(result: LRFinderResult) -> "Figure":
     if result.suggestion is None or result.range is None:
         axes.set_title("no usable slope")
         return figure
-    axes.axvspan(*result.range, color=_BAND, zorder=0)
+    axes.axvspan(*result.range, color=PALE_BLUE, zorder=0)
     height = float(np.interp(result.suggestion, result.lrs, curve))
-    axes.plot(result.suggestion, height, "o", color=_RED, markersize=8)
+    axes.plot(result.suggestion, height, "o", color=RED, markersize=8)
     label = f"steepest at {result.suggestion:.1e}"
-    axes.annotate(label, (result.suggestion, height), (8, 8), textcoords="offset points", color=_RED, weight="bold")
+    axes.annotate(label, (result.suggestion, height), (8, 8), textcoords="offset points", color=RED, weight="bold")
     low, high = result.range
     above = axes.get_xaxis_transform()
     label = f"falls from {low:.1e} to {high:.1e}"
     # The square root of the product is the middle on a logarithmic axis.
-    axes.text(math.sqrt(low * high), 1.02, label, transform=above, color=_BLUE, ha="center")
+    axes.text(math.sqrt(low * high), 1.02, label, transform=above, color=BLUE, ha="center")
     return figure
 
 
@@ -199,4 +199,4 @@ def _zoom_in(axes: "Axes", result: LRFinderResult, curve: Sequence[float]) -> No
     axes.set_ylim(lowest - 0.1 * (start - lowest), top)
     higher = sum(loss > top for loss in result.losses)
     if higher:
-        axes.text(0.01, 0.97, f"{higher} points lie higher", transform=axes.transAxes, color=_GREY, va="top")
+        axes.text(0.01, 0.97, f"{higher} points lie higher", transform=axes.transAxes, color=GREY, va="top")

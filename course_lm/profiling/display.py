@@ -1,13 +1,12 @@
-"""How profiles are shown: aligned tables, and bars."""
+"""The bars of a profile."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from course_lm.display import BLUE, BLUE_BAND, GREY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_BLUE, _SKY, _GREY = "#0072B2", "#A6CDE5", "#6E6E6E"
 
 
 class Bars(NamedTuple):
@@ -38,24 +37,13 @@ def figure_of(*panels: Bars) -> "Figure":
 
 
 def _draw(axes: "Axes", bars: Bars) -> None:
-    outer = axes.barh(bars.names, bars.lengths, color=_SKY, label="measured")
-    axes.bar_label(outer, bars.labels, padding=3, color=_GREY)
+    outer = axes.barh(bars.names, bars.lengths, color=BLUE_BAND, label="measured")
+    axes.bar_label(outer, bars.labels, padding=3, color=GREY)
     if bars.inner is not None:
         lengths, label = bars.inner
-        axes.barh(bars.names, lengths, color=_BLUE, height=0.4, label=label)
+        axes.barh(bars.names, lengths, color=BLUE, height=0.4, label=label)
         axes.legend(loc="lower right", frameon=False)
     axes.set(xlabel=bars.unit, title=bars.title)
     axes.margins(x=0.1)  # room for the labels
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows of a table: the first column to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-
-    def line(row: tuple[str, ...]) -> str:
-        first, *others = zip(row, widths)
-        return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)]).rstrip()
-
-    return "\n".join(map(line, rows))

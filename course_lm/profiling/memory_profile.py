@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from course_lm.clipping import clip_gradients
+from course_lm.display import table
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
-from course_lm.profiling.display import Bars, aligned, figure_of
+from course_lm.profiling.display import Bars, figure_of
 from course_lm.profiling.events import read_events, recorded
 from course_lm.profiling.ledger import (
     ACTIVATIONS,
@@ -76,7 +77,7 @@ class MemoryProfile:
         rows = [row(name, count) for name, count in self.owners.items()]
         total = row("all owners", self.found_bytes)
         peak = f"the peak is {self.peak_bytes / 2**20:,.1f} MiB, in the part: {self.moment}"
-        return f"{aligned([('owner', 'MiB', 'of peak', 'MiB in all'), *rows, total])}\n\n{peak}"
+        return f"{table([('owner', 'MiB', 'of peak', 'MiB in all'), *rows, total])}\n\n{peak}"
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data."""

@@ -13,10 +13,11 @@ from torch.profiler import record_function
 
 from course_lm.checkpoints import atomic_file
 from course_lm.clipping import clip_gradients
+from course_lm.display import table
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
-from course_lm.profiling.display import Bars, aligned, figure_of
+from course_lm.profiling.display import Bars, figure_of
 from course_lm.profiling.events import operations, read_events, recorded
 from course_lm.profiling.machine import Clock, Machine, measure_machine, merged, name_of
 from course_lm.profiling.marks import OTHER, Marks, add_up
@@ -104,7 +105,7 @@ class StepProfile:
         rates.append(f"copies {self.machine.bytes_per_second / 1e9:.1f} GB/s")
         step = f"a step takes {1e3 * self.step_seconds:.1f} ms: {self.tokens_per_second:,.0f} target tokens per second"
         lines = [
-            aligned([head, *rows, total]),
+            table([head, *rows, total]),
             "",
             step,
             f"in at least {1e3 * self.outside_seconds:.1f} ms of it, over all parts, no operation of torch runs",

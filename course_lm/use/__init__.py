@@ -1,4 +1,5 @@
 """What is done with a run after its training; nothing that trains imports it.
 
-run_folder.py reads a run's folder, without torch; by_document.py measures a model with intervals over documents.
+run_folder.py reads a run's folder, without torch; finished_run.py opens the model and tokenizer in it; by_document.py
+measures a model, with intervals over documents.
 """

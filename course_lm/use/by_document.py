@@ -66,6 +66,15 @@ class DocumentSums:
         share = ratio(self.correct, self.tokens)
         return Estimate(share.value, max(0.0, share.low), min(1.0, share.high)) if share.low == share.low else share
 
+    def estimates(self) -> dict[str, Estimate]:
+        """All four."""
+        return {
+            "loss": self.loss(),
+            "perplexity": self.perplexity(),
+            "bits_per_byte": self.bits_per_byte(),
+            "accuracy": self.accuracy(),
+        }
+
 
 def ratio(above: Tensor, below: Tensor) -> Estimate:
     """The ratio of two sums over documents, `above` and `below` (D,), with its 95 % interval.

@@ -23,6 +23,7 @@ from course_lm.cli.preparation import PreparedRun, prepare
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.corpus import large, load_corpus
 from course_lm.corpus.large import FilesText
+from course_lm.display import readable_bytes
 from course_lm.model import ModelConfig
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
@@ -197,7 +198,7 @@ def test_a_tokenizer_of_a_very_large_text_learns_from_a_share_that_is_named(sour
     sample, whole = store.facts["sample_bytes"], store.facts["train_bytes"]
     assert whole == sum(len(document.encode()) for document in part_of(source, "train"))
     assert 700 < sample < 2500 < whole
-    assert f"trained on {sample / 1e6:,.0f} MB of {whole / 1e6:,.0f} MB" in store.describe()
+    assert f"trained on {readable_bytes(sample)} of {readable_bytes(whole)} of training text" in store.describe()
 
 
 def test_the_sample_is_spread_over_the_text(tmp_path, monkeypatch):
@@ -461,7 +462,7 @@ def test_a_test_split_that_no_fraction_made_is_refused(source, tmp_path):
 
 
 def test_a_document_that_has_no_end_is_refused_before_it_is_held(tmp_path, monkeypatch):
-    (tmp_path / "long.txt").write_text("word " * 1000)
+    (tmp_path / "long.txt").write_text("one\n\n" + "word " * 1000)
     monkeypatch.setattr(token_store, "LONGEST", 500)
     with pytest.raises(ValueError) as caught:
         open_token_store(text_of(str(tmp_path / "long.txt")), RECIPE, tmp_path / "cache")

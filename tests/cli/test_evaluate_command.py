@@ -126,7 +126,7 @@ def test_the_loss_of_a_sample_may_lie_some_standard_errors_from_that_of_the_text
     config, log = copy / "config.yaml", copy / "metrics.jsonl"
     config.write_text(re.sub(r"eval_tokens: \d+", f"eval_tokens: {eval_tokens}", config.read_text()))
     loss = measured(capsys, copy, "--split=validation")["loss"]["value"]
-    record = {"event": "validation", "val_loss": 0.97 * loss, "val_loss_se": error * loss}
+    record = {"event": "validation", "step": 3, "val_loss": 0.97 * loss, "val_loss_se": error * loss}
     log.write_text(json.dumps(record) + "\n")
     recwarn.clear()
     measured(capsys, copy, "--split=validation")

@@ -7,8 +7,8 @@ import torch
 
 from course_lm.cli import export as command
 from course_lm.cli import main
-from course_lm.cli.finished_run import open_run
 from course_lm.transformers_export import FILES
+from course_lm.use.finished_run import open_run
 from tests.cli.refusals import assert_refused
 
 

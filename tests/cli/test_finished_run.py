@@ -9,7 +9,7 @@ import torch
 
 from course_lm.checkpoints import load_checkpoint, save_checkpoint
 from course_lm.cli import main
-from course_lm.cli.finished_run import open_run
+from course_lm.use.finished_run import open_run
 from course_lm.use.run_folder import find_run
 from tests.cli.refusals import assert_refused
 
@@ -70,24 +70,6 @@ def edit(run: Path, old: str, new: str) -> None:
     text = (run / "config.yaml").read_text()
     assert old in text
     (run / "config.yaml").write_text(text.replace(old, new))
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("runs/toyy", ["runs/toyy is not there", "did you mean runs/toy?"]),
-        ("runs", ["it holds the runs toy: give runs/toy"]),
-        ("text.txt", ["text.txt is no folder"]),
-        ("empty", ["empty is no run's folder: it has no config.yaml"]),
-        ("", ["got an empty name"]),
-    ],
-)
-def test_what_is_no_run_is_one_line(finished, capsys, monkeypatch, tmp_path, name, parts):
-    (tmp_path / "runs").symlink_to(finished.parent)
-    (tmp_path / "text.txt").write_text("")
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert_refused(capsys, ["generate", name], *parts)
 
 
 def test_a_run_that_has_gone_on_since_its_export_is_warned_of(copy, capsys):

@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 
 from course_lm.cli import generate as command
 from course_lm.cli import main
-from course_lm.cli.finished_run import open_run
 from course_lm.generate import generate
 from course_lm.tokenizer import decode, encode_documents, eos_id
+from course_lm.use.finished_run import open_run
 from tests import fork_server
 from tests.cli.refusals import assert_refused
 
@@ -151,22 +150,6 @@ def test_what_the_terminal_cannot_show_comes_as_escapes(finished, capsys, monkey
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, "ascii"))
     assert main(["generate", str(finished), "--prompt", "dé", "--max_new_tokens=1", "--temperature=0"]) == 0
     assert content.getvalue().startswith(b"d\\xe9")
-
-
-def test_the_help_of_each_command_is_there_without_torch():
-    code = """
-import sys
-from course_lm.cli import main
-
-for command in ("generate", "evaluate", "export"):
-    try:
-        main([command, "--help"])
-    except SystemExit:
-        pass
-print("torch" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.endswith("\nFalse\n") and done.stdout.count("usage: course-lm ") == 3
 
 
 def test_bytes_from_standard_input_that_are_no_text_are_refused(finished, capsys, monkeypatch):

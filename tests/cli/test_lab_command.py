@@ -88,14 +88,6 @@ def test_an_answer_survives_a_pull_of_the_changed_lesson_and_nothing_is_dirty(ch
     assert git(checkout, "status", "--porcelain") == ""
 
 
-def test_a_lesson_that_the_course_has_not_changed_is_not_announced(checkout, capsys):
-    main(["lab"])
-    mine = solve(checkout / "workspace" / FIRST)
-    capsys.readouterr()
-    assert said(capsys) == []
-    assert (checkout / "workspace" / FIRST).read_bytes() == mine
-
-
 def test_a_copy_that_nobody_has_changed_follows_the_course_in_one_line(checkout, upstream, capsys):
     main(["lab"])
     capsys.readouterr()
@@ -263,27 +255,6 @@ def test_without_a_checkout_the_workspace_is_in_the_current_folder(checkout, tmp
 
 
 # Bad input
-
-
-def test_an_unknown_lesson_is_refused_and_nothing_changes(checkout, capsys):
-    main(["lab"])
-    solve(checkout / "workspace" / FIRST)
-    before = contents(checkout)
-    capsys.readouterr()
-    assert_refused(capsys, ["lab", "--fresh", "00", "99"], "there is no lesson '99'; there are 00, 01")
-    assert contents(checkout) == before
-
-
-def test_a_file_as_workspace_is_refused_and_stays(checkout, tmp_path, capsys):
-    file = tmp_path / "file"
-    file.write_text("mine")
-    assert_refused(capsys, ["lab", "--workspace", str(file)], "must be a folder", str(file))
-    assert file.read_text() == "mine"
-
-
-def test_the_course_itself_as_workspace_is_refused(checkout, capsys):
-    assert_refused(capsys, ["lab", "--workspace", "."], "another folder than the course's own")
-    assert git(checkout, "status", "--porcelain") == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"notebooks/00_first.ipynb": 1}', b"\xff\xfe", b"[" * 100_000])

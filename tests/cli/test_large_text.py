@@ -40,29 +40,6 @@ def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(tex
     assert (text.parent / "runs" / "toy" / "tokenizer.json").exists()
 
 
-def test_a_run_says_how_a_large_text_was_cut_also_where_it_finds_the_store(text, capsys, monkeypatch):
-    text.write_text(text.read_text().replace("\n\n", "\n"), encoding="utf-8")
-    said = []
-    for steps in (1, 2):
-        constant = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_ratio=0", "--lr_scheduler.warmup_steps=1"]
-        assert main(arguments("train", text, f"--training.max_steps={steps}", *constant)) == 0
-        said.append(capsys.readouterr().out.splitlines()[0])
-        monkeypatch.setattr(FilesText, "documents", refuse_to_read)
-    assert said[0] == said[1] and f"{text} (no blank line divides it: each line is a document): " in said[0]
-
-
-def test_a_run_goes_on_from_the_store_that_it_finds_and_from_one_that_was_built_anew(text, capsys, monkeypatch):
-    constant = ["--lr_scheduler.type=constant", "--lr_scheduler.warmup_ratio=0", "--lr_scheduler.warmup_steps=1"]
-    assert main(arguments("train", text, *constant, "--training.max_steps=2")) == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(FilesText, "documents", refuse_to_read)
-        assert main(arguments("train", text, *constant, "--training.max_steps=3")) == 0
-    other = f"--data.cache={text.parent / 'elsewhere'}"
-    assert main(arguments("train", text, *constant, "--training.max_steps=4", other)) == 0, capsys.readouterr().err
-    lines = (text.parent / "runs" / "toy" / "metrics.jsonl").read_text().splitlines()
-    assert max(json.loads(line)["step"] for line in lines) == 4
-
-
 def test_a_time_budget_is_turned_into_steps(text, capsys):
     assert main(arguments("train", text, "--training.time_budget=0.03")) == 0
     assert "lowest validation loss" in capsys.readouterr().out
@@ -116,20 +93,3 @@ def test_a_large_text_is_inspected_by_a_share_of_its_documents(tmp_path, capsys,
     assert found["exact_duplicates"] == found["documents"] / 2
     assert main(["inspect", str(text)]) == 0
     assert f"all counts are on {found['share']:.1%} of its documents" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("more", "parts"),
-    [
-        (["--curriculum.enabled=true"], ["curriculum.enabled must be false for a text of more than", "text.txt"]),
-        (["--data.vocab_size=90000"], ["vocab_size 90000 is more than this text supports"]),
-        (["--data.val_fraction=1e-9"], ["the validation split of", "is empty"]),
-        (["--data.cache="], ["data.cache must be a folder"]),
-    ],
-)
-def test_what_cannot_work_is_refused_in_one_line(text, capsys, more, parts):
-    assert main(arguments("train", text, *more)) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("course-lm: error: ")]
-    for part in parts:
-        assert part in line
-    assert not (text.parent / "runs" / "toy" / "metrics.jsonl").exists()

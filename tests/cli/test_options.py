@@ -7,8 +7,9 @@ import re
 
 import pytest
 
-from course_lm import cli
 from course_lm.cli import options
+from course_lm.cli.commands import COMMANDS, make_parser, parsers_of_commands
+from course_lm.cli.configured import configured_parser
 from course_lm.cli.options import config_parser, parse_config
 from course_lm.config import TrainingConfig, sections
 from course_lm.curriculum.settings import SETTINGS
@@ -90,10 +91,10 @@ def test_every_setting_of_a_strategy_has_an_option():
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command."""
-    config = TrainingConfig()
+    config, parsers = TrainingConfig(), parsers_of_commands(make_parser())
     return {
-        name: cli._configured_parser(name, config) if name in cli.CONFIGURED else parser
-        for name, parser in cli.parsers_of_commands(cli._parser()).items()
+        name: parsers[name] if command.text is None else configured_parser(name, config)
+        for name, command in COMMANDS.items()
     }
 
 

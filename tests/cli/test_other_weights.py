@@ -107,18 +107,6 @@ def test_weights_without_a_tokenizer_are_refused(finished, other, capsys):
     assert_refused(capsys, begin("alone"), "training.init_from alone", "tokenizer.json", "alone")
 
 
-def test_a_source_that_is_not_there_is_refused(other, capsys):
-    assert_refused(capsys, begin("nowhere"), "training.init_from nowhere is not there", "give a run's")
-
-
-def test_a_run_that_cannot_go_on_longer_or_with_another_text_names_the_way(finished, other, capsys):
-    saved = ["train", f"--config={finished / 'config.yaml'}"]
-    for change in ("--training.max_steps=9", "--data.corpus=other.txt"):
-        assert main([*saved, change]) == 2
-        (*_, line) = capsys.readouterr().err.splitlines()
-        assert line.endswith("begin a new run whose training.init_from is the folder of this one"), line
-
-
 def test_a_large_text_is_encoded_by_the_tokenizer_of_the_source(finished, other, monkeypatch, capsys):
     monkeypatch.setattr(large, "LARGE_BYTES", 100)
     assert main(begin(finished, "--data.cache=cache", "--data.test_fraction=0.2")) == 0

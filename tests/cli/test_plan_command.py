@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from course_lm.cli import main
-from course_lm.cli.plan import readable_bytes
 from course_lm.config import TrainingConfig
+from course_lm.display import readable_bytes
 from course_lm.profiling.plan import Plan, plan
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -133,28 +133,3 @@ def test_no_weight_is_made_and_no_text_is_read(capsys, tmp_path):
         f"--data.corpus={tmp_path}/none.txt",
     )
     assert columns(text)["weights"][0].endswith(" GiB")
-
-
-def test_help_lists_the_ranks_and_the_configuration(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["plan", "--config=gpt2", "--help"])
-    text = capsys.readouterr().out
-    assert end.value.code == 0
-    for part in ("--ranks", "--distributed.strategy", "--distributed.shard_size", "--model.n_layer", "default: 12"):
-        assert part in text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (1023, "1023 B"),
-        (KIB, "1.0 KiB"),
-        (MIB - 52, "1,023.9 KiB"),
-        (MIB, "1.0 MiB"),
-        (GIB, "1.00 GiB"),
-        (1500 * GIB, "1,500.00 GiB"),
-    ],
-)
-def test_bytes_are_readable(count, text):
-    assert readable_bytes(count) == text

@@ -6,7 +6,9 @@ import random
 import re
 import shutil
 import subprocess
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,14 +64,6 @@ def xz_size(text: bytes) -> int:
     return len(lzma.compress(text, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC64, filters=filters))
 
 
-def test_xz_alone_is_its_size_in_bits_for_each_byte():
-    held_out = ["été " * 50, "a dog"]
-    alone, _ = xz_bits_per_byte(["unrelated"], held_out)
-    text = "\n\n".join(held_out).encode()
-    assert len(text) == 307  # six bytes for each of 50 words, two between the documents, five for the last
-    assert alone == 8 * xz_size(text) / 307
-
-
 def test_xz_after_the_training_text_pays_only_for_what_is_new():
     draw = random.Random(1)
     known = [" ".join(draw.choices(WORDS, k=400))]
@@ -89,13 +83,6 @@ def test_the_xz_figure_is_that_of_the_program(tmp_path):
     assert xz_bits_per_byte(["other"], [text])[0] == 8 * len(packed) / len(text.encode())
 
 
-def test_no_document_is_in_both_splits_and_none_is_lost(trained):
-    run, _ = trained
-    train, validation = set(run.train.documents), set(run.validation.documents)
-    assert not train & validation
-    assert len(train) + len(validation) == 80
-
-
 def test_the_tokenizer_learns_from_the_training_documents_alone(trained):
     run, _ = trained
     expected = train_tokenizer(run.train.documents, 270)
@@ -111,16 +98,9 @@ def test_the_loaders_take_their_settings_from_the_configuration(trained, config)
     assert run.model.token_embedding.weight.shape == (270, 16)
 
 
-def test_the_same_configuration_prepares_the_same_run(config):
-    first, second = prepare(config), prepare(config)
-    assert first.tokenizer.get_vocab() == second.tokenizer.get_vocab()
-    torch.testing.assert_close(first.model.state_dict(), second.model.state_dict(), rtol=0, atol=0)
-    for a, b in zip(first.train_loader, second.train_loader, strict=True):
-        assert torch.equal(a["input_ids"], b["input_ids"])
-
-
-def rows_of(text: str) -> dict[str, str]:
-    return {line[:-10].strip(): line[-10:].strip() for line in text.splitlines()}
+def rows_of(table: str) -> dict[str, str]:
+    names, values = zip(*(re.split(r" {2,}", line) for line in table.splitlines()))
+    return dict(zip(names, values))
 
 
 def test_the_report_holds_the_last_validation_and_what_xz_needs(trained):
@@ -183,17 +163,29 @@ def test_a_sample_is_plain_text(trained):
 # The range test
 
 
-def test_the_range_test_takes_the_steps_that_the_configured_run_would_take(config, monkeypatch, tmp_path):
-    found: list[LRFinderResult] = []
+def sweep(folder: Path, start_lr: float, end_lr: float, num_iter: int, held_out: bool = False) -> Namespace:
+    """The arguments of a sweep, whose picture goes into a folder."""
+    png = folder / "curve.png"
+    return Namespace(png=png, start_lr=start_lr, end_lr=end_lr, num_iter=num_iter, held_out=held_out)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[LRFinderResult]:
+    """The results of the range tests that the command makes."""
+    results: list[LRFinderResult] = []
 
     def keep(*arguments, **options):
-        found.append(find_lr(*arguments, **options))
-        return found[0]
+        results.append(find_lr(*arguments, **options))
+        return results[-1]
 
     monkeypatch.setattr("course_lm.cli.find_lr.find_lr", keep)
+    return results
+
+
+def test_the_range_test_takes_the_steps_that_the_configured_run_would_take(config, found, tmp_path):
     settings = replace(config.training, gradient_accumulation_steps=3, max_grad_norm=0.1)
     config = replace(config, training=settings, optimizer=OptimizerConfig(type="sgd", learning_rate=0.5))
-    assert find_lr_on_text(config, tmp_path / "curve.png", start_lr=1e-2, end_lr=1.0, num_iter=3) == 0
+    assert find_lr_on_text(config, sweep(tmp_path, 1e-2, 1.0, 3)) == 0
     run = prepare(config)
     trainer = Trainer(run.model, config)
     batches, losses = list(run.train_loader), []
@@ -203,16 +195,8 @@ def test_the_range_test_takes_the_steps_that_the_configured_run_would_take(confi
     assert found[0].losses == pytest.approx(losses, rel=1e-5)
 
 
-def test_on_held_out_text_the_points_are_the_validation_losses_of_the_run(config, monkeypatch, tmp_path):
-    found: list[LRFinderResult] = []
-
-    def keep(*arguments, **options):
-        found.append(find_lr(*arguments, **options))
-        return found[0]
-
-    monkeypatch.setattr("course_lm.cli.find_lr.find_lr", keep)
-    sweep = {"start_lr": 1e-3, "end_lr": 1e-2, "num_iter": 2}
-    assert find_lr_on_text(config, tmp_path / "curve.png", **sweep, held_out=True) == 0
+def test_on_held_out_text_the_points_are_the_validation_losses_of_the_run(config, found, tmp_path):
+    assert find_lr_on_text(config, sweep(tmp_path, 1e-3, 1e-2, 2, held_out=True)) == 0
     run = prepare(config)
     trainer = Trainer(run.model, config)
     window = list(run.train_loader)[: config.training.gradient_accumulation_steps]
@@ -228,7 +212,7 @@ def test_the_table_of_a_range_test_holds_its_reading_and_the_option_to_copy():
     result = LRFinderResult(RATES, [7 - 3 / (1 + 1e-3 / lr) for lr in RATES], "diverged")
     assert result.suggestion is not None and result.range is not None
     text = lr_report(result, "adamw", 50)
-    assert rows_of_two(text.split("\n\n")[0]) == {
+    assert rows_of(text.split("\n\n")[0]) == {
         "optimizer": "adamw",
         "suggested learning rate": f"{result.suggestion:.1e}",
         "range in which the loss falls": f"{result.range[0]:.1e} to {result.range[1]:.1e}",
@@ -242,13 +226,8 @@ def test_the_table_of_a_range_test_holds_its_reading_and_the_option_to_copy():
 
 def test_the_table_of_a_range_test_without_points_suggests_nothing():
     text = lr_report(LRFinderResult([], [], "not finite"), "sgd", 50)
-    assert rows_of_two(text.split("\n\n")[0])["suggested learning rate"] == "-"
+    assert rows_of(text.split("\n\n")[0])["suggested learning rate"] == "-"
     assert "no usable slope" in text and "--optimizer" not in text
-
-
-def rows_of_two(table: str) -> dict[str, str]:
-    names, values = zip(*(re.split(r" {2,}", line) for line in table.splitlines()))
-    return dict(zip(names, values))
 
 
 # Keys that reach every command
@@ -285,8 +264,8 @@ def test_a_measurement_steps_as_the_run_will(config: TrainingConfig, monkeypatch
     config = replace(config, loss=LossConfig(z_loss=1e-4), training=settings)
     with pytest.raises(Stop):
         if command == "find_lr":
-            find_lr_on_text(config, tmp_path / "lr.png", start_lr=1e-4, end_lr=1.0, num_iter=3)
+            find_lr_on_text(config, sweep(tmp_path, 1e-4, 1.0, 3))
         else:
-            profile_run(config, tmp_path, 1)
+            profile_run(config, Namespace(output=tmp_path, repeats=1))
     assert is_same_loss(found["loss_fn"], build_loss(config.loss))
     assert found["clip"].keywords == {"max_value": 0.5} and found["max_grad_norm"] == math.inf

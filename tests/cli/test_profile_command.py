@@ -40,12 +40,3 @@ def test_the_files_of_an_earlier_profile_are_not_overwritten(capsys, tmp_path, n
     (tmp_path / "profile" / name).write_text("kept")
     assert_refused(capsys, ["profile"], f"profile holds the {name} of an earlier profile", "--output")
     assert (tmp_path / "profile" / name).read_text() == "kept"
-
-
-def test_help_lists_its_options_and_the_configuration(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["profile", "--config=tiny", "--help"])
-    text = capsys.readouterr().out
-    assert end.value.code == 0
-    for part in ("usage: course-lm profile", "--output", "--repeats", "--training.batch_size"):
-        assert part in text

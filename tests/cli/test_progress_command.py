@@ -121,14 +121,3 @@ def test_a_notebook_that_cannot_be_read_is_named_and_stays(copies, capsys, conte
     (copies / "01_second.ipynb").write_bytes(content)
     assert_refused(capsys, ["progress"], "01_second.ipynb", "no notebook that can be read")
     assert (copies / "01_second.ipynb").read_bytes() == content
-
-
-def test_without_copies_the_command_says_how_to_get_some(copies, tmp_path, capsys):
-    assert_refused(
-        capsys, ["progress", "--workspace", str(tmp_path / "nowhere")], "nowhere", "course-lm lab makes them"
-    )
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_file_as_workspace_is_refused(copies, capsys):
-    assert_refused(capsys, ["progress", "--workspace", str(copies / "00_first.ipynb")], "must be a folder")

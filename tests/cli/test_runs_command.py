@@ -150,16 +150,16 @@ def test_a_key_that_an_older_run_lacks_is_no_difference(runs):
 
 
 def test_a_comparison_has_differences_to_the_first_and_a_picture(runs, capsys):
-    fast, slow = table_of(capsys, "compare", "fast", "runs/slow")
+    fast, slow = table_of(capsys, "plot", "fast", "runs/slow")
     assert fast["val_loss_difference"] == 0 and slow["val_loss_difference"] == pytest.approx(0.5)
     assert slow["bits_per_byte_difference"] == pytest.approx(0.25) and slow["seconds_difference"] == 0
-    assert (runs.parent / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert (runs.parent / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("key", ["data__vocab_size", "training__seed"])
 def test_losses_of_unlike_texts_or_tokens_are_not_compared_and_it_says_why(runs, capsys, key):
     make_run(runs / "other", **{key: 301})
-    assert main(["compare", "slow", "other"]) == 0
+    assert main(["plot", "slow", "other"]) == 0
     printed = capsys.readouterr().out
     assert f"unlike {key.replace('__', '.')}: losses per token" in printed
     assert len([line for line in printed.splitlines() if line.startswith("unlike")]) == 1
@@ -169,7 +169,7 @@ def test_losses_of_unlike_texts_or_tokens_are_not_compared_and_it_says_why(runs,
 def test_unlike_tokenizers_are_found_where_the_settings_are_alike(runs, capsys):
     for name in ("fast", "slow"):
         (runs / name / "tokenizer.json").write_text(name)
-    assert main(["compare", "fast", "slow"]) == 0
+    assert main(["plot", "fast", "slow"]) == 0
     assert "unlike tokenizer.json" in capsys.readouterr().out
 
 
@@ -190,15 +190,21 @@ def test_the_picture_tells_runs_apart_by_colour_line_and_marker(runs):
 
 
 def test_the_picture_of_unlike_texts_shows_bits_per_byte_alone(runs):
-    left, _ = draw_runs(["fast"], [read_run(runs / "fast")], per_byte=True).axes
-    (line,) = left.lines
-    assert np.asarray(line.get_ydata()).tolist() == [1.55, 1.525] and "bits per byte" in left.get_ylabel()
+    left, _ = draw_runs(["fast", "slow"], [read_run(runs / name) for name in ("fast", "slow")], per_byte=True).axes
+    fast, _ = left.lines
+    assert np.asarray(fast.get_ydata()).tolist() == [1.55, 1.525] and "bits per byte" in left.get_ylabel()
 
 
-def test_a_run_is_drawn_from_its_log_alone(runs, capsys):
-    assert main(["plot", "slow", "--png", "slow.png"]) == 0
-    assert "lowest validation loss 3.550 at step 20" in capsys.readouterr().out
+def test_one_run_is_drawn_from_its_log_with_its_norm_and_rate_and_has_no_differences(runs, capsys):
+    (slow,) = table_of(capsys, "plot", "slow", "--png", "slow.png")
+    assert slow["val_loss"] == 3.55 and "val_loss_difference" not in slow
     assert Path("slow.png").read_bytes().startswith(b"\x89PNG")
+    axes = draw_runs(["slow"], [read_run(runs / "slow")], per_byte=False).axes
+    assert [one.get_ylabel() for one in axes] == ["loss (nats per token)", "gradient norm", "learning rate"]
+
+
+def test_compare_is_another_name_of_plot(runs, capsys):
+    assert table_of(capsys, "compare", "fast", "slow") == table_of(capsys, "plot", "fast", "slow")
 
 
 def test_seconds_without_a_speed_are_not_made_up(tmp_path):

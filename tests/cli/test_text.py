@@ -1,12 +1,11 @@
 """Claims about the text that a command is given: TEXT is `--data.corpus`, and two texts never meet in one folder."""
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from course_lm import cli
 from course_lm.cli import main
+from course_lm.cli.configured import configured as read_configuration
 from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
 from tests.cli.refusals import assert_refused
@@ -21,7 +20,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def configured(*arguments: str, config: str = "python-docs", command: str = "train") -> TrainingConfig:
-    return cli._configured(command, argparse.Namespace(config=config), arguments)[0]
+    return read_configuration(command, config, arguments)[0]
 
 
 # TEXT
@@ -43,22 +42,8 @@ def test_a_text_that_comes_first_makes_the_run_of_the_option():
     assert configured("my.txt") == configured("--data.corpus=my.txt") == configured("my.txt", "--data.corpus=my.txt")
 
 
-@pytest.mark.parametrize("command", ["train", "find-lr", "profile", "inspect"])
-def test_two_texts_are_refused_with_both_names(capsys, command):
-    assert_refused(capsys, [command, "my.txt", "--data.corpus=other.txt"], "'my.txt'", "'other.txt'", "give one")
-
-
-@pytest.mark.parametrize("command", ["train", "find-lr", "profile", "inspect"])
-def test_several_paths_are_refused_with_the_way_to_give_them(capsys, command):
-    assert_refused(capsys, [command, "my.txt", "other.txt"], "other.txt", "glob in quotation marks", "'*.txt'")
-
-
 def test_a_misspelt_option_is_no_text_whatever_its_value_holds(capsys):
     assert_refused(capsys, ["train", "--data.corpsu=my text.txt"], "--data.corpsu", "did you mean --data.corpus?")
-
-
-def test_a_plan_takes_no_text(capsys):
-    assert_refused(capsys, ["plan", "--ranks=2", "my.txt"], "unrecognized argument my.txt")
 
 
 # The name

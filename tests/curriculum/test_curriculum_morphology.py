@@ -3,12 +3,13 @@
 import re
 import time
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lm.curriculum.morphology import MorphologyCounts, count_morphology, words_of
+from course_lm.curriculum.morphology import MorphologyCounts, count_morphology, sentence, tables, verbs, words_of
 
 # Sentence: (case_markers, fused_cases, verbs, inflections, compounds).
 GOLD = {
@@ -254,6 +255,12 @@ def test_a_line_without_full_stops_costs_no_more_than_its_length():
 def test_twenty_thousand_sentences_take_two_seconds_of_one_core():
     sentences = [" ".join(PIECES[(7 * start + step) % len(PIECES)] for step in range(15)) for start in range(4_000)]
     started = time.process_time()
-    for sentence in sentences:
-        count_morphology(sentence)
+    for text in sentences:
+        count_morphology(text)
     assert (time.process_time() - started) * 5 < 2.0 * 3, "three times the 2 s budget: leaves room for slow machines"
+
+
+def test_every_list_of_words_is_looked_up_by_its_name():
+    rules = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (sentence, tables, verbs))
+    assert set(tables.WORDS) <= set(re.findall(r'"(\w+)"', rules))
+    assert set(re.findall(r'WORDS\["(\w+)"\]', rules)) <= set(tables.WORDS)

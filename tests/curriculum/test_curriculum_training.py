@@ -153,9 +153,3 @@ def test_a_position_under_a_slower_curriculum_is_refused(tmp_path):
     state = over_animals(tmp_path, CurriculumConfig(enabled=True), num_epochs=4).state_dict()
     with pytest.raises(ValueError, match=r"num_epochs 2 and warmup_epochs 0, this run has num_epochs 4 and warmup"):
         over_animals(tmp_path, CurriculumConfig(enabled=True), num_epochs=8).load_state_dict(state)
-
-
-def test_an_epoch_counted_in_steps_begins_where_the_one_before_ended(tmp_path):
-    loader = over_animals(tmp_path, CurriculumConfig(enabled=True, num_steps=40), num_epochs=9)
-    expected = loader.manager.start_of_epoch(7, loader._steps_at)
-    assert loader._threshold_of(7) == loader.manager.threshold(expected)

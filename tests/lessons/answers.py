@@ -2,10 +2,8 @@
 
     # log_sum_exp
     ## wrong: this is what you get when the maximum is not added back
-    ```python
-    def log_sum_exp(logits):
-        ...
-    ```
+        def log_sum_exp(logits):
+            ...
 
 A heading holds what the report says: its status and its message; of an error only its type. `right` alone is an answer
 that passes. `python -m tests.lessons.answers 03_loss` writes the headings of wrong answers as the checks speak now.
@@ -13,6 +11,7 @@ that passes. `python -m tests.lessons.answers 03_loss` writes the headings of wr
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.lessons.exercises import define
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "tests" / "lessons" / "answers").glob("[0-9][0-9]_*.md"))
-PART = re.compile(r"^# (\w+)$|^## (.+?)\n+```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PART = re.compile(r"^# (\w+)$|^## (.+)\n((?:(?:    .*)?\n)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def answers_in(file: Path) -> Iterator[Answer]:
     for name, said, code in PART.findall(file.read_text(encoding="utf-8")):
         check = name or check
         if said:
-            yield Answer(check, said, code)
+            yield Answer(check, said, textwrap.dedent(code).strip())
 
 
 def said_of(report: Report) -> str:
@@ -71,8 +70,8 @@ def main(lessons: list[str]) -> None:
             for answer, report in reports_of(file):
                 if said_of(report) != answer.said:
                     print(f"{answer.check}\n- {answer.said}\n+ {said_of(report)}")
-                    block = re.compile(rf"^## .+?(?=\n+```python\n{re.escape(answer.code)}```)", re.MULTILINE)
-                    text = block.sub(lambda _, report=report: f"## {said_of(report)}", text)
+                    code = textwrap.indent(answer.code, "    ")
+                    text = text.replace(f"## {answer.said}\n{code}", f"## {said_of(report)}\n{code}")
             file.write_text(text, encoding="utf-8")
 
 

@@ -72,7 +72,7 @@ def test_show_source_shows_the_function_as_it_stands(monkeypatch):
     lessons.show_source(lessons.format_table)
     [bundle] = shown
     source = bundle["text/plain"]
-    assert source.startswith("def format_table(") and source.endswith('return "\\n".join(rows)')
+    assert source.startswith("def format_table(") and source.endswith("left=(0, 2))")
     assert bundle["text/markdown"] == f"````python\n{source}\n````"
 
 

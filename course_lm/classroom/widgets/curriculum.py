@@ -12,6 +12,7 @@ from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumTrainingManager
+from course_lm.display import CHOSEN
 
 PacingSchedule = Literal["linear", "root", "exponential", "step"]
 ThresholdOn = Literal["score", "quantile"]
@@ -100,7 +101,7 @@ def _picture(
     number = len(thresholds)
     edges = np.arange(number + 1) - 0.5
     if warmup_epochs:
-        rising.axvspan(-0.5, warmup_epochs - 0.5, color=plots.CHOSEN)
+        rising.axvspan(-0.5, warmup_epochs - 0.5, color=CHOSEN)
         rising.text(-0.4, 1.06, "warm-up", va="center")
     rising.stairs(thresholds, edges, baseline=None, color=plots.BLUE, linewidth=2)
     counts = np.diff([int((held <= edge).sum()) for edge in _BINS[1:]], prepend=0)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.display import CHOSEN
 from course_lm.model import ModelConfig
 from course_lm.profiling.plan import Plan, plan
 
@@ -118,7 +119,7 @@ def _draw_stack(
 ) -> None:
     """A stacked bar for each number of ranks; the chosen one stands on a coloured ground."""
     place = RANKS.index(ranks)
-    axes.axvspan(place - 0.5, place + 0.5, color=plots.CHOSEN, zorder=0)
+    axes.axvspan(place - 0.5, place + 0.5, color=CHOSEN, zorder=0)
     edges = np.arange(len(RANKS) + 1) - 0.5
     base, left = np.zeros(len(RANKS)), 0.0
     for name, (colour, ink) in colours.items():

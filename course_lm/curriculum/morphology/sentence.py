@@ -3,29 +3,32 @@
 from functools import lru_cache
 from itertools import pairwise
 
-from course_lm.curriculum.morphology import tables
-from course_lm.curriculum.morphology.tables import FINITE, HABITUAL, INFINITIVE, MOOD, PERFECTIVE, STEM, forms_of
+from course_lm.curriculum.morphology.tables import (
+    FINITE,
+    HABITUAL,
+    INFINITIVE,
+    MIDDLE,
+    MOOD,
+    PERFECTIVE,
+    STEM,
+    WORDS,
+    fold,
+    forms_of,
+)
 from course_lm.curriculum.morphology.verbs import CLAUSE, PROGRESSIVE, verb_readings
 
 NO, CASE, MARK = range(3)  # what a postposition does: there is none; it marks a case; it marks a clause
 
 _PUNCTUATION = {**dict.fromkeys("([{", "("), **dict.fromkeys(")]}", ")"), **dict.fromkeys(",;:–—", ","), ".": "."}
 
+_COPULA = WORDS["past"] | WORDS["present"]
 _JA, _HO = (frozenset(forms_of([stem])) for stem in ("जा", "हो"))
-_LIGHT = frozenset(forms_of(tables.LIGHT_STEMS)) - {"जाया"}
+_LIGHT = frozenset(forms_of(WORDS["light_stems"])) - {"जाया"}
 # Verbs of which a wing (पर) is the object.
 _FLAPPING = frozenset(forms_of(["फैला", "कतर", "काट", "समेट", "फड़फड़ा", "खोल"]))
 _LIKE = frozenset({"जैसे", "जैसा", "जैसी"})
-_MAY_BE_POSTPOSITION = (
-    tables.POSTPOSITIONS
-    | tables.AFTER_GENITIVE
-    | tables.AFTER_FEMININE
-    | set(tables.MIDDLE)
-    | tables.AFTER_SE
-    | tables.AFTER_NOUN
-    | tables.AFTER_TIME
-    | _LIKE
-)
+_AFTER = ("after_genitive", "after_feminine", "after_se", "after_noun", "after_time")
+_MAY_BE_POSTPOSITION = frozenset().union(WORDS["postpositions"], MIDDLE, _LIKE, *(WORDS[name] for name in _AFTER))
 
 
 def count_sentence(tokens: list[str]) -> tuple[int, int, int, int, int]:
@@ -34,7 +37,7 @@ def count_sentence(tokens: list[str]) -> tuple[int, int, int, int, int]:
     verbs = verb_readings(keys)
     return (
         postpositions(keys, verbs).count(CASE),
-        sum(key in tables.FUSED for key in keys),
+        sum(key in WORDS["fused"] for key in keys),
         sum(map(bool, verbs)),
         _inflections(keys, verbs),
         _compounds(keys, verbs),
@@ -43,7 +46,7 @@ def count_sentence(tokens: list[str]) -> tuple[int, int, int, int, int]:
 
 @lru_cache(maxsize=1 << 16)
 def _key(token: str) -> str:
-    return tables.fold(token) if any(map(str.isalnum, token)) else _PUNCTUATION.get(token, "")
+    return fold(token) if any(map(str.isalnum, token)) else _PUNCTUATION.get(token, "")
 
 
 def _keys(tokens: list[str]) -> list[str]:
@@ -63,7 +66,7 @@ def postpositions(keys: list[str], verbs: list[int]) -> list[int]:
         if verbs[index] or key not in _MAY_BE_POSTPOSITION:
             continue
         host = index - 1
-        while host > 0 and keys[host] in tables.BETWEEN:
+        while host > 0 and keys[host] in WORDS["between"]:
             host -= 1
         if _is_postposition(keys, verbs, index, host):
             # The second word of जाने के लिए is like its first; a finite verb ends its clause and hosts nothing.
@@ -83,32 +86,32 @@ def _is_postposition(keys: list[str], verbs: list[int], index: int, host: int) -
     if key == "पर":
         clause_ends = host < 0 or noun in ",." or (verbs[host] and not verbs[host] & INFINITIVE)
         # After a genitive पर is a wing; अपने पर may be "on oneself", so there the verb decides.
-        is_wing = noun in tables.HOSTS and (noun != "अपने" or after in _FLAPPING)
+        is_wing = noun in WORDS["hosts"] and (noun != "अपने" or after in _FLAPPING)
         return not clause_ends and not is_wing
     # कम से कम, "at least", is an adverb.
-    if key == "से" and (noun in tables.NO_CASE_BEFORE_SE or noun == "कम" == after):
+    if key == "से" and (noun in WORDS["no_case_before_se"] or noun == "कम" == after):
         return False
-    if key in tables.POSTPOSITIONS:
+    if key in WORDS["postpositions"]:
         return True
     if host < 0 or noun in "(,.":
         return False
-    if key in tables.MIDDLE and tables.MIDDLE[key] == after:
-        # इस बारे में stands without a genitive.
-        return noun in tables.HOSTS or noun in tables.FEMININE_HOSTS or (key == "बारे" and noun in tables.BARE_PRONOUNS)
-    if noun in tables.HOSTS:
-        return (
-            # उसके समय में: a noun, "in his time"; without में it is a postposition.
-            key in tables.AFTER_GENITIVE and not (key in {"समय", "वक्त"} and after in tables.POSTPOSITIONS)
-        ) or key in _LIKE
-    if noun in tables.FEMININE_HOSTS:
-        return key in tables.AFTER_FEMININE
+    of_masculine, of_feminine = noun in WORDS["hosts"], noun in WORDS["feminine_hosts"]
+    after_pronoun = noun in WORDS["bare_pronouns"]
+    if MIDDLE.get(key) == after:
+        return of_masculine or of_feminine or (key == "बारे" and after_pronoun)  # इस बारे में, without a genitive
+    if of_masculine:
+        # उसके समय में: a noun, "in his time"; without में it is a postposition.
+        is_noun = key in {"समय", "वक्त"} and after in WORDS["postpositions"]
+        return (key in WORDS["after_genitive"] and not is_noun) or key in _LIKE
+    if of_feminine:
+        return key in WORDS["after_feminine"]
     return (
         # जैसे कि, "such as", is no postposition, whatever it follows.
-        (key in _LIKE and noun not in tables.NOT_BEFORE_LIKE and after not in {"कि", "ही"})
-        or key in tables.AFTER_NOUN
-        or (key in tables.AFTER_TIME and noun in tables.TIMES)
-        or (key in tables.AFTER_SE and (noun == "से" or (noun in tables.FUSED and noun.endswith("से"))))
-        or (key == "लिए" and noun in tables.BARE_PRONOUNS)
+        (key in _LIKE and noun not in WORDS["not_before_like"] and after not in {"कि", "ही"})
+        or key in WORDS["after_noun"]
+        or (key in WORDS["after_time"] and noun in WORDS["times"])
+        or (key in WORDS["after_se"] and (noun == "से" or (noun in WORDS["fused"] and noun.endswith("से"))))
+        or (key == "लिए" and after_pronoun)
     )
 
 
@@ -118,7 +121,7 @@ def _complexes(keys: list[str], verbs: list[int]) -> list[list[int]]:
     for index, (key, readings) in enumerate(zip(keys, verbs)):
         if readings:
             complexes[-1].append(index)
-        ends = key in tables.PAST or key in tables.PRESENT if readings else key not in tables.PARTICLES
+        ends = key in _COPULA if readings else key not in WORDS["particles"]
         if ends and complexes[-1]:
             complexes.append([])
     return complexes
@@ -133,13 +136,13 @@ def _features(keys: list[str], verbs: list[int]) -> set[str]:
     features = set()
     before = 0
     for key, after, readings in zip(keys, [*keys[1:], ""], verbs):
-        if key in tables.PAST:
+        if key in WORDS["past"]:
             features.add("past")
         # कर रहा and करता रहा; elsewhere रहा is the perfective of रहना.
         elif key in PROGRESSIVE and before & (STEM | HABITUAL):
             features.add("progressive")
         elif readings & PERFECTIVE and after in _JA:
-            if key not in tables.GONE:
+            if key not in WORDS["gone"]:
                 features.add("passive")
         # In करता हुआ the participle is marked, no perfective is added.
         elif readings & PERFECTIVE and not (key in _HO and before & HABITUAL):

@@ -1,8 +1,14 @@
-"""The words that the rules of `morphology` look up: closed classes, verb stems and their forms, each by its `fold`."""
+"""The words that the rules of `morphology` look up, each by its `fold`, and the forms of verbs.
+
+`data/hindi_words.toml` lists and explains them.
+"""
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator
+
+from course_lm.corpus.shipped import data_file
 
 # A nasal consonant before a stop of its own class is also written as anusvara: हिन्दी, हिंदी.
 _NASALS = re.compile("ङ्(?=[क-घ])|ञ्(?=[च-झ])|ण्(?=[ट-ढ])|न्(?=[त-ध])|म्(?=[प-भ])")
@@ -16,233 +22,48 @@ def fold(word: str) -> str:
     return _GLIDES.sub(lambda glide: "ए" if glide[1] else "ई", word)
 
 
-def _words(*lines: str) -> frozenset[str]:
-    return frozenset(map(fold, " ".join(lines).split()))
+_FILE = tomllib.loads(data_file("hindi_words.toml").read_text(encoding="utf-8"))
+WORDS: dict[str, frozenset[str]] = {name: frozenset(map(fold, text.split())) for name, text in _FILE["words"].items()}
+MIDDLE: dict[str, str] = _FILE["middle"]
 
 
-PARTICLES = _words("ही भी तो न ना नहीं मत")
-POSTPOSITIONS = _words("ने को से में पर का के की तक")
+def _bearing(bases: str, *markers: str) -> frozenset[str]:
+    return frozenset(base + marker for base in WORDS[bases] for marker in markers)
 
-# Second words of compound postpositions: after a genitive (के, इसके, मेरे, अपनी …) the treebank tags them ADP.
-AFTER_GENITIVE = _words(
-    "समय वक्त लिए साथ बाद द्वारा अनुसार तहत जरिए समान अनुरूप कारण मद्देनजर खिलाफ विरुद्ध दौरान बीच पास ऊपर उपर नीचे",
-    "सामने पीछे आगे अंदर भीतर बाहर अलावा अतिरिक्त बावजूद प्रति समक्ष बदले बजाय बजाए मुताबिक अंतर्गत अधीन नाते",
-    "वास्ते आसपास निकट समीप करीब चलते तले पार बिना सिवा सिवाय मार्फत बराबर संग पश्चात उपरांत मारे विपरीत अनुकूल",
-    "प्रतिकूल मुकाबले बाबत खातिर बदौलत हेतु रहते सहारे यहां हवाले मध्य इर्दगिर्द नजदीक दरमियान दर्मियान फलस्वरूप",
-    "परिणामस्वरूप सम्मुख बनिस्पत बूते परे योग्य लायक मातहत तुल्य सदृश इर्द आस",
-)
-# … after the feminine की, उसकी, अपनी:
-AFTER_FEMININE = _words("तरह ओर तरफ खातिर भांति अपेक्षा बदौलत जगह बजाय बजाए बाबत मार्फत बनिस्पत")
-# … and their middle words, which need a third: के रूप में, के बारे में, के तौर पर, की वजह से.
-MIDDLE = {"रूप": "में", "बारे": "में", "एवज": "में", "तौर": "पर", "वजह": "से", "माध्यम": "से", "बदले": "में"}
-AFTER_SE = _words("पहले बाहर ऊपर उपर नीचे आगे पीछे परे लेकर")
-AFTER_NOUN = _words("द्वारा सहित समेत हेतु वाला वाले वाली वालों")
-AFTER_TIME = _words("पहले बाद पूर्व पश्चात उपरांत")
-TIMES = _words(
-    "साल सालों वर्ष वर्षों बरस बरसों दिन दिनों महीने महीनों माह सप्ताह हफ्ते हफ्तों घंटे घंटों मिनट मिनटों सेकेंड",
-    "सेकंड देर समय अरसे दशक दशकों सदी पल क्षण रोज घंटा महीना हफ्ता सदियों अर्से शताब्दी चुनाव जन्म",
-)
-BETWEEN = _words("ही भी तो ठीक तुरंत फौरन")  # may stand inside a compound postposition: के ठीक सामने
-NO_CASE_BEFORE_SE = _words("बहुत ढेर थोड़े छोटे कौन जरा हल्के")  # बहुत से लोग: the quantifier's own से
 
-GENITIVE_BASES = "उस इस किस जिस उन इन किन जिन आप सब किसी"
-OBLIQUE = "उस इस किस जिस उन इन किन जिन मुझ तुझ हम तुम आप सब किसी"
-GENITIVE_PRONOUNS = _words(
-    "मेरा मेरे मेरी तेरा तेरे तेरी हमारा हमारे हमारी तुम्हारा तुम्हारे तुम्हारी",
-    *(f"{base}का {base}के {base}की" for base in GENITIVE_BASES.split()),
-)
-ERGATIVE_PRONOUNS = _words(
-    "मैंने मैने तूने हमने तुमने आपने सबने उसने इसने किसने जिसने किसीने उन्होंने उन्होने इन्होंने इन्होने जिन्होंने",
-    "जिन्होने किन्होंने",
-)
-DATIVE = _words("मुझे तुझे उसे इसे किसे जिसे हमें तुम्हें उन्हें इन्हें किन्हें जिन्हें", *(f"{base}को" for base in OBLIQUE.split()))
-FUSED = (
-    GENITIVE_PRONOUNS | ERGATIVE_PRONOUNS | DATIVE | _words(*(f"{base}से {base}में {base}पर" for base in OBLIQUE.split()))
-) - _words("सबसे")  # सबसे is the treebank's adverb of the superlative
-
-# Hosts of compound postpositions: के साथ, उसके साथ, अपने साथ; की ओर, उसकी ओर, अपनी ओर.
-HOSTS = _words("के मेरे तेरे हमारे तुम्हारे अपने", *(f"{base}के" for base in GENITIVE_BASES.split()))
-FEMININE_HOSTS = _words("की मेरी तेरी हमारी तुम्हारी अपनी", *(f"{base}की" for base in GENITIVE_BASES.split()))
-
-ALWAYS = _words("है हैं हूं हो हों था थे थी थीं चाहिए चाहिएं")
-PAST = _words("था थे थी थीं")
-PRESENT = _words("है हैं हूं")
-
-STEMS = _words(
-    "गुस्सा अकड़ अघा अटक अड़ अपना आ आंक आज़मा उकसा उखड़ उखाड़ उग उगल उगा उघाड़ उचक उछल उछाल उजड़ उजाड़ उठ उठा उठवा",
-    "उड़ उड़ा उड़ेल उतर उतार उतरवा उधेड़ उपज उपजा उफन उबर उबल उबाल उबार उभर उभार उमड़ उलझ उलझा उलट उलीच ऊब ऊंघ ऐंठ",
-    "ओढ़ ओढ़ा कचोट कट कटा कटवा कढ़ कतर कतरा कमा करा करवा कराह कस कसवा कह कहला कहलवा कांप काट काढ़ कात कुचल कुढ़ कुतर",
-    "कुरेद कूट कूद कोस खंगाल खटक खटखटा खड़क खदेड़ खनक खप खपा खरीद खरीदवा खरोंच खा खांस खिंच खिंचवा खिल खिला खिलवा",
-    "खिसक खिसका खीझ खींच खुजला खुल खुलवा खेल खो खोज खोद खोल खौल गंवा गढ़ गरज गरमा गला गा गाड़ गिड़गिड़ा गिन गिना",
-    "गिनवा गिर गिरा गुज़र गुज़ार गुदगुदा गुनगुना गूंज गूंथ घट घटा घबरा घसीट घिस घिर घुट घुमा घुल घुला घुस घुसा घूम",
-    "घूर घेर घोंट घोट घोल चकरा चख चखा चटक चढ़ चढ़ा चढ़वा चबा चमक चमका चर चरमरा चरा चल चला चलवा चहक चाट चाह चिढ़ चिढ़ा",
-    "चिपक चिपका चिल्ला चीख चीर चुक चुका चुग चुन चुनवा चुभ चुभा चुरा चूक चूम चूस चेता चौंक चौंका छंट छक छका छटपटा छन",
-    "छप छपा छपवा छल छलक छलका छा छांट छान छाप छितरा छिटक छिड़ छिड़क छिन छिप छिपा छिल छीन छील छुड़ा छुड़वा छुप छुपा छूट",
-    "छेड़ छोड़ जकड़ जग जगा जगमगा जड़ जता जम जमा जल जला जलवा जाग जांच जान जीत जुट जुटा जुटवा जुड़ जुड़वा जूझ जोड़ जोत",
-    "झगड़ झटक झपक झपट झर झलक झल्ला झांक झाड़ झिझक झिड़क झुक झुका झुठला झुलस झुला झूम झूल झेल झोंक टंग टकरा टटोल टपक",
-    "टल टहल टांक टांग टाल टिक टिका टिमटिमा टूट टोक ठग ठन ठहर ठहरा ठान ठिठक ठिठुर ठुकरा ठूंस ठेल ठोंक ठोक डकार डगमगा",
-    "डर डरा डस डांट डाल डिग डुबा डुबो डूब डोल ढंक ढक ढकेल ढल ढह ढहा ढा ढाल ढूंढ ढो तज तड़प तड़पा तन तप तपा तरस तरसा",
-    "तराश तल तलाश ताक तान तुड़वा तैर तोड़ तोल त्याग थक थका थपथपा थम थमा थाम थूक थोप दफना दब दबा दबोच दमक दर्शा दहक",
-    "दहल दहला दाग दिख दिखा दिखला दिला दिलवा दुत्कार दुह दुहरा दोहरा देख दौड़ दौड़ा धंस धंसा धकेल धड़क धधक धमका धर",
-    "धिक्कार धुल धुलवा धो नकार नहा नहला नाच नाप निकल निकाल निकलवा निखर निखार निगल निचोड़ निपट निपटा निबट निबटा निभ",
-    "निभा निहार नोच पक पका पकड़ पकड़ा पकड़वा पच पचा पछता पछाड़ पट पटक पटा पड़ पढ़ पढ़ा पढ़वा पधार पनप परख परोस पल पलट",
-    "पसर पसार पहन पहना पहचान पहुंच पहुंचा पा पाट पाल पिघल पिघला पिट पिटवा पिरो पिला पिस पीट पीस पुकार पुचकार पूछ पूज",
-    "पैठ पोंछ पोत पोस फंस फंसा फट फटक फटकार फड़क फरमा फहर फहरा फांद फाड़ फिर फिरा फिसल फुसफुसा फुसला फूंक फूट फूल",
-    "फेंक फेर फैल फैला फोड़ बंध बंधवा बंट बंटवा बक बख्श बच बचा बज बजा बजवा बटोर बढ़ बढ़ा बढ़वा बता बतला बतिया बदल",
-    "बदलवा बन बना बनवा बरत बरस बरसा बस बसा बह बहक बहका बहल बहला बहा बांच बांट बांध बिक बिकवा बिखर बिखेर बिगड़ बिगाड़",
-    "बिछ बिछा बिछड़ बिछुड़ बिठा बिता बिदक बिलख बीत बीन बुझ बुझा बुन बुला बुलवा बेच बेध बैठ बैठा बो बोल बौखला भगा भटक",
-    "भटका भड़क भड़का भर भरवा भरमा भांप भा भाग भिगो भिड़ भिड़ा भिजवा भीग भुगत भुना भुला भूल भून भेज भेद भोंक भौंक भोग",
-    "मंडरा मच मचल मचा मटक मढ़ मथ मन मना मनवा मर मरवा मल मसल महक मांग मांज मान मार मिट मिटा मिल मिला मिलवा मुकर मुड़",
-    "मुरझा मुस्करा मुस्कुरा मूंद मोड़ मोह रंग रख रखवा रगड़ रच रचा रट रम रह रिझा रिस रीझ रुक रुकवा रूठ रेंग रो रोक रोप",
-    "रौंद लग लगा लगवा लजा लटक लटका लड़ लड़ा लड़खड़ा लड़वा लताड़ लद लपक लपेट ललकार ललचा लहरा लहलहा ला लांघ लाद लिख",
-    "लिखा लिखवा लिटा लिपट लील लुट लुटा लुढ़क लुभा लूट लेट लौट लौटा शरमा संजो संभल संभाल संवर संवार सक सकुचा सज सजा",
-    "सता सध सन समझ समझा समा समेट सरक सराह सह सहम सहला सहेज साध सिकुड़ सिखा सिखला सिमट सिल सिलवा सिसक सिहर सींच सीख",
-    "सुझा सुधर सुधार सुन सुना सुनवा सुलग सुलगा सुलझ सुलझा सुला सुस्ता सूंघ सूख सूझ सेंक सो सोख सोच सौंप स्वीकार हंस",
-    "हंसा हकला हट हटा हटवा हड़प हथिया हड़बड़ा हरा हांक हांफ हार हिचक हिचकिचा हिल हिला वसूल मंगा मंगवा रुला सुखा फुला",
-    "जंच नचा सट सटा सड़ बिफर बड़बड़ा तिलमिला झुंझला थर्रा दरक टेक घोंप गटक कौंध झकझोर मरोड़ उगाह उकेर उकता इतरा कलप",
-    "घुमड़ छींक जतला सिधार लोट तौल भींच बींध बूझ बुहार डुला पसीज फड़फड़ा फांक डपट ढांप निचुड़ खुरच फल दुख टपका डिगा",
-    "चौंध छंटवा थमवा पहनवा बिछवा भांज तरेर उलटा पलटा लिवा गुंजा बिसरा टहला घिसट उचट खल तकरा निबाह",
-)
-
-# Forms that look like a verb and are something else nearly always.
-NEVER = _words(
-    "मसले ताने ठेले पाले कहीं धरती ताना छाया ठेला मसला पाला भरा भरे भरी भाई गाड़ी ढाई पानी घटना रचना धरना धरने झरना",
-    "झरने गिनती छाती धोती पूजा रमा गिनी चाहे मानो बजे तले छलनी ओढ़नी त्यागी सुनवाई लड़ाई पढ़ाई चढ़ाई कमाई कटाई",
-    "छपाई हंसाई बसें जड़ें मांगें भूलें चीखें दौड़ें सही पोता",
-    "पोते पोती मनरेगा नरेगा ओमेगा जोड़ी तना हरा घेरा घेरे फेरा फेरे झगड़ा झगड़े छाता छाते हंसी खांसी बोली पाली",
-    "डाली जमाना जमाने सोने सोना खाने खाना गाने गाना खाता खाते बहाना बहाने सूखा सूखे जोड़ा जोड़े छापा छापे झूला झूले",
-    "खाई धरा सजा जमा मना भागी दागी बदली भरती फोड़ा झुलसा मोड़ा तलाशी दुखी फली लोटा उलटा उलटी सधी बीन मोही",
-)
-# … but here the context may license the verb: the form stands before an auxiliary, or ends its clause.
-PERFECTIVE_IN_CONTEXT = _words(
-    "ताना छाया ठेला मसला पाला भरा भरे भरी बोली पाली डाली खाई दागी जोड़ा जोड़े जोड़ी छापा छापे घेरा घेरे फेरा फेरे",
-    "हंसी भागी सजा झगड़ा झगड़े बदली फोड़ा सूखा सूखे झूला",
-)
-INFINITIVE_IN_CONTEXT = _words("खाना खाने गाना गाने सोना सोने बहाना बहाने जमाना जमाने")
-HABITUAL_IN_CONTEXT = _words("खाता खाते")
-# Bare stems that are nouns too: verbs only before रहा, सकना, चुकना, पाना, जाना; and of these stems …
-NOUN_STEMS = _words(
-    "गुस्सा मांग जांच छूट खेल चाह हार बोल चमक तलाश दौड़ उपज डर रंग जल मन तन पल बस झलक सुधार स्वीकार त्याग भोग भेद",
-    "पुकार फटकार ललकार फल दुख उभार निखार उछाल पहुंच जान भाग सन मल मोह तप जड़ छल तल पट फिर महक गरज टोक नाच दाग पाल",
-    "पकड़ धर जमा मना सजा हरा अपना फूल रोक समझ सोच सीख खोज लूट जीत मोड़ बांध छाप काट मार डांट पहचान परख नाप ठग भूल",
-    "चूक चीख गूंज कराह तड़प तरस चिढ़ झिझक हिचक ऊब थूक डकार छींक खांस उबाल उतार ढाल तान ताक डाल कूद फूट बरस",
-    "कोस पोत पैठ घोल गला गढ़ टहल निचोड़ रगड़ फूंक फांक तौल तोड़ झाड़ हंस लपक भिड़ जोड़",
-)
-# … these are verbs before लेना, देना, डालना, रखना, बैठना too (रोक दिया),
-NOUN_STEMS_OF_DEEDS = _words(
-    "जांच खेल बोल तलाश सुधार स्वीकार त्याग भोग पकड़ धर टोक पाल रोक समझ सोच सीख खोज लूट जीत मोड़ बांध छाप काट मार डांट",
-    "पहचान परख नाप ठग भूल झाड़ तोड़ तौल घोल निचोड़ रगड़ फूंक तान ताक थूक डाल टहल उतार जोड़ हंस",
-)
-# … these before उठना and पड़ना (बोल उठा), and of both all but these before कर (रोक कर; but जांच कर ली).
-NOUN_STEMS_OF_EVENTS = _words("बोल चीख चमक महक गूंज कूद दौड़ पुकार गरज कराह तड़प फूट बरस चिढ़ हंस छूट लपक भिड़ नाच")
-NOUNS_WITH_DO = _words("जांच तलाश सुधार स्वीकार त्याग भोग खोज परख भूल पहचान टहल छूट नाच")
-DEED_AUXILIARIES, EVENT_AUXILIARIES = _words("ले दे डाल रख बैठ"), _words("उठ पड़")
-
-# Stems whose perfective is spelt like their causative's stem, and which take an object: लिखा गया is "was written".
-TRANSITIVE_DOUBLETS = _words("सुन पढ़ लिख समझ पहन ओढ़ पकड़ रच गिन चख कतर लड़")
-# No object of the word that follows: adjectives, determiners, times. आम खाने के बाद, but गरम खाने के बाद.
-NO_OBJECTS = _words(
-    "इस उस किस जिस इन उन किन जिन इसी उसी किसी हर सब सभी सारे पूरे कई अन्य एक दो तीन चार पांच छह सात आठ नौ दस पहले",
-    "दूसरे तीसरे अंतिम आखिरी ऐसे वैसे जैसे कैसे इतने उतने कितने जितने अपने बिना साथ कि अच्छे बुरे नए पुराने बड़े छोटे",
-    "लंबे ठंडे ताजे ताजा सादे सादा सस्ते महंगे मीठे तीखे खट्टे फीके गंदे सूखे कच्चे पक्के बासी गरम गर्म सुंदर",
-    "स्वादिष्ट लजीज मसालेदार मजेदार शानदार बेहतरीन बढ़िया शुद्ध साफ मुफ्त सरकारी देसी विदेशी भारतीय हिंदुस्तानी चीनी",
-    "पंजाबी गुजराती बंगाली मुगलई शाकाहारी मांसाहारी शाही जरूरी असली नकली झूठे सच्चे मशहूर पारंपरिक पौष्टिक हल्के भारी",
-    "आज कल परसों अब अभी तब कब जब फिर रोज हमेशा अक्सर सुबह दोपहर शाम रात दिन समय बाहर घर यहां वहां मुगल",
-)
-EVENT_POSTPOSITIONS = _words("बाद लिए पहले बजाय बजाए दौरान कारण")  # आम खाने के बाद
-
-TAX_BEFORE = _words(
-    "आय बिक्री सेवा मूल्य उत्पाद लाभ निगम संपत्ति कारपोरेट कॉरपोरेट प्रत्यक्ष अप्रत्यक्ष मनोरंजन जल गृह अतिरिक्त",
-    "सीमांत पथ प्रवेश वैट",
-)
-TAX_AFTER = _words(
-    "का की को में पर से ने वसूली चोरी छूट राहत ढांचा ढांचे सुधार प्रणाली दर दरों संग्रह योग्य मुक्त विभाग राजस्व",
-    "भुगतान नीति दाता",
-)
-
-# Before these की is likely the perfective of करना (घोषणा की, चिंता जाहिर की); asked where the grammar leaves both open.
-CONJUNCT = _words(
-    "बात घोषणा मांग कोशिश अपील मदद जांच समीक्षा आलोचना निंदा सिफारिश चर्चा बैठक मुलाकात शुरुआत शुरूआत शिकायत हत्या",
-    "पुष्टि पेशकश तारीफ प्रशंसा यात्रा प्रार्थना शादी नौकरी पढ़ाई सेवा तैयारी कार्रवाई व्यवस्था स्थापना टिप्पणी",
-    "बातचीत वृद्धि कटौती बढ़ोतरी वकालत मेहनत भविष्यवाणी रक्षा तलाश खोज उम्मीद पिटाई नियुक्ति सुनवाई निगरानी देखभाल",
-    "प्रगति तरक्की दर्ज पेश जारी हासिल शुरू प्राप्त जाहिर व्यक्त तय बंद पूरी खत्म रद्द साझा स्वीकार प्रकट माफ तैयार",
-    "विकसित गठित प्रस्तुत आयोजित पसंद खर्च इकट्ठी जमा इस्तेमाल महसूस अर्जित पेशगी कायम",
-)
-CONJUNCTIONS = _words("और तथा एवं व लेकिन मगर जबकि या ताकि क्योंकि जो जिससे जिसमें जिसके")
-CLAUSE_OPENERS = _words("कि जो क्योंकि जबकि ताकि")
-
-LIGHT_STEMS = _words("जा ले दे पड़ बैठ उठ डाल रख मार निकल")
-STRONG_AUXILIARIES = _words("रह सक चुक पा जा")
-WEAK_AUXILIARIES = _words("ले दे पड़ बैठ उठ डाल रख मार निकल आ चल छोड़ पहुंच")
-TAKING = _words("लिया लिए ली लीं लेना लेने ले लेगा लेंगे दिया दी दिए देना देने")
-ONLY_PROGRESSIVE = _words("फिर बस अपना")  # again, only, own: verbs only in फिर रहा है
-STEMS_BEFORE_KE = _words("देख जा आ ले दे कर खा पी बैठ उठ सुन लिख पढ़ छोड़ हंस रो सो हो")  # जा के, typed apart for जाकर
-NAMES_BEFORE = _words("ने को में का के से तक")  # no participle stands before these: मिली ने is a name
-NAMELESS = _words("किया किए हुआ हुए हुई गया गए गई रहा रहे रही कहा")
-BARE_PRONOUNS = _words("इस इसी उसी उस किस जिस इन उन")
-NOT_BEFORE_LIKE = _words("और या कि तो भी में को पर से ने का ठीक ऐसे वैसे")
-GONE = _words("चला चले चली चलीं")  # चला गया is no passive
-AFTER_NA = _words("चाहिए होगा होगी शुरू बंद")  # खाना चाहिए; besides the forms of चाहना and पड़ना
-AFTER_NE = _words("वाला वाले वाली")  # खाने वाला; besides the forms of लगना, देना and जाना
+WORDS["dative"] = WORDS["dative_pronouns"] | _bearing("oblique_bases", "को")
+WORDS["fused"] = WORDS["dative"] | WORDS["ergative_pronouns"] | WORDS["genitive_pronouns"]
+WORDS["fused"] |= _bearing("oblique_bases", "से", "में", "पर") | _bearing("genitive_bases", "का", "के", "की")
+WORDS["fused"] -= {"सबसे"}  # the treebank's adverb of the superlative
+WORDS["hosts"] |= _bearing("genitive_bases", "के")
+WORDS["feminine_hosts"] |= _bearing("genitive_bases", "की")
 
 # The readings of a form: कर, करता, करना, किया, करे or करेगा, है or था, करो or करके.
 STEM, HABITUAL, INFINITIVE, PERFECTIVE, MOOD, FINITE, OTHER = (1 << bit for bit in range(7))
-
-_COMMON = {STEM: " ", HABITUAL: "ता ते ती तीं", INFINITIVE: "ना ने नी नीं", OTHER: "कर"}
-_AFTER_CONSONANT = {
-    PERFECTIVE: "ा े ी ीं",
-    MOOD: "े ें ूं ेगा ेगी ेंगे ेंगी ूंगा ूंगी ोगे ोगी",
-    OTHER: "ो िए िएगा",
-}
-_AFTER_VOWEL = {
-    PERFECTIVE: "या ए ई ईं",
-    MOOD: "ए एं ऊं एगा एगी एंगे एंगी ऊंगा ऊंगी ओगे ओगी",
-    OTHER: "ओ इए इएगा",
-}
-# Stems whose forms do not follow from the stem; MOOD and OTHER are whole words.
-_IRREGULAR = {
-    "हो": (
-        "हुआ हुए हुई हुईं",
-        "हो हों होऊं होगा होगी होंगे होंगी हूंगा हूंगी होओगे",
-        "होओ होइए",
-    ),
-    "जा": ("गया गए गई गईं", "जाए जाएं जाऊं जाएगा जाएगी जाएंगे जाएंगी जाऊंगा जाऊंगी जाओगे जाओगी", "जाओ जाइए जाइएगा जाया"),
-    "कर": (
-        "किया किए की कीं",
-        "करे करें करूं करेगा करेगी करेंगे करेंगी करूंगा करूंगी करोगे करोगी",
-        "करो करिए कीजिए कीजिएगा",
-    ),
-    "दे": ("दिया दिए दी दीं", "दे दें दूं देगा देगी देंगे देंगी दूंगा दूंगी दोगे दोगी", "दो दीजिए दीजिएगा"),
-    "ले": ("लिया लिए ली लीं", "ले लें लूं लेगा लेगी लेंगे लेंगी लूंगा लूंगी लोगे लोगी", "लो लीजिए लीजिएगा"),
-    "पी": ("पिया पिए पी", "पीए पिएं पीएं पिएगा पीएगा पिएगी पिएंगे पीएंगे पिऊंगा", "पियो पीजिए"),
-    "जी": ("जिया जिए", "जीए जिएं जीएं जिएगा जीएगा जिएगी जिएंगे जीएंगे जिऊंगा", "जियो"),
-    "छू": ("छुआ छुए छुई छुईं", "छुएं छुएगा छुएगी छुएंगे छूएगा", "छुओ"),
-}
+_READINGS = {"habitual": HABITUAL, "infinitive": INFINITIVE, "perfective": PERFECTIVE, "mood": MOOD, "other": OTHER}
 
 
-def _endings(stem: str) -> Iterator[tuple[str, int]]:
+def _forms(stem: str) -> Iterator[tuple[str, int]]:
     """Every (form, reading) of a stem."""
-    if stem in STEMS_BEFORE_KE:
+    yield stem, STEM
+    if stem in WORDS["stems_before_ke"]:
         yield stem + "के", OTHER
-    for reading, suffixes in _COMMON.items():
-        # split(" ") and not split(): the lone space of STEM stands for an empty ending.
-        yield from ((stem + suffix, reading) for suffix in suffixes.split(" "))
-    if stem in _IRREGULAR:
-        for reading, words in zip((PERFECTIVE, MOOD, OTHER), _IRREGULAR[stem]):
-            yield from ((word, reading) for word in words.split())
-        return
-    for reading, suffixes in (_AFTER_VOWEL if stem[-1] in "ाोआ" else _AFTER_CONSONANT).items():
-        yield from ((stem + suffix, reading) for suffix in suffixes.split())
+    endings = _FILE["endings"]
+    regular = stem, endings["after_vowel" if stem[-1] in "ाोआ" else "after_consonant"]
+    own = ("", _FILE["irregular"][stem]) if stem in _FILE["irregular"] else regular
+    for start, parts in ((stem, endings["every_stem"]), own):
+        for name, ends in parts.items():
+            yield from ((start + end, _READINGS[name]) for end in ends.split())
 
 
 def forms_of(stems: Iterable[str]) -> dict[str, int]:
     """Key of a form → its readings, or-ed together, over all the stems."""
     forms: dict[str, int] = {}
     for stem in map(fold, stems):
-        for form, reading in _endings(stem):
+        for form, reading in _forms(stem):
             forms[form] = forms.get(form, 0) | reading
     return forms
 
 
-# हो and हों stay out of what is always finite: they are moods, and stems, as well.
-FORMS = forms_of(STEMS | set(_IRREGULAR)) | dict.fromkeys(ALWAYS - {"हो", "हों"}, FINITE)
+FORMS = forms_of([*WORDS["stems"], *_FILE["irregular"]])
+FORMS |= dict.fromkeys(WORDS["past"] | WORDS["present"] | WORDS["should"], FINITE)

@@ -1,4 +1,4 @@
-"""A run that is over, from its folder: what `generate`, `evaluate` and `export` read."""
+"""A run that is over, opened from its folder: what `generate`, `evaluate` and `export` read."""
 
 import warnings
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from course_lm.model import GPT
 from course_lm.reproducibility import resolve_device
 from course_lm.run_records import CONFIG, TOKENIZER
 from course_lm.tokenizer import load_tokenizer
-from course_lm.trainer.run import run_folder
 from course_lm.use.run_folder import find_run
 from course_lm.validation import ensure, one_line
 
@@ -46,7 +45,7 @@ def open_run(name: str) -> FinishedRun:
     config = TrainingConfig.from_yaml(folder / CONFIG)
     for file in (TOKENIZER, WEIGHTS):
         if not (folder / file).is_file():
-            raise ValueError(f"the run in {folder} is not finished: it has no {file}; {_how_to_finish(folder, config)}")
+            raise ValueError(f"the run in {folder} is not finished: it has no {file}; {_how_to_finish(folder)}")
     tokenizer = load_tokenizer(folder / TOKENIZER)
     size = tokenizer.get_vocab_size()
     fits = size == config.data.vocab_size
@@ -56,7 +55,7 @@ def open_run(name: str) -> FinishedRun:
         load_weights(model, load_file(folder / WEIGHTS))
     except (SafetensorError, ValueError) as error:
         reason = f"{folder / WEIGHTS} cannot be used: {one_line(error)}"
-        raise ValueError(f"{reason}; {_how_to_finish(folder, config)}") from error
+        raise ValueError(f"{reason}; {_how_to_finish(folder)}") from error
     _warn_of_newer_checkpoint(folder)
     return FinishedRun(folder, config, tokenizer, model.eval())
 
@@ -69,11 +68,10 @@ def device_for(config: TrainingConfig) -> torch.device:
         return resolve_device("auto")
 
 
-def _how_to_finish(folder: Path, config: TrainingConfig) -> str:
-    command = f"course-lm train --config {folder / CONFIG}"
-    configured = run_folder(config)
-    if configured is None or configured.resolve() != folder.resolve():  # moved, or started in another folder
-        command += f" --experiment_name {folder.resolve().name} --training.output_dir {folder.resolve().parent}"
+def _how_to_finish(folder: Path) -> str:
+    place = folder.resolve()  # which may have been moved since
+    command = f"course-lm train --config {folder / CONFIG} --experiment_name {place.name}"
+    command += f" --training.output_dir {place.parent}"
     if any(folder.glob("checkpoint_*.safetensors")):
         return f"`{command}` goes on from its checkpoint and writes it"
     return f"`{command}` trains it"

@@ -1,12 +1,13 @@
-"""The corpus `hindi`: Hindi sentences from a grammar that is known to the last weight and to the last ending.
+"""Write the corpus `hindi`: sentences from a grammar that is known to the last weight and to the last ending.
 
-The words, their classes and the plans of the sentences are data (`data/hindi.grammar`, explained at its top), their
-forms come from the paradigms in `hindi_forms.py`. A word carries tags from the line that wrote it, so what a sentence
+The words, their classes and the plans of the sentences are data (`hindi.grammar`, explained at its top), their forms
+come from the paradigms in `hindi_forms.py`. A word carries tags from the line that wrote it, so what a sentence
 counts is known without reading it. The controlling noun's key picks the form of its verb.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import random
@@ -16,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from course_lm.corpus.grammar import Form, Row, Symbol, Tables, Writer, read_symbol, search_derivations
-from course_lm.corpus.hindi_forms import (
+from hindi_forms import (
     KEYS,
     THIRD,
     conjugate,
@@ -30,8 +30,11 @@ from course_lm.corpus.hindi_forms import (
     present,
     stative,
 )
-from course_lm.corpus.shipped import data_file
 
+from course_lm.corpus.grammar import Form, Row, Symbol, Tables, Writer, read_symbol, search_derivations
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SHIPPED_COUNT = 4800
 SENTENCE = Symbol("sentence")
 TAGS = {"w": "words", "c": "case_markers", "f": "fused_cases", "v": "verbs", "i": "inflections", "k": "compounds"}
@@ -91,7 +94,7 @@ def sentence_tables() -> Tables:
     tables["be"] = [Row(1, _forms(_copula()))]
     tables["he"] = [Row(1, _forms(_pronoun_he()))]
     name = kind = ""
-    for line in data_file("hindi.grammar").read_text(encoding="utf-8").splitlines():
+    for line in (HERE / "hindi.grammar").read_text(encoding="utf-8").splitlines():
         if not line or line[0] == "#":
             continue
         if line[0] in "{[":
@@ -287,3 +290,12 @@ def write_sentences(path: str | Path, count: int = SHIPPED_COUNT, seed: int = 0)
     ]
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows]
     Path(path).write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write sentences of the corpus hindi; by default the shipped ones.")
+    parser.add_argument("path", nargs="?", type=Path, default=ROOT / "data" / "hindi.jsonl")
+    parser.add_argument("--count", type=int, default=SHIPPED_COUNT, help="how many different sentences (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed draws other sentences (%(default)s)")
+    asked = parser.parse_args()
+    write_sentences(asked.path, asked.count, asked.seed)

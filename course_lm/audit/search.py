@@ -1,14 +1,13 @@
 """The search for the smallest set of faults under which the specification does what a loop did, in every run.
 
-A set that misses a run is widened by each fault that changes the specification's result there. Two faults may change it
-only together, as clipping twice does: where no set is found, all such pairs are tried. Larger sets that hold such a
-pair are not found. Only a set that reproduces all runs is an answer, so a fault is never named by chance.
+A set that misses a run is widened by each fault that changes the specification's result there and spoils no run before
+it: those have been right without the fault. Only a set that reproduces all runs is an answer, so a fault is never named
+by chance.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,9 @@ from course_lm.audit.features import TO_BE_DECLARED, WITHOUT, without
 from course_lm.audit.outcome import Outcome, Precision, distance, flat, names_of
 from course_lm.audit.runs import Case
 
+# What a set is widened by: each fault, and the two that do nothing alone where no window has two micro-batches and no
+# loss a scale, but together clip twice. No other two act only together, in any run.
+STEPS = (*((name,) for name in spec.FAULTS), ("clip_before_unscale", "clip_per_micro_batch"))
 LARGEST = 4  # faults of a set: the loop of most tutorials has four
 EFFORT = 3_500  # micro-batches that the specification trains on in one search: ten to fifteen seconds of a slow core
 
@@ -29,21 +31,37 @@ class Explanation:
     faults: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
-    def with_fault(self, name: str) -> "Explanation":
-        """This one and one fault more."""
-        return Explanation(tuple(sorted({*self.faults, name})), self.ignored)
+    def with_faults(self, names: Collection[str]) -> "Explanation":
+        """This one and more faults."""
+        return Explanation(tuple(sorted({*self.faults, *names})), self.ignored)
+
+    def without_fault(self, name: str) -> "Explanation":
+        """This one and one fault less."""
+        return Explanation(tuple(fault for fault in self.faults if fault != name), self.ignored)
 
     def lacking(self, name: str) -> "Explanation":
         """This one and one feature less."""
         return Explanation(self.faults, tuple(sorted({*self.ignored, name})))
 
 
-class Specification:
-    """Runs of the specification, each made once."""
+class _Noting(set[str]):
+    """Faults that note which faults they are asked for."""
 
-    def __init__(self, seen: Callable[[int], None] = lambda micro_batches: None) -> None:
-        self.seen, self.effort = seen, 0
-        self._made: dict[tuple[str, Explanation], Outcome] = {}
+    def __init__(self, faults: Collection[str]) -> None:
+        super().__init__(faults)
+        self.asked: set[object] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(name)
+        return super().__contains__(name)
+
+
+class Specification:
+    """Runs of the specification, each made once, and none for a fault that the run never asks for."""
+
+    def __init__(self) -> None:
+        self.effort = 0
+        self._made: dict[tuple[str, Explanation], tuple[Outcome, set[object]]] = {}
         self._starts: dict[int, tuple[nn.Module, list[str], Tensor]] = {}
 
     def start(self, case: Case) -> Tensor:
@@ -61,21 +79,25 @@ class Specification:
         """What the specification leaves of the run under an explanation."""
         key = (case.name, explanation)
         if key not in self._made:
-            self._made[key] = self._run(without(case, explanation.ignored), explanation.faults)
-        return self._made[key]
+            fewer = (
+                (fault, self._made.get((case.name, explanation.without_fault(fault)))) for fault in explanation.faults
+            )
+            same = next((made for fault, made in fewer if made is not None and fault not in made[1]), None)
+            self._made[key] = same or self._run(without(case, explanation.ignored), _Noting(explanation.faults))
+        return self._made[key][0]
 
-    def _run(self, case: Case, faults: Collection[str]) -> Outcome:
-        model, names, _ = self._start(case)
+    def _run(self, case: Case, faults: _Noting) -> tuple[Outcome, set[object]]:
+        """What a run leaves, and the faults that it asks for."""
+        model, names, start = self._start(case)
         self.effort += case.micro_batches()
-        self.seen(case.micro_batches())
         try:
-            result = spec.train(model, case.epochs, case.settings, frozenset(faults))
+            result = spec.train(model, case.epochs, case.settings, faults)
         except FloatingPointError:
-            return Outcome(None, refused=True)
+            return Outcome(None, refused=True), faults.asked
         except ZeroDivisionError:  # a fault that divides by a count of 0
-            return Outcome(torch.full_like(self.start(case), math.nan))
+            return Outcome(torch.full_like(start, math.nan)), faults.asked
         best = None if result.best_weights is None else flat(result.best_weights, names)
-        return Outcome(flat(result.weights, names), result.validation_losses, best)
+        return Outcome(flat(result.weights, names), result.validation_losses, best), faults.asked
 
 
 class Search:
@@ -117,10 +139,8 @@ class Search:
         """Whether a run may be one with the faults, clearly or not."""
         return self.apart(case, explanation) <= self.precision.clear
 
-    def missed(self, explanation: Explanation, first: Case | None = None) -> Case | None:
-        """The first run of the ladder that the explanation does not reproduce; `first` is looked at before the rest."""
-        if first is not None and not self.explains(first, explanation):
-            return first
+    def missed(self, explanation: Explanation) -> Case | None:
+        """The first run of the ladder that the explanation does not explain."""
         return next((case for case in self.cases if not self.explains(case, explanation)), None)
 
     def furthest(self, start: Explanation) -> tuple[Explanation, Case | None]:
@@ -141,56 +161,47 @@ class Search:
 
     def smallest(self, start: Explanation) -> list[Explanation]:
         """All explanations with the fewest faults, and of these the ones that lack the fewest features; [] if none."""
-        level = beginning = self._settle(start, None)
+        level: Level = [(explanation, case, STEPS) for explanation, case in self._settle(start, None)]
         for size in range(LARGEST + 1):
-            if solved := _solved(level):
+            if solved := [explanation for explanation, missed, _ in level if missed is None]:
                 return _fewest(solved)
             level = self._widened(level) if size < LARGEST else []
-        return _fewest(_solved(self._together(beginning)))
+        return []
 
     def _widened(self, level: "Level") -> "Level":
-        """Each explanation with each fault more that changes what the specification leaves of the run it misses."""
+        """Each explanation with each fault more that changes the run it misses, and spoils none before it."""
         wider: Level = []
-        for explanation, case in level:
+        for explanation, case, steps in level:
             assert case is not None
             before = self.specification.outcome(case, explanation)
-            for fault in spec.FAULTS:
-                child = explanation.with_fault(fault)
-                if fault in explanation.faults or child in self._visited:
-                    continue
-                if self.specification.effort > self._limit:
-                    self.exhausted = False
-                    return wider
-                after = self.specification.outcome(case, child)
-                if self._differ(before, after, case):
+            found: list[tuple[Explanation, Case | None]] = []
+            fit, idle = [], []
+            for more in steps:
+                child = explanation.with_faults(more)
+                if not self._differ(before, self.specification.outcome(case, child), case):
+                    idle.append(more)
+                elif settled := self._settle(child, case):
+                    fit.append(more)
+                    found += settled if child not in self._visited else []
                     self._visited.add(child)
-                    wider += self._settle(child, case)
-        # what explains more of the ladder is widened first
-        wider.sort(key=lambda pair: -len(self.cases) if pair[1] is None else -self._place(pair[1]))
+            # a fault may change a run beside another one alone, as counted PADs do beside a forgotten mask: it is tried
+            # with each one more, but not with two
+            again = (*fit, *idle) if steps is STEPS else tuple(fit)
+            wider += [(child, missed, again if missed is case else STEPS) for child, missed in found]
         return wider
 
-    def _together(self, level: "Level") -> "Level":
-        """Each explanation with two faults more, neither of which changes the run that it misses without the other."""
-        wider: Level = []
-        for explanation, case in level:
-            assert case is not None
-            before = self.specification.outcome(case, explanation)
-            alone = [explanation.with_fault(fault) for fault in spec.FAULTS if fault not in explanation.faults]
-            idle = [one for one in alone if not self._differ(before, self.specification.outcome(case, one), case)]
-            for one, other in combinations(idle, 2):
-                child = Explanation(tuple(sorted({*one.faults, *other.faults})), explanation.ignored)
-                if self._differ(before, self.specification.outcome(case, child), case) and child not in self._visited:
-                    self._visited.add(child)
-                    wider += self._settle(child, case)
-        return wider
+    def _settle(self, explanation: Explanation, last: Case | None) -> list[tuple[Explanation, Case | None]]:
+        """The explanation and the first run that it misses, once the features are left out that the loop lacks.
 
-    def _settle(self, explanation: Explanation, first: Case | None) -> "Level":
-        """The explanation and the first run that it misses, once the features are left out that the loop lacks."""
-        case = self.missed(explanation, first)
+        Nothing where that run is one before `last`.
+        """
+        case = self.missed(explanation)
         if case is None:
             return [(explanation, None)]
+        if last is not None and self._place(case) < self._place(last):
+            return []
         lacking = [explanation.lacking(name) for name in self._may_lack if name not in explanation.ignored]
-        found: Level = []
+        found: list[tuple[Explanation, Case | None]] = []
         for child in lacking:
             if without(case, child.ignored) != without(case, explanation.ignored) and self.explains(case, child):
                 found += self._settle(child, case)
@@ -200,11 +211,7 @@ class Search:
         return distance(one, other, self.specification.start(case), self.precision) > 1.0
 
 
-Level = list[tuple[Explanation, Case | None]]
-
-
-def _solved(level: Level) -> list[Explanation]:
-    return [explanation for explanation, missed in level if missed is None]
+Level = list[tuple[Explanation, Case | None, tuple[tuple[str, ...], ...]]]
 
 
 def _fewest(found: Sequence[Explanation]) -> list[Explanation]:

@@ -1,8 +1,8 @@
 """The search for the smallest set of faults under which the specification does what a loop did, in every run.
 
 A set that misses a run is widened by each fault that changes the specification's result there and spoils no run before
-it: those have been right without the fault. Only a set that reproduces all runs is an answer, so a fault is never named
-by chance.
+it, which was right without the fault. Only a set that reproduces all runs is an answer, so a fault is never named by
+chance.
 """
 
 import math
@@ -21,7 +21,6 @@ from course_lm.audit.runs import Case
 # loss a scale, but together clip twice. No other two act only together, in any run.
 STEPS = (*((name,) for name in spec.FAULTS), ("clip_before_unscale", "clip_per_micro_batch"))
 LARGEST = 4  # faults of a set: the loop of most tutorials has four
-EFFORT = 3_500  # micro-batches that the specification trains on in one search: ten to fifteen seconds of a slow core
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +59,6 @@ class Specification:
     """Runs of the specification, each made once, and none for a fault that the run never asks for."""
 
     def __init__(self) -> None:
-        self.effort = 0
         self._made: dict[tuple[str, Explanation], tuple[Outcome, set[object]]] = {}
         self._starts: dict[int, tuple[nn.Module, list[str], Tensor]] = {}
 
@@ -89,7 +87,6 @@ class Specification:
     def _run(self, case: Case, faults: _Noting) -> tuple[Outcome, set[object]]:
         """What a run leaves, and the faults that it asks for."""
         model, names, start = self._start(case)
-        self.effort += case.micro_batches()
         try:
             result = spec.train(model, case.epochs, case.settings, faults)
         except FloatingPointError:
@@ -100,12 +97,17 @@ class Specification:
         return Outcome(flat(result.weights, names), result.validation_losses, best), faults.asked
 
 
-class Search:
-    """Explanations of what a loop left of each run.
+@dataclass(frozen=True)
+class Candidate:
+    """An explanation, the first run that it misses, and what it may be widened by there."""
 
-    Attributes:
-        exhausted: whether the search came to its end; False where `EFFORT` was spent before.
-    """
+    explanation: Explanation
+    missed: Case | None
+    steps: tuple[tuple[str, ...], ...] = STEPS
+
+
+class Search:
+    """Explanations of what a loop left of each run."""
 
     def __init__(
         self,
@@ -117,8 +119,6 @@ class Search:
         self.cases, self.outcomes = cases, outcomes
         self.specification, self.precision = specification, precision
         self._may_lack = [name for name in WITHOUT if name not in TO_BE_DECLARED]
-        self.exhausted = True
-        self._limit = specification.effort + EFFORT
         self._visited: set[Explanation] = set()
 
     def apart(self, case: Case, explanation: Explanation) -> float:
@@ -145,8 +145,9 @@ class Search:
 
     def furthest(self, start: Explanation) -> tuple[Explanation, Case | None]:
         """What the loop lacks without a fault, and the first run that departs even so."""
-        settled = [pair for pair in self._settle(start, None) if not self._has_what_it_lacks(pair[0], start)]
-        return max(settled, key=lambda pair: len(self.cases) if pair[1] is None else self._place(pair[1]))
+        settled = [one for one in self._settle(start, None) if not self._has_what_it_lacks(one.explanation, start)]
+        best = max(settled, key=self._progress)
+        return best.explanation, best.missed
 
     def _has_what_it_lacks(self, explanation: Explanation, start: Explanation) -> bool:
         """Whether a run is right with a feature that the explanation leaves out, and not without it."""
@@ -160,58 +161,65 @@ class Search:
         return next(place for place, one in enumerate(self.cases) if one is case)
 
     def smallest(self, start: Explanation) -> list[Explanation]:
-        """All explanations with the fewest faults, and of these the ones that lack the fewest features; [] if none."""
-        level: Level = [(explanation, case, STEPS) for explanation, case in self._settle(start, None)]
-        for size in range(LARGEST + 1):
-            if solved := [explanation for explanation, missed, _ in level if missed is None]:
-                return _fewest(solved)
-            level = self._widened(level) if size < LARGEST else []
+        """The explanations with the fewest faults, and of these the ones that lack the fewest features; [] if none.
+
+        It goes on with what explains most of the ladder, and of that with the fewest faults. To explain one run more by
+        chance is next to impossible, so what is behind is looked at only when that leads nowhere.
+        """
+        waiting = self._settle(start, None)
+        while waiting:
+            first = max(map(self._progress, waiting))
+            ahead = [one for one in waiting if self._progress(one) == first]
+            if ahead[0].missed is None:
+                return _fewest([one.explanation for one in ahead])
+            waiting = [one for one in waiting if self._progress(one) != first]
+            for one in ahead:
+                waiting += self._widened(one)
         return []
 
-    def _widened(self, level: "Level") -> "Level":
-        """Each explanation with each fault more that changes the run it misses, and spoils none before it."""
-        wider: Level = []
-        for explanation, case, steps in level:
-            assert case is not None
-            before = self.specification.outcome(case, explanation)
-            found: list[tuple[Explanation, Case | None]] = []
-            fit, idle = [], []
-            for more in steps:
-                child = explanation.with_faults(more)
-                if not self._differ(before, self.specification.outcome(case, child), case):
-                    idle.append(more)
-                elif settled := self._settle(child, case):
-                    fit.append(more)
-                    found += settled if child not in self._visited else []
-                    self._visited.add(child)
-            # a fault may change a run beside another one alone, as counted PADs do beside a forgotten mask: it is tried
-            # with each one more, but not with two
-            again = (*fit, *idle) if steps is STEPS else tuple(fit)
-            wider += [(child, missed, again if missed is case else STEPS) for child, missed in found]
-        return wider
+    def _progress(self, one: "Candidate") -> tuple[int, int]:
+        place = len(self.cases) if one.missed is None else self._place(one.missed)
+        return place, -len(one.explanation.faults)
 
-    def _settle(self, explanation: Explanation, last: Case | None) -> list[tuple[Explanation, Case | None]]:
+    def _widened(self, one: "Candidate") -> list["Candidate"]:
+        """The candidate with each fault more that changes the run it misses, and spoils none before it."""
+        assert one.missed is not None
+        before = self.specification.outcome(one.missed, one.explanation)
+        wider: list[Candidate] = []
+        fit, idle = [], []
+        for more in one.steps if len(one.explanation.faults) < LARGEST else ():
+            child = one.explanation.with_faults(more)
+            if not self._differ(before, self.specification.outcome(one.missed, child), one.missed):
+                idle.append(more)
+            elif settled := self._settle(child, one.missed):
+                fit.append(more)
+                wider += settled if child not in self._visited else []
+                self._visited.add(child)
+        # a run of the ladder has one feature more than those before it: no three faults show in it at once. One may do
+        # nothing without the other, as PADs that are counted and a mask that is forgotten.
+        again = (*fit, *idle) if one.steps is STEPS else ()
+        return [replace(child, steps=again) if child.missed is one.missed else child for child in wider]
+
+    def _settle(self, explanation: Explanation, last: Case | None) -> list["Candidate"]:
         """The explanation and the first run that it misses, once the features are left out that the loop lacks.
 
         Nothing where that run is one before `last`.
         """
         case = self.missed(explanation)
         if case is None:
-            return [(explanation, None)]
+            return [Candidate(explanation, None)]
         if last is not None and self._place(case) < self._place(last):
             return []
         lacking = [explanation.lacking(name) for name in self._may_lack if name not in explanation.ignored]
-        found: list[tuple[Explanation, Case | None]] = []
+        found: list[Candidate] = []
         for child in lacking:
             if without(case, child.ignored) != without(case, explanation.ignored) and self.explains(case, child):
                 found += self._settle(child, case)
-        return [*found, (explanation, case)] if all(case is not None for _, case in found) else found
+        is_open = all(one.missed is not None for one in found)
+        return [*found, Candidate(explanation, case)] if is_open else found
 
     def _differ(self, one: Outcome, other: Outcome, case: Case) -> bool:
         return distance(one, other, self.specification.start(case), self.precision) > 1.0
-
-
-Level = list[tuple[Explanation, Case | None, tuple[tuple[str, ...], ...]]]
 
 
 def _fewest(found: Sequence[Explanation]) -> list[Explanation]:

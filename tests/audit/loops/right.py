@@ -116,7 +116,8 @@ class FunctionalGrad(Plain):
     """The gradient of a function of the weights, as `torch.func` has it."""
 
     def accumulate(self, window: Batches) -> None:
-        weights, tokens = dict(self.model.named_parameters()), self.count(*window)
+        weights: dict[str, Tensor] = dict(self.model.named_parameters())
+        tokens = self.count(*window)
         names = ("attention_mask", "document_ids", "position_ids")
 
         def loss(weights: dict[str, Tensor], batch: Mapping[str, Any]) -> Tensor:

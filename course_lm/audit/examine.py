@@ -42,8 +42,8 @@ def audit(
             in it, such as the fault `bf16_gradients` in bf16.
         parts: the parts of a loop to look at, of `PARTS`; all by default.
         seed: of the tokens and the weights.
-        progress: a bar on standard error; it says when a first run departs.
-        timeout: seconds that one run may take.
+        progress: a bar on standard error.
+        timeout: seconds that one run may take; nothing stops a run on Windows, or outside the main thread.
 
     Raises:
         ValueError: a precision or a part that is unknown, a timeout of 0 or less, or a `loop` that does not take three
@@ -123,7 +123,6 @@ class _Audit:
     def explained(self, base: AuditReport, search: Search, start: Explanation) -> AuditReport:
         """The report of a loop that departs: sound but for features that it lacks, named or located."""
         found = search.smallest(start)
-        base = replace(base, exhausted=search.exhausted)
         clear = [one for one in found if search.reproduces(one)]
         if not clear:
             lacking, case = search.furthest(start)
@@ -144,7 +143,6 @@ class _Audit:
 
     def play_all(self) -> None:
         """Let the loop make every run, until one cannot be compared."""
-        departed = False
         for case in self.cases:
             try:
                 self.plays[case.name] = self.player.play(case)
@@ -153,15 +151,6 @@ class _Audit:
                 return
             self.declared |= self.plays[case.name].ignores
             self.bar.update()
-            if not departed and not self.bar.disable and is_asked(case, self.declared):
-                departed = self.departs(case)
-                if departed:
-                    self.bar.set_postfix_str(f"departs in “{case.name}”")
-
-    def departs(self, case: Case) -> bool:
-        right = self.specification.outcome(case, Explanation((), tuple(sorted(self.declared))))
-        start = self.specification.start(case)
-        return distance(self.plays[case.name].outcome, right, start, self.precision) > 1.0
 
     def unsteady(self, search: Search, start: Explanation) -> Case | None:
         """A run that leaves other weights when it is made again."""
@@ -204,7 +193,7 @@ class _Audit:
         if departing is not None:
             notes = (*base.notes, f"in the run “{case.name}”: {trouble}")
             return self.located(replace(base, notes=notes), departing, start)
-        part = "precision" if trouble.kind == "dtype" else case.part
+        part = "precision" if trouble.of_format else case.part
         return replace(base, part=part, case=case, problem=str(trouble))
 
     def located(

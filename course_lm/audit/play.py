@@ -1,6 +1,5 @@
 """One run of the loop that is audited: watched, timed, and without a trace on the random generators."""
 
-import ctypes
 import math
 import random
 import signal
@@ -27,11 +26,11 @@ REFUSALS = (ArithmeticError, ValueError, RuntimeError)  # what a loop may raise 
 
 
 class Trouble(Exception):
-    """What keeps a loop from being compared, in one sentence; `kind` is "raises", "hangs", "returns" or "dtype"."""
+    """What keeps a loop from being compared, in one sentence; `of_format`: it is about number formats."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, message: str, *, of_format: bool = False) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.of_format = of_format
 
 
 class _TimeOut(BaseException):
@@ -54,49 +53,6 @@ class Play:
     said: str = ""
 
 
-def play(
-    loop: Loop,
-    case: Case,
-    precision: Precision,
-    *,
-    wrapped: bool = False,
-    timeout: float = 60.0,
-    watch: Callable[[nn.Module], None] | None = None,
-) -> Play:
-    """Let the loop train the case's model, from the same seeds each time.
-
-    Raises:
-        Trouble: the loop raises where it should not, takes longer than `timeout` seconds, returns something else than
-            a mapping of `RETURNED`, or leaves weights of another number format.
-    """
-    model = case.model(wrapped=wrapped).to(precision.dtype)
-    names = names_of(model)
-    given = {name: weight.dtype for name, weight in model.named_parameters()}
-    if watch is not None:
-        watch(model)
-    epochs, settings = fresh(case.epochs, case.settings)
-    try:
-        with _seeded(case.seed), _time_limit(timeout):
-            returned = loop(model, epochs, settings)
-    except _TimeOut:
-        raise Trouble("hangs", f"the loop had not returned after {timeout:g} seconds") from None
-    except (Exception, SystemExit) as error:  # a script may leave by sys.exit, and the audit with it
-        trouble = _raised(error)
-        if _is_refusal(error, case):
-            return Play(Outcome(None, refused=True), said=str(trouble))
-        raise trouble from error
-    returned = _checked(returned)
-    weights = dict(model.named_parameters())
-    if set(names) - set(weights):
-        raise Trouble("returns", f"the model has lost the weights {', '.join(sorted(set(names) - set(weights)))}")
-    odd = next((name for name in names if weights[name].dtype is not given[name]), None)
-    if odd is not None:
-        now, then = (str(dtype).removeprefix("torch.") for dtype in (weights[odd].dtype, given[odd]))
-        raise Trouble("dtype", f"the loop turned the model's weights from {then} into {now}")
-    outcome = Outcome(flat(weights, names), _losses(returned), _best(returned, names))
-    return Play(outcome, _ignores(returned), _changed(case, epochs, settings))
-
-
 def _is_refusal(error: BaseException, case: Case) -> bool:
     """Whether the loop may have raised because a loss or a gradient is not finite."""
     poisoned = case.part == "finite" or bool(case.settings.overflow_steps)
@@ -107,10 +63,9 @@ def _raised(error: BaseException) -> Trouble:
     text = one_line(str(error))[:300]
     word = f"the loop raised {type(error).__name__}: {text}" if text else f"the loop raised {type(error).__name__}"
     if "dtype" in text or ("Double" in text and "Float" in text):
-        return Trouble(
-            "dtype", f'{word}; the model was in float64: a loop that needs float32 is audited with precision="float32"'
-        )
-    return Trouble("raises", word)
+        word += '; the model was in float64: a loop that needs float32 is audited with precision="float32"'
+        return Trouble(word, of_format=True)
+    return Trouble(word)
 
 
 def _checked(returned: object) -> Mapping[str, Any]:
@@ -118,13 +73,11 @@ def _checked(returned: object) -> Mapping[str, Any]:
         return {}
     if not isinstance(returned, Mapping):
         raise Trouble(
-            "returns",
             f"the loop returned {type(returned).__name__}; it may return None, or a mapping with {', '.join(RETURNED)}",
         )
     odd = next((name for name in returned if name not in RETURNED), None)
     if odd is not None:
         raise Trouble(
-            "returns",
             f"the loop returned the key {odd!r}; {did_you_mean(str(odd), RETURNED)}the keys are {', '.join(RETURNED)}",
         )
     return returned
@@ -137,7 +90,7 @@ def _losses(returned: Mapping[str, Any]) -> list[float] | None:
     try:
         return [float(loss) for loss in losses]
     except (TypeError, ValueError, RuntimeError):
-        raise Trouble("returns", f"validation_losses must be a list of numbers, got {one_line(repr(losses))}") from None
+        raise Trouble(f"validation_losses must be a list of numbers, got {one_line(repr(losses))}") from None
 
 
 def _best(returned: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
@@ -145,12 +98,10 @@ def _best(returned: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
     if best is None:
         return None
     if not isinstance(best, Mapping):
-        raise Trouble("returns", f"best_weights must be a mapping from names to tensors, got {type(best).__name__}")
+        raise Trouble(f"best_weights must be a mapping from names to tensors, got {type(best).__name__}")
     missing = [name for name in names if not isinstance(best.get(name), Tensor)]
     if missing:
-        raise Trouble(
-            "returns", f"best_weights has no tensor {missing[0]!r}; the model's weights are {', '.join(names)}"
-        )
+        raise Trouble(f"best_weights has no tensor {missing[0]!r}; the model's weights are {', '.join(names)}")
     return flat(best, names)
 
 
@@ -160,7 +111,7 @@ def _ignores(returned: Mapping[str, Any]) -> frozenset[str]:
     odd = next((name for name in ignores if name not in WITHOUT and name != "eos_id"), None)
     if odd is not None:
         hint = did_you_mean(str(odd), WITHOUT)
-        raise Trouble("returns", f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(WITHOUT)}")
+        raise Trouble(f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(WITHOUT)}")
     return frozenset(ignores) & frozenset(WITHOUT)
 
 
@@ -206,18 +157,11 @@ def _seeded(seed: int) -> Iterator[None]:
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise `_TimeOut` in the body after so many seconds, and again each second until the body has ended."""
-    if not math.isfinite(seconds):
+    reachable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    if not math.isfinite(seconds) or not reachable:  # no signal comes to another thread, and Windows has no timer
         yield
-    elif threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        with _alarm(seconds):
-            yield
-    else:
-        with _exception_from_outside(seconds):
-            yield
+        return
 
-
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
     def ring(*_: object) -> None:
         raise _TimeOut
 
@@ -230,25 +174,6 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@contextmanager
-def _exception_from_outside(seconds: float) -> Iterator[None]:
-    """Where no signal can reach the thread; a loop that waits in a system call is stopped when that returns."""
-    thread, done = threading.get_ident(), threading.Event()
-    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-
-    def wait() -> None:
-        if not done.wait(seconds):
-            raise_in(ctypes.c_ulong(thread), ctypes.py_object(_TimeOut))
-
-    watcher = threading.Thread(target=wait, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
 class Player:
     """Lets one loop make runs, with logits or with objects that have them, as the loop reads them."""
 
@@ -258,10 +183,11 @@ class Player:
         self._wrapped: bool | None = None
 
     def play(self, case: Case, watch: Callable[[nn.Module], None] | None = None) -> Play:
-        """One run; the first one also finds out how the loop reads what the model returns.
+        """One run, from the same seeds each time; the first also finds out how the loop reads what the model returns.
 
         Raises:
-            Trouble: see `play`.
+            Trouble: the loop raises where it should not, takes longer than `timeout` seconds, returns something else
+                than a mapping of `RETURNED`, or leaves weights of another number format.
         """
         if self._wrapped is not None:
             return self._play(case, self._wrapped, watch)
@@ -286,4 +212,29 @@ class Player:
             return None
 
     def _play(self, case: Case, wrapped: bool, watch: Callable[[nn.Module], None] | None) -> Play:
-        return play(self.loop, case, self.precision, wrapped=wrapped, timeout=self.timeout, watch=watch)
+        model = case.model(wrapped=wrapped).to(self.precision.dtype)
+        names = names_of(model)
+        given = {name: weight.dtype for name, weight in model.named_parameters()}
+        if watch is not None:
+            watch(model)
+        epochs, settings = fresh(case.epochs, case.settings)
+        try:
+            with _seeded(case.seed), _time_limit(self.timeout):
+                returned = self.loop(model, epochs, settings)
+        except _TimeOut:
+            raise Trouble(f"the loop had not returned after {self.timeout:g} seconds") from None
+        except (Exception, SystemExit) as error:  # a script may leave by sys.exit, and the audit with it
+            trouble = _raised(error)
+            if _is_refusal(error, case):
+                return Play(Outcome(None, refused=True), said=str(trouble))
+            raise trouble from error
+        returned = _checked(returned)
+        weights = dict(model.named_parameters())
+        if set(names) - set(weights):
+            raise Trouble(f"the model has lost the weights {', '.join(sorted(set(names) - set(weights)))}")
+        odd = next((name for name in names if weights[name].dtype is not given[name]), None)
+        if odd is not None:
+            now, then = (str(dtype).removeprefix("torch.") for dtype in (weights[odd].dtype, given[odd]))
+            raise Trouble(f"the loop turned the model's weights from {then} into {now}", of_format=True)
+        outcome = Outcome(flat(weights, names), _losses(returned), _best(returned, names))
+        return Play(outcome, _ignores(returned), _changed(case, epochs, settings))

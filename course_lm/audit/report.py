@@ -22,13 +22,11 @@ class AuditReport:
 
     Attributes:
         sound: equal to the specification in every run, but for features that the loop lacks.
-        faults: names of `spec.FAULTS`, the smallest set that reproduces the loop in every run; () if none does.
+        faults: names of `spec.FAULTS`, the smallest set found that reproduces the loop in every run; () if none does.
         alternatives: other sets as small that do so too.
         part: of the loop, one of `PARTS`: that of the first run that departs. None where none departs.
         case: that run.
         promise: the line of the contract that the run is about.
-        exhausted: the search for sets of up to `search.LARGEST` faults came to its end; False where that would have
-            taken too long.
         ignored: settings that the loop does not have, which are not held against it.
         problem: what keeps the loop from being compared, such as an error that it raises.
         numbers: of the run, in rows of (what, loop, specification).
@@ -41,7 +39,6 @@ class AuditReport:
     sound: bool = False
     faults: tuple[str, ...] = ()
     alternatives: tuple[tuple[str, ...], ...] = ()
-    exhausted: bool = True
     part: str | None = None
     case: Case | None = None
     promise: str | None = None
@@ -63,10 +60,7 @@ class AuditReport:
             return f"unsound: {' and '.join(self.faults)}"
         if self.problem:
             return f"unsound: {self.problem}"
-        tried = (
-            f"of up to {LARGEST} known faults was found that" if self.exhausted else "of known faults that was tried"
-        )
-        return f"unsound, in the part {self.part}; no set {tried} does the same"
+        return f"unsound, in the part {self.part}; no set of up to {LARGEST} known faults was found that does the same"
 
     def __str__(self) -> str:
         """The report in a dozen lines."""
@@ -83,9 +77,6 @@ class AuditReport:
         if self.numbers:
             lines += [f"  {line}" for line in table([("", "this loop", "right"), *self.numbers]).splitlines()]
         lines += [f"  {note}" for note in self.notes]
-        if not self.exhausted:
-            which = "of this size" if self.faults else f"of up to {LARGEST} faults"
-            lines.append(f"not all sets {which} were tried: that would take too long")
         if self.promise:
             lines.append(f"the contract: {self.promise}")
         if self.ignored:
@@ -102,7 +93,6 @@ class AuditReport:
             "precision": self.precision,
             "faults": list(self.faults),
             "alternatives": [list(one) for one in self.alternatives],
-            "exhausted": self.exhausted,
             "part": self.part,
             "case": None if self.case is None else {"name": self.case.name, "run": self.case.describe()},
             "promise": self.promise,

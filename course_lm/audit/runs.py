@@ -6,13 +6,15 @@ all that the run needs besides has been right in the runs before.
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from course_lm.audit import spec
 from course_lm.audit.model import EOS, PAD, POISONED_GRADIENT, POISONED_LOSS, TOKENS, make_model
@@ -88,10 +90,6 @@ class Case:
         size = self.settings.accumulation_steps
         return [epoch[start : start + size] for epoch in self.epochs for start in range(0, len(epoch), size)]
 
-    def micro_batches(self) -> int:
-        """How many batches the run trains on, in all epochs."""
-        return sum(map(len, self.epochs))
-
     def has_empty_batch(self) -> bool:
         """Whether there is a batch without a target."""
         return not all(count_targets(batch) for epoch in self.epochs for batch in epoch)
@@ -145,45 +143,39 @@ class Rows:
 
         With `eos` a row begins and ends with an end-of-text. Labels at the positions `ignored` of a row are -100.
         """
-        width = max(lengths)
-        rows: dict[str, list[list[int]]] = {"input_ids": [], "attention_mask": [], "labels": []}
-        for length in lengths:
-            document = [EOS, *self.tokens(length - 2), EOS] if eos else self.tokens(length)
-            labels = [-100 if at in ignored else token for at, token in enumerate(document)]
-            blank = width - length
-            if left and blank:
-                labels[0] = -100  # nothing but PAD precedes it
-            for name, values, fill in (
-                ("input_ids", document, pad),
-                ("attention_mask", [1] * length, 0),
-                ("labels", labels, -100),
-            ):
-                rows[name].append([fill] * blank + values if left else values + [fill] * blank)
-        return {name: torch.tensor(values) for name, values in rows.items()}
+        documents = [[EOS, *self.tokens(length - 2), EOS] if eos else self.tokens(length) for length in lengths]
+        labels = [[-100 if at in ignored else token for at, token in enumerate(row)] for row in documents]
+        for row in labels:
+            if left and len(row) < max(lengths):
+                row[0] = -100  # nothing but PAD precedes it
+        return {
+            "input_ids": _padded(documents, pad, left),
+            "attention_mask": _padded([[1] * length for length in lengths], 0, left),
+            "labels": _padded(labels, -100, left),
+        }
 
     def packed(self, *rows: Sequence[int]) -> Batch:
         """Rows that hold several documents of the given lengths, with their document and position ids."""
-        names = ("input_ids", "attention_mask", "labels", "document_ids", "position_ids")
-        width, made = max(map(sum, rows)), {name: [] for name in names}
-        for lengths in rows:
-            row: dict[str, list[int]] = {name: [] for name in names}
-            for document, length in enumerate(lengths):
-                tokens = [EOS, *self.tokens(length - 2), EOS]
-                row["input_ids"] += tokens
-                row["attention_mask"] += [1] * length
-                row["labels"] += [-100, *tokens[1:]]
-                row["document_ids"] += [document] * length
-                row["position_ids"] += range(length)
-            fills = {"input_ids": PAD, "attention_mask": 0, "labels": -100, "document_ids": -1, "position_ids": 0}
-            for name in names:
-                made[name].append(row[name] + [fills[name]] * (width - len(row[name])))
-        return {name: torch.tensor(values) for name, values in made.items()}
+        made = [[[EOS, *self.tokens(length - 2), EOS] for length in lengths] for lengths in rows]
+        return {
+            "input_ids": _padded([chain(*row) for row in made], PAD),
+            "attention_mask": _padded([[1] * sum(lengths) for lengths in rows], 0),
+            "labels": _padded([chain(*([-100, *tokens[1:]] for tokens in row)) for row in made], -100),
+            "document_ids": _padded([chain(*([at] * n for at, n in enumerate(lengths))) for lengths in rows], -1),
+            "position_ids": _padded([chain(*map(range, lengths)) for lengths in rows], 0),
+        }
 
     def poisoned(self, token: int, *lengths: int) -> Batch:
         """A batch in whose first row stands a poisoned token."""
         batch = self.batch(*lengths)
         batch["input_ids"][0, 1] = batch["labels"][0, 1] = token
         return batch
+
+
+def _padded(rows: Sequence[Iterable[int]], fill: int, left: bool = False) -> Tensor:
+    """The rows as one tensor, as long as the longest."""
+    tensors = [torch.tensor(list(row)) for row in rows]
+    return pad_sequence(tensors, True, fill, "left" if left else "right")
 
 
 def without_targets(batch: Batch) -> Batch:

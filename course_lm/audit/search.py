@@ -1,14 +1,13 @@
 """The search for the smallest set of faults under which the specification does what a loop did, in every run.
 
-A set that misses a run is widened by each fault that changes the specification's result there. Two faults may change it
-only together, as clipping twice does: where no set is found, all such pairs are tried. Larger sets that hold such a
-pair are not found. Only a set that reproduces all runs is an answer, so a fault is never named by chance.
+A set that misses a run is widened by each fault that changes the specification's result there and spoils no run before
+it, which was right without the fault. Only a set that reproduces all runs is an answer, so a fault is never named by
+chance.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,10 @@ from course_lm.audit.features import TO_BE_DECLARED, WITHOUT, without
 from course_lm.audit.outcome import Outcome, Precision, distance, flat, names_of
 from course_lm.audit.runs import Case
 
+# What a set is widened by: each fault, and the two that do nothing alone where no window has two micro-batches and no
+# loss a scale, but together clip twice. No other two act only together, in any run.
+STEPS = (*((name,) for name in spec.FAULTS), ("clip_before_unscale", "clip_per_micro_batch"))
 LARGEST = 4  # faults of a set: the loop of most tutorials has four
-EFFORT = 3_500  # micro-batches that the specification trains on in one search: ten to fifteen seconds of a slow core
 
 
 @dataclass(frozen=True, order=True)
@@ -29,21 +30,36 @@ class Explanation:
     faults: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
-    def with_fault(self, name: str) -> "Explanation":
-        """This one and one fault more."""
-        return Explanation(tuple(sorted({*self.faults, name})), self.ignored)
+    def with_faults(self, names: Collection[str]) -> "Explanation":
+        """This one and more faults."""
+        return Explanation(tuple(sorted({*self.faults, *names})), self.ignored)
+
+    def without_fault(self, name: str) -> "Explanation":
+        """This one and one fault less."""
+        return Explanation(tuple(fault for fault in self.faults if fault != name), self.ignored)
 
     def lacking(self, name: str) -> "Explanation":
         """This one and one feature less."""
         return Explanation(self.faults, tuple(sorted({*self.ignored, name})))
 
 
-class Specification:
-    """Runs of the specification, each made once."""
+class _Noting(set[str]):
+    """Faults that note which faults they are asked for."""
 
-    def __init__(self, seen: Callable[[int], None] = lambda micro_batches: None) -> None:
-        self.seen, self.effort = seen, 0
-        self._made: dict[tuple[str, Explanation], Outcome] = {}
+    def __init__(self, faults: Collection[str]) -> None:
+        super().__init__(faults)
+        self.asked: set[object] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(name)
+        return super().__contains__(name)
+
+
+class Specification:
+    """Runs of the specification, each made once, and none for a fault that the run never asks for."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, Explanation], tuple[Outcome, set[object]]] = {}
         self._starts: dict[int, tuple[nn.Module, list[str], Tensor]] = {}
 
     def start(self, case: Case) -> Tensor:
@@ -61,29 +77,37 @@ class Specification:
         """What the specification leaves of the run under an explanation."""
         key = (case.name, explanation)
         if key not in self._made:
-            self._made[key] = self._run(without(case, explanation.ignored), explanation.faults)
-        return self._made[key]
+            fewer = (
+                (fault, self._made.get((case.name, explanation.without_fault(fault)))) for fault in explanation.faults
+            )
+            same = next((made for fault, made in fewer if made is not None and fault not in made[1]), None)
+            self._made[key] = same or self._run(without(case, explanation.ignored), _Noting(explanation.faults))
+        return self._made[key][0]
 
-    def _run(self, case: Case, faults: Collection[str]) -> Outcome:
-        model, names, _ = self._start(case)
-        self.effort += case.micro_batches()
-        self.seen(case.micro_batches())
+    def _run(self, case: Case, faults: _Noting) -> tuple[Outcome, set[object]]:
+        """What a run leaves, and the faults that it asks for."""
+        model, names, start = self._start(case)
         try:
-            result = spec.train(model, case.epochs, case.settings, frozenset(faults))
+            result = spec.train(model, case.epochs, case.settings, faults)
         except FloatingPointError:
-            return Outcome(None, refused=True)
+            return Outcome(None, refused=True), faults.asked
         except ZeroDivisionError:  # a fault that divides by a count of 0
-            return Outcome(torch.full_like(self.start(case), math.nan))
+            return Outcome(torch.full_like(start, math.nan)), faults.asked
         best = None if result.best_weights is None else flat(result.best_weights, names)
-        return Outcome(flat(result.weights, names), result.validation_losses, best)
+        return Outcome(flat(result.weights, names), result.validation_losses, best), faults.asked
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An explanation, the first run that it misses, and what it may be widened by there."""
+
+    explanation: Explanation
+    missed: Case | None
+    steps: tuple[tuple[str, ...], ...] = STEPS
 
 
 class Search:
-    """Explanations of what a loop left of each run.
-
-    Attributes:
-        exhausted: whether the search came to its end; False where `EFFORT` was spent before.
-    """
+    """Explanations of what a loop left of each run."""
 
     def __init__(
         self,
@@ -95,8 +119,6 @@ class Search:
         self.cases, self.outcomes = cases, outcomes
         self.specification, self.precision = specification, precision
         self._may_lack = [name for name in WITHOUT if name not in TO_BE_DECLARED]
-        self.exhausted = True
-        self._limit = specification.effort + EFFORT
         self._visited: set[Explanation] = set()
 
     def apart(self, case: Case, explanation: Explanation) -> float:
@@ -117,16 +139,15 @@ class Search:
         """Whether a run may be one with the faults, clearly or not."""
         return self.apart(case, explanation) <= self.precision.clear
 
-    def missed(self, explanation: Explanation, first: Case | None = None) -> Case | None:
-        """The first run of the ladder that the explanation does not reproduce; `first` is looked at before the rest."""
-        if first is not None and not self.explains(first, explanation):
-            return first
+    def missed(self, explanation: Explanation) -> Case | None:
+        """The first run of the ladder that the explanation does not explain."""
         return next((case for case in self.cases if not self.explains(case, explanation)), None)
 
     def furthest(self, start: Explanation) -> tuple[Explanation, Case | None]:
         """What the loop lacks without a fault, and the first run that departs even so."""
-        settled = [pair for pair in self._settle(start, None) if not self._has_what_it_lacks(pair[0], start)]
-        return max(settled, key=lambda pair: len(self.cases) if pair[1] is None else self._place(pair[1]))
+        settled = [one for one in self._settle(start, None) if not self._has_what_it_lacks(one.explanation, start)]
+        best = max(settled, key=self._progress)
+        return best.explanation, best.missed
 
     def _has_what_it_lacks(self, explanation: Explanation, start: Explanation) -> bool:
         """Whether a run is right with a feature that the explanation leaves out, and not without it."""
@@ -140,71 +161,65 @@ class Search:
         return next(place for place, one in enumerate(self.cases) if one is case)
 
     def smallest(self, start: Explanation) -> list[Explanation]:
-        """All explanations with the fewest faults, and of these the ones that lack the fewest features; [] if none."""
-        level = beginning = self._settle(start, None)
-        for size in range(LARGEST + 1):
-            if solved := _solved(level):
-                return _fewest(solved)
-            level = self._widened(level) if size < LARGEST else []
-        return _fewest(_solved(self._together(beginning)))
+        """The explanations with the fewest faults, and of these the ones that lack the fewest features; [] if none.
 
-    def _widened(self, level: "Level") -> "Level":
-        """Each explanation with each fault more that changes what the specification leaves of the run it misses."""
-        wider: Level = []
-        for explanation, case in level:
-            assert case is not None
-            before = self.specification.outcome(case, explanation)
-            for fault in spec.FAULTS:
-                child = explanation.with_fault(fault)
-                if fault in explanation.faults or child in self._visited:
-                    continue
-                if self.specification.effort > self._limit:
-                    self.exhausted = False
-                    return wider
-                after = self.specification.outcome(case, child)
-                if self._differ(before, after, case):
-                    self._visited.add(child)
-                    wider += self._settle(child, case)
-        # what explains more of the ladder is widened first
-        wider.sort(key=lambda pair: -len(self.cases) if pair[1] is None else -self._place(pair[1]))
-        return wider
+        It goes on with what explains most of the ladder, and of that with the fewest faults. To explain one run more by
+        chance is next to impossible, so what is behind is looked at only when that leads nowhere.
+        """
+        waiting = self._settle(start, None)
+        while waiting:
+            first = max(map(self._progress, waiting))
+            ahead = [one for one in waiting if self._progress(one) == first]
+            if ahead[0].missed is None:
+                return _fewest([one.explanation for one in ahead])
+            waiting = [one for one in waiting if self._progress(one) != first]
+            for one in ahead:
+                waiting += self._widened(one)
+        return []
 
-    def _together(self, level: "Level") -> "Level":
-        """Each explanation with two faults more, neither of which changes the run that it misses without the other."""
-        wider: Level = []
-        for explanation, case in level:
-            assert case is not None
-            before = self.specification.outcome(case, explanation)
-            alone = [explanation.with_fault(fault) for fault in spec.FAULTS if fault not in explanation.faults]
-            idle = [one for one in alone if not self._differ(before, self.specification.outcome(case, one), case)]
-            for one, other in combinations(idle, 2):
-                child = Explanation(tuple(sorted({*one.faults, *other.faults})), explanation.ignored)
-                if self._differ(before, self.specification.outcome(case, child), case) and child not in self._visited:
-                    self._visited.add(child)
-                    wider += self._settle(child, case)
-        return wider
+    def _progress(self, one: "Candidate") -> tuple[int, int]:
+        place = len(self.cases) if one.missed is None else self._place(one.missed)
+        return place, -len(one.explanation.faults)
 
-    def _settle(self, explanation: Explanation, first: Case | None) -> "Level":
-        """The explanation and the first run that it misses, once the features are left out that the loop lacks."""
-        case = self.missed(explanation, first)
+    def _widened(self, one: "Candidate") -> list["Candidate"]:
+        """The candidate with each fault more that changes the run it misses, and spoils none before it."""
+        assert one.missed is not None
+        before = self.specification.outcome(one.missed, one.explanation)
+        wider: list[Candidate] = []
+        fit, idle = [], []
+        for more in one.steps if len(one.explanation.faults) < LARGEST else ():
+            child = one.explanation.with_faults(more)
+            if not self._differ(before, self.specification.outcome(one.missed, child), one.missed):
+                idle.append(more)
+            elif settled := self._settle(child, one.missed):
+                fit.append(more)
+                wider += settled if child not in self._visited else []
+                self._visited.add(child)
+        # a run of the ladder has one feature more than those before it: no three faults show in it at once. One may do
+        # nothing without the other, as PADs that are counted and a mask that is forgotten.
+        again = (*fit, *idle) if one.steps is STEPS else ()
+        return [replace(child, steps=again) if child.missed is one.missed else child for child in wider]
+
+    def _settle(self, explanation: Explanation, last: Case | None) -> list["Candidate"]:
+        """The explanation and the first run that it misses, once the features are left out that the loop lacks.
+
+        Nothing where that run is one before `last`.
+        """
+        case = self.missed(explanation)
         if case is None:
-            return [(explanation, None)]
+            return [Candidate(explanation, None)]
+        if last is not None and self._place(case) < self._place(last):
+            return []
         lacking = [explanation.lacking(name) for name in self._may_lack if name not in explanation.ignored]
-        found: Level = []
+        found: list[Candidate] = []
         for child in lacking:
             if without(case, child.ignored) != without(case, explanation.ignored) and self.explains(case, child):
                 found += self._settle(child, case)
-        return [*found, (explanation, case)] if all(case is not None for _, case in found) else found
+        is_open = all(one.missed is not None for one in found)
+        return [*found, Candidate(explanation, case)] if is_open else found
 
     def _differ(self, one: Outcome, other: Outcome, case: Case) -> bool:
         return distance(one, other, self.specification.start(case), self.precision) > 1.0
-
-
-Level = list[tuple[Explanation, Case | None]]
-
-
-def _solved(level: Level) -> list[Explanation]:
-    return [explanation for explanation, missed in level if missed is None]
 
 
 def _fewest(found: Sequence[Explanation]) -> list[Explanation]:

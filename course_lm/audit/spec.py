@@ -129,7 +129,7 @@ def train(
     if "eos_masked" in faults and settings.eos_id is None:
         raise ValueError("the fault eos_masked needs settings.eos_id, which is None")
     windows = sum(math.ceil(len(batches) / settings.accumulation_steps) for batches in epochs)
-    run = _Run(copy.deepcopy(model).double().train(), settings, frozenset(faults), windows, settings.loss_scale)
+    run = _Run(copy.deepcopy(model).double().train(), settings, faults, windows, settings.loss_scale)
     run.model.zero_grad()
     for epoch, batches in enumerate(epochs):
         run.train_epoch(epoch, batches, is_last=epoch == len(epochs) - 1)
@@ -154,7 +154,7 @@ class _Run:
     model: nn.Module
     parameters: dict[str, nn.Parameter] = field(init=False)  # asked for once: a model takes its time to list them
     settings: Settings
-    faults: frozenset[str]
+    faults: Collection[str]
     windows: int  # read by the fault decay_at_peak_rate alone
     scale: float
     result: SpecResult = field(default_factory=SpecResult)
@@ -201,7 +201,7 @@ class _Run:
         self.unscale(overflow)
         may_step = self.may_step(overflow, loss)
         if may_step:
-            if not self.faults & {"clip_before_unscale", "clip_per_micro_batch"}:
+            if "clip_before_unscale" not in self.faults and "clip_per_micro_batch" not in self.faults:
                 self.clip()
             self.update(self.learning_rate())
             self.result.losses.append(loss)

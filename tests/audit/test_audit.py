@@ -72,16 +72,6 @@ def test_a_fault_that_another_one_nearly_hides_is_named_beside_it(faults, parts)
     assert report.faults == faults and not report.alternatives and not report.ignored, str(report)
 
 
-def test_a_search_that_ends_early_says_so(monkeypatch):
-    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
-        Specified(schedule=lambda k: 0.01 * (k + 1) ** 2)(model, epochs, settings)
-
-    monkeypatch.setattr(search, "EFFORT", 20)
-    report = audit(loop, parts=["schedule"], progress=False)
-    assert not report.sound and not report.exhausted
-    assert "no set of known faults that was tried" in report.verdict and "not all sets" in str(report)
-
-
 def test_what_no_fault_explains_is_located_and_not_named():
     def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
         Specified()(model, epochs, settings)

@@ -1,4 +1,4 @@
-"""The loops that the audit is tried on: each does what the specification does, right or with a fault."""
+"""The loop that the audit is tried on does what the specification does, right or with faults."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ from course_lm.audit import spec
 from tests.oracle.cases import Case, cases, fault_cases
 from tests.sets import examples
 
-from .loops import STYLES
+from .loops.textbook import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 TOLERANCE = 1e-9  # of the norm over all weights
@@ -44,11 +44,11 @@ def distance(expected: Mapping[str, Tensor], got: Mapping[str, Tensor]) -> float
     return math.sqrt(squares / max(total, 1e-300))
 
 
-def assert_does_as_the_specification(style: str, case: Case, *faults: str) -> None:
+def assert_does_as_the_specification(case: Case, *faults: str) -> None:
     # a clamp makes an infinity finite: whether it comes before or after the check, two right loops do otherwise
     assume("clip_by_value" not in faults or not case.settings.overflow_steps)
     model = copy.deepcopy(case.model).train()
-    got: Mapping[str, Any] = STYLES[style](model, case.epochs, case.settings, faults)
+    got: Mapping[str, Any] = train(model, case.epochs, case.settings, faults)
     expected = case.train(*faults)
     assert distance(expected.weights, dict(model.named_parameters())) <= TOLERANCE, "weights differ"
     if case.settings.validation:
@@ -58,24 +58,21 @@ def assert_does_as_the_specification(style: str, case: Case, *faults: str) -> No
             assert distance(expected.best_weights, got["best_weights"]) <= TOLERANCE, "best weights differ"
 
 
-@pytest.mark.parametrize("style", STYLES)
 @examples(4, 20)
 @given(case=any_case)
-def test_without_a_fault_the_loop_is_right(style: str, case: Case) -> None:
-    assert_does_as_the_specification(style, case)
+def test_without_a_fault_the_loop_is_right(case: Case) -> None:
+    assert_does_as_the_specification(case)
 
 
-@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("fault", spec.FAULTS)
 @examples(1, 3)
 @given(data=st.data())
-def test_with_a_fault_each_loop_does_what_the_specification_does(fault: str, style: str, data: st.DataObject) -> None:
-    assert_does_as_the_specification(style, data.draw(fault_cases(fault)), fault)
-    assert_does_as_the_specification(style, data.draw(any_case), fault)
+def test_with_a_fault_each_loop_does_what_the_specification_does(fault: str, data: st.DataObject) -> None:
+    assert_does_as_the_specification(data.draw(fault_cases(fault)), fault)
+    assert_does_as_the_specification(data.draw(any_case), fault)
 
 
-@pytest.mark.parametrize("style", STYLES)
 @examples(20, 100)
 @given(case=any_case, faults=st.sets(st.sampled_from(list(spec.FAULTS)), max_size=3))
-def test_with_any_faults_the_loop_does_what_the_specification_does(style: str, case: Case, faults: set[str]) -> None:
-    assert_does_as_the_specification(style, case, *sorted(faults))
+def test_with_any_faults_the_loop_does_what_the_specification_does(case: Case, faults: set[str]) -> None:
+    assert_does_as_the_specification(case, *sorted(faults))

@@ -4,8 +4,8 @@ import pytest
 
 from course_lm.audit import audit
 
-from .loops import STYLES
 from .loops.right import RIGHT
+from .loops.textbook import train
 
 pytestmark = pytest.mark.usefixtures("one_specification")
 
@@ -18,7 +18,6 @@ def test_a_right_loop_is_sound(name: str) -> None:
     assert report.ignored == ((kind.lacks,) if kind.lacks else ())
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_the_three_loops_without_a_fault_are_sound(style: str) -> None:
-    report = audit(STYLES[style], progress=False)
+def test_the_textbook_loop_without_a_fault_is_sound() -> None:
+    report = audit(train, progress=False)
     assert report.sound, str(report)

@@ -61,12 +61,7 @@ def huggingface(trainer_class: Any = None, *, streaming: bool = False, **trainin
     kind = transformers.Trainer if trainer_class is None else trainer_class
     is_trainer = isinstance(kind, type) and issubclass(kind, transformers.Trainer)
     require(is_trainer, "trainer_class", "a subclass of transformers.Trainer", trainer_class)
-    decided = {
-        *_arguments(Settings(optimizer="sgd"), "", 0, 0),
-        "lr_scheduler_type",
-        "lr_scheduler_kwargs",
-        "warmup_steps",
-    }
+    decided = {*_arguments(Settings(optimizer="sgd"), "", 0, 0), *SCHEDULED}
     known = transformers.TrainingArguments.__dataclass_fields__
     check_arguments(training_arguments, known, decided, "TrainingArguments")
 

@@ -30,16 +30,12 @@ def columns_of(batch: Mapping[str, Any], columns: slice) -> dict[str, Any]:
 # data
 
 
-class DropsLastRow(Plain):
-    part = "data"
-
+class DropsLastRow(Plain, part="data"):
     def run_window(self, window: Batches) -> None:
         super().run_window([rows_of(batch, slice(0, max(1, len(batch["labels"]) - 1))) for batch in window])
 
 
-class SeesFirstRowTwice(Plain):
-    part = "data"
-
+class SeesFirstRowTwice(Plain, part="data"):
     def run_window(self, window: Batches) -> None:
         def doubled(rows: int) -> Tensor:
             return torch.tensor([0, *range(rows)] if rows > 1 else [0])
@@ -47,51 +43,37 @@ class SeesFirstRowTwice(Plain):
         super().run_window([rows_of(batch, doubled(len(batch["labels"]))) for batch in window])
 
 
-class CutsLongRows(Plain):
-    part = "data"
-
+class CutsLongRows(Plain, part="data"):
     def run_window(self, window: Batches) -> None:
         super().run_window([columns_of(batch, slice(0, 6)) for batch in window])
 
 
-class EpochsReversed(Plain):
-    part = "data"
-
+class EpochsReversed(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train(epochs[::-1])
 
 
-class TrainsFirstEpochAlone(Plain):
-    part = "data"
-
+class TrainsFirstEpochAlone(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train(epochs[:1])
 
 
-class RepeatsFirstEpoch(Plain):
-    part = "data"
-
+class RepeatsFirstEpoch(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train([epochs[0] for _ in epochs])
 
 
-class SortsByLength(Plain):
-    part = "data"
-
+class SortsByLength(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train([sorted(batches, key=lambda b: b["labels"].shape[1]) for batches in epochs])
 
 
-class SkipsLastBatch(Plain):
-    part = "data"
-
+class SkipsLastBatch(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train([batches[: max(1, len(batches) - 1)] for batches in epochs])
 
 
-class ForgetsDocuments(Plain):
-    part = "data"
-
+class ForgetsDocuments(Plain, part="data"):
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         return super().logits({name: value for name, value in batch.items() if name != "document_ids"})
 
@@ -99,23 +81,17 @@ class ForgetsDocuments(Plain):
 # loss
 
 
-class LabelsReversed(Plain):
-    part = "loss"
-
+class LabelsReversed(Plain, part="loss"):
     def targets(self, batch: Mapping[str, Any]) -> Tensor:
         return super().targets(batch).flip(1)
 
 
-class Temperature(Plain):
-    part = "loss"
-
+class Temperature(Plain, part="loss"):
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         return super().logits(batch) / 2
 
 
-class SquaredLoss(Plain):
-    part = "loss"
-
+class SquaredLoss(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         targets = self.targets(batch)
         shares = self.logits(batch)[:, :-1].softmax(dim=-1)
@@ -123,60 +99,46 @@ class SquaredLoss(Plain):
         return ((shares - wanted) ** 2).sum(dim=-1) * (targets != IGNORED)
 
 
-class LabelSmoothing(Plain):
-    part = "loss"
-
+class LabelSmoothing(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         logits = self.logits(batch)[:, :-1].transpose(1, 2)
         return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
 
 
-class WeightedByPosition(Plain):
-    part = "loss"
-
+class WeightedByPosition(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         losses = super().token_losses(batch)
         return losses * torch.linspace(0.5, 1.5, losses.shape[1], dtype=losses.dtype)
 
 
-class SkipsFirstTarget(Plain):
-    part = "loss"
-
+class SkipsFirstTarget(Plain, part="loss"):
     def targets(self, batch: Mapping[str, Any]) -> Tensor:
         targets = super().targets(batch).clone()
         targets[:, 0] = IGNORED
         return targets
 
 
-class FocalLoss(Plain):
-    part = "loss"
-
+class FocalLoss(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         losses = super().token_losses(batch)
         return losses * (1 - (-losses).exp()) ** 2
 
 
-class ZLoss(Plain):
-    part = "loss"
-
+class ZLoss(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         scored = self.targets(batch) != IGNORED
         penalty = self.logits(batch)[:, :-1].logsumexp(dim=-1) ** 2
         return super().token_losses(batch) + 1e-2 * penalty * scored
 
 
-class TrainsInBits(Plain):
-    part = "loss"
-
+class TrainsInBits(Plain, part="loss"):
     def accumulate(self, window: Batches) -> None:
         super().accumulate(window)
         for gradient in self.gradients():
             gradient /= math.log(2)
 
 
-class CountsOneTokenTooMany(Plain):
-    part = "loss"
-
+class CountsOneTokenTooMany(Plain, part="loss"):
     def accumulate(self, window: Batches) -> None:
         tokens = self.count(*window) + 1
         for batch in window:
@@ -186,41 +148,31 @@ class CountsOneTokenTooMany(Plain):
 # accumulation
 
 
-class WeighsByRows(Plain):
-    part = "accumulation"
-
+class WeighsByRows(Plain, part="accumulation"):
     def accumulate(self, window: Batches) -> None:
         rows = [len(batch["labels"]) for batch in window]
         for batch, own in zip(window, rows):
             (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(rows)).backward()
 
 
-class WindowsOfWhatHasTargets(Plain):
-    part = "accumulation"
-
+class WindowsOfWhatHasTargets(Plain, part="accumulation"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train([[batch for batch in batches if self.count(batch)] for batches in epochs])
 
 
-class WeighsByPositions(Plain):
-    part = "accumulation"
-
+class WeighsByPositions(Plain, part="accumulation"):
     def accumulate(self, window: Batches) -> None:
         numbers = [batch["labels"].numel() for batch in window]
         for batch, own in zip(window, numbers):
             (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(numbers)).backward()
 
 
-class LastMicroBatchTwice(Plain):
-    part = "data"
-
+class LastMicroBatchTwice(Plain, part="data"):
     def accumulate(self, window: Batches) -> None:
         super().accumulate([*window, window[-1]] if len(window) > 1 else window)
 
 
-class WindowsOfOneMore(Plain):
-    part = "accumulation"
-
+class WindowsOfOneMore(Plain, part="accumulation"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         size = self.settings.accumulation_steps
         joined = [self.joined(batches, size) for batches in epochs] if size > 1 else epochs
@@ -253,19 +205,15 @@ class Pair(dict[str, Any]):
         self.batches = batches
 
 
-class DividesByRoot(Plain):
-    part = "accumulation"
-
+class DividesByRoot(Plain, part="accumulation"):
     def accumulate(self, window: Batches) -> None:
         super().accumulate(window)
         for gradient in self.gradients():
             gradient *= math.sqrt(len(window))
 
 
-class DividesByFullWindowOfTokens(Plain):
+class DividesByFullWindowOfTokens(Plain, part="accumulation"):
     """A tail's token losses are divided by as many tokens as the epoch's first window has."""
-
-    part = "accumulation"
 
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         self.full = self.count(*epochs[0][: self.settings.accumulation_steps])
@@ -278,10 +226,8 @@ class DividesByFullWindowOfTokens(Plain):
             (self.loss_sum(batch) / tokens).backward()
 
 
-class SumsThenDividesAndNeverClears(Plain):
+class SumsThenDividesAndNeverClears(Plain, part="optimizer"):
     """Each gradient is divided once more with every step, so it fades instead of staying, as in a momentum."""
-
-    part = "optimizer"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -294,10 +240,8 @@ class SumsThenDividesAndNeverClears(Plain):
             gradient /= self.count(*window)
 
 
-class KeepsATenth(Plain):
+class KeepsATenth(Plain, part="optimizer"):
     """A tenth of each step's gradient is still there in the next one: a momentum."""
-
-    part = "optimizer"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -313,9 +257,7 @@ class KeepsATenth(Plain):
 # clipping
 
 
-class ClipsByLargestTensor(Plain):
-    part = "clipping"
-
+class ClipsByLargestTensor(Plain, part="clipping"):
     def clip(self) -> None:
         self.shorten(max(float(gradient.norm()) for gradient in self.gradients()))
 
@@ -325,25 +267,19 @@ class ClipsByLargestTensor(Plain):
                 gradient *= min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
 
 
-class ClipsByLargestNumber(Plain):
-    part = "clipping"
-
+class ClipsByLargestNumber(Plain, part="clipping"):
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=math.inf)
 
 
-class ClipsBySumOfAbsolutes(Plain):
-    part = "clipping"
-
+class ClipsBySumOfAbsolutes(Plain, part="clipping"):
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=1.0)
 
 
-class ClipsBeforeTheLastMicroBatch(Plain):
-    part = "clipping"
-
+class ClipsBeforeTheLastMicroBatch(Plain, part="clipping"):
     def accumulate(self, window: Batches) -> None:
         tokens = self.count(*window)
         for place, batch in enumerate(window):
@@ -357,9 +293,7 @@ class ClipsBeforeTheLastMicroBatch(Plain):
             super().clip()
 
 
-class AlwaysNormalizes(Plain):
-    part = "clipping"
-
+class AlwaysNormalizes(Plain, part="clipping"):
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
             norm = nn.utils.get_total_norm(self.gradients())
@@ -367,10 +301,8 @@ class AlwaysNormalizes(Plain):
                 gradient *= self.settings.max_grad_norm / (norm + 1e-6)
 
 
-class ClipsByTheSquareRoot(Plain):
+class ClipsByTheSquareRoot(Plain, part="clipping"):
     """A gradient twice too long is shortened by the root of two alone."""
-
-    part = "clipping"
 
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
@@ -379,10 +311,8 @@ class ClipsByTheSquareRoot(Plain):
                 gradient *= (self.settings.max_grad_norm / (norm + 1e-6)).sqrt().clamp(max=1.0)
 
 
-class ClipsTheUpdate(Plain):
+class ClipsTheUpdate(Plain, part="clipping"):
     """The norm that is clipped is that of the gradient times the rate."""
-
-    part = "clipping"
 
     def clip(self) -> None:
         bound = self.settings.max_grad_norm
@@ -390,9 +320,7 @@ class ClipsTheUpdate(Plain):
             nn.utils.clip_grad_norm_(self.parameters, bound / self.rate())
 
 
-class ClipsMatricesAlone(Plain):
-    part = "clipping"
-
+class ClipsMatricesAlone(Plain, part="clipping"):
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_([p for p in self.parameters if p.ndim >= 2], self.settings.max_grad_norm)
@@ -401,34 +329,26 @@ class ClipsMatricesAlone(Plain):
 # optimizer
 
 
-class DecaysEmbeddingsAlone(Plain):
-    part = "optimizer"
-
+class DecaysEmbeddingsAlone(Plain, part="optimizer"):
     def decay_of(self, weight: Tensor) -> float:
         embeddings = [m.weight for m in self.model.modules() if isinstance(m, nn.Embedding)]
         return self.settings.weight_decay if any(weight is one for one in embeddings) else 0.0
 
 
-class HalfRateForBiases(Plain):
-    part = "optimizer"
-
+class HalfRateForBiases(Plain, part="optimizer"):
     def set_rates(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate() / (2 if group["params"][0].ndim == 1 else 1)
 
 
-class FrozenBias(Plain):
-    part = "optimizer"
-
+class FrozenBias(Plain, part="optimizer"):
     def step(self) -> None:
         biases = [p for p in self.parameters if p.ndim == 1]
         biases[-1].grad = None
         super().step()
 
 
-class LargeEpsilon(Plain):
-    part = "optimizer"
-
+class LargeEpsilon(Plain, part="optimizer"):
     def make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = super().make_optimizer()
         for group in optimizer.param_groups:
@@ -437,9 +357,7 @@ class LargeEpsilon(Plain):
         return optimizer
 
 
-class EpsilonUnderTheRoot(Plain):
-    part = "optimizer"
-
+class EpsilonUnderTheRoot(Plain, part="optimizer"):
     def step(self) -> None:
         if self.settings.optimizer == "sgd":
             return super().step()
@@ -463,9 +381,7 @@ class EpsilonUnderTheRoot(Plain):
         p.sub_(rate * m / (1 - beta1**t) / (v / (1 - beta2**t) + self.settings.epsilon).sqrt())
 
 
-class AMSGrad(Plain):
-    part = "optimizer"
-
+class AMSGrad(Plain, part="optimizer"):
     def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         optimizer = super().optimizer_of(groups)
         for group in optimizer.param_groups:
@@ -474,9 +390,7 @@ class AMSGrad(Plain):
         return optimizer
 
 
-class Nesterov(Plain):
-    part = "optimizer"
-
+class Nesterov(Plain, part="optimizer"):
     def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         optimizer = super().optimizer_of(groups)
         for group in optimizer.param_groups:
@@ -485,9 +399,7 @@ class Nesterov(Plain):
         return optimizer
 
 
-class Dampening(Plain):
-    part = "optimizer"
-
+class Dampening(Plain, part="optimizer"):
     def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         optimizer = super().optimizer_of(groups)
         for group in optimizer.param_groups:
@@ -496,19 +408,15 @@ class Dampening(Plain):
         return optimizer
 
 
-class FirstGradientLeavesNoMomentum(Plain):
-    part = "optimizer"
-
+class FirstGradientLeavesNoMomentum(Plain, part="optimizer"):
     def step(self) -> None:
         super().step()
         if self.steps == 0 and self.settings.optimizer == "sgd":
             self.optimizer.state.clear()
 
 
-class DecayWithoutTheRate(Plain):
+class DecayWithoutTheRate(Plain, part="optimizer"):
     """AdamW's decay is multiplied by a hundredth instead of by the rate."""
-
-    part = "optimizer"
 
     @torch.no_grad()
     def step(self) -> None:
@@ -519,9 +427,7 @@ class DecayWithoutTheRate(Plain):
         super().step()
 
 
-class DecayAfterTheStep(Plain):
-    part = "optimizer"
-
+class DecayAfterTheStep(Plain, part="optimizer"):
     @torch.no_grad()
     def step(self) -> None:
         if self.settings.optimizer != "adamw":
@@ -536,9 +442,7 @@ class DecayAfterTheStep(Plain):
                 p.mul_(1 - group["lr"] * group["decay"])
 
 
-class WeightsAveragedAtTheEnd(Plain):
-    part = "optimizer"
-
+class WeightsAveragedAtTheEnd(Plain, part="optimizer"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         self.visited: list[list[Tensor]] = []
         returned = super().train(epochs)
@@ -553,10 +457,8 @@ class WeightsAveragedAtTheEnd(Plain):
         self.visited.append(self.copy())
 
 
-class NoisyGradients(Plain):
+class NoisyGradients(Plain, part="loss"):
     """In one step nothing tells it from a wrong loss."""
-
-    part = "loss"
 
     def step(self) -> None:
         generator = torch.Generator().manual_seed(self.steps)
@@ -568,37 +470,27 @@ class NoisyGradients(Plain):
 # schedule
 
 
-class HalfSpeed(Plain):
-    part = "schedule"
-
+class HalfSpeed(Plain, part="schedule"):
     def rate(self) -> float:
         return self.settings.schedule(self.steps // 2)
 
 
-class RestartsEachEpoch(Plain):
-    part = "schedule"
-
+class RestartsEachEpoch(Plain, part="schedule"):
     def rate(self) -> float:
         return self.settings.schedule(self.steps_of_epoch)
 
 
-class LagsBehind(Plain):
-    part = "schedule"
-
+class LagsBehind(Plain, part="schedule"):
     def rate(self) -> float:
         return self.settings.schedule(max(0, self.steps - 1))
 
 
-class NeverBelowATenth(Plain):
-    part = "schedule"
-
+class NeverBelowATenth(Plain, part="schedule"):
     def rate(self) -> float:
         return max(self.settings.schedule(self.steps), 0.5 * self.settings.schedule(0))
 
 
-class MeanOfTwoRates(Plain):
-    part = "schedule"
-
+class MeanOfTwoRates(Plain, part="schedule"):
     def rate(self) -> float:
         return (self.settings.schedule(self.steps) + self.settings.schedule(self.steps + 1)) / 2
 
@@ -606,9 +498,7 @@ class MeanOfTwoRates(Plain):
 # precision
 
 
-class HalfWeights(Plain):
-    part = "precision"
-
+class HalfWeights(Plain, part="precision"):
     @torch.no_grad()
     def step(self) -> None:
         super().step()
@@ -616,25 +506,19 @@ class HalfWeights(Plain):
             p.copy_(p.half())
 
 
-class HalfGradients(Plain):
-    part = "precision"
-
+class HalfGradients(Plain, part="precision"):
     def accumulate(self, window: Batches) -> None:
         super().accumulate(window)
         for gradient in self.gradients():
             gradient.copy_(gradient.half())
 
 
-class LossInFloat32(Plain):
-    part = "precision"
-
+class LossInFloat32(Plain, part="precision"):
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         return super().logits(batch).float()
 
 
-class HalfLogits(Plain):
-    part = "precision"
-
+class HalfLogits(Plain, part="precision"):
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         logits = super().logits(batch)
         return logits.bfloat16().to(logits.dtype)
@@ -643,54 +527,40 @@ class HalfLogits(Plain):
 # validation
 
 
-class ValidatesOnFirstBatch(Plain):
-    part = "validation"
-
+class ValidatesOnFirstBatch(Plain, part="validation"):
     @torch.no_grad()
     def validation_loss(self) -> float:
         first = self.settings.validation[0]
         return self.loss_sum(first).item() / max(1, self.count(first))
 
 
-class ValidatesInBits(Plain):
-    part = "validation"
-
+class ValidatesInBits(Plain, part="validation"):
     def validation_loss(self) -> float:
         return super().validation_loss() / math.log(2)
 
 
-class ValidatesAsPerplexity(Plain):
-    part = "validation"
-
+class ValidatesAsPerplexity(Plain, part="validation"):
     def validation_loss(self) -> float:
         return math.exp(super().validation_loss())
 
 
-class KeepsTheWorst(Plain):
-    part = "validation"
-
+class KeepsTheWorst(Plain, part="validation"):
     def is_best(self, loss: float) -> bool:
         return loss > max(self.losses, default=-math.inf)
 
 
-class KeepsWhatBeatsTheLast(Plain):
-    part = "validation"
-
+class KeepsWhatBeatsTheLast(Plain, part="validation"):
     def is_best(self, loss: float) -> bool:
         return not self.losses or loss < self.losses[-1]
 
 
-class TrainsOnValidation(Plain):
-    part = "data"
-
+class TrainsOnValidation(Plain, part="data"):
     def validate(self) -> None:
         super().validate()
         self.run_window(self.settings.validation)
 
 
-class ValidatesBeforeTheEpoch(Plain):
-    part = "validation"
-
+class ValidatesBeforeTheEpoch(Plain, part="validation"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         if self.settings.validation:
             self.validate()
@@ -702,8 +572,7 @@ class ValidatesBeforeTheEpoch(Plain):
 # finite
 
 
-class SkipsTheNextWindowToo(Plain):
-    part = "finite"
+class SkipsTheNextWindowToo(Plain, part="finite"):
     skipped = False
 
     def may_step(self, overflow: bool) -> bool:
@@ -713,18 +582,14 @@ class SkipsTheNextWindowToo(Plain):
         return allowed
 
 
-class TakesNaNForZero(Plain):
-    part = "finite"
-
+class TakesNaNForZero(Plain, part="finite"):
     def may_step(self, overflow: bool) -> bool:
         for gradient in self.gradients():
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         return True
 
 
-class StepsWithZeros(Plain):
-    part = "finite"
-
+class StepsWithZeros(Plain, part="finite"):
     def may_step(self, overflow: bool) -> bool:
         if not super().may_step(overflow):
             for gradient in self.gradients():
@@ -732,15 +597,12 @@ class StepsWithZeros(Plain):
         return True
 
 
-class NeverRefuses(Plain):
-    part = "finite"
-
+class NeverRefuses(Plain, part="finite"):
     def may_step(self, overflow: bool) -> bool:
         return super().may_step(overflow=True)
 
 
-class StopsForGood(Plain):
-    part = "finite"
+class StopsForGood(Plain, part="finite"):
     stopped = False
 
     def may_step(self, overflow: bool) -> bool:
@@ -748,27 +610,22 @@ class StopsForGood(Plain):
         return not self.stopped
 
 
-# mistakes in loops that run the model in another way
+# mistakes in loops that run the model in another way: the part is the second class's
 
 
-class RowByRowWithLargeEpsilon(RowByRow, LargeEpsilon):
-    part = "optimizer"
+class RowByRowWithLargeEpsilon(RowByRow, LargeEpsilon): ...
 
 
-class OneBigBatchAtHalfSpeed(OneBigBatch, HalfSpeed):
-    part = "schedule"
+class OneBigBatchAtHalfSpeed(OneBigBatch, HalfSpeed): ...
 
 
-class ClosureWithNesterov(Closure, Nesterov):
-    part = "optimizer"
+class ClosureWithNesterov(Closure, Nesterov): ...
 
 
-class CheckpointedAndClippedByLargestNumber(Checkpointed, ClipsByLargestNumber):
-    part = "clipping"
+class CheckpointedAndClippedByLargestNumber(Checkpointed, ClipsByLargestNumber): ...
 
 
-class AnotherOrderAndTheWorstKept(RowsInAnotherOrder, KeepsTheWorst):
-    part = "validation"
+class AnotherOrderAndTheWorstKept(RowsInAnotherOrder, KeepsTheWorst): ...
 
 
 OUTSIDE: dict[str, type[Plain]] = {kind.__name__: kind for kind in variations()}

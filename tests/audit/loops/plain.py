@@ -21,6 +21,10 @@ class Plain:
     lacks = ""  # the setting that it does not have
     precision = "float64"  # in which it is right
 
+    def __init_subclass__(cls, part: str = "") -> None:
+        if part:
+            cls.part = part
+
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self.model, self.settings = model, settings
         self.parameters = [p for p in model.parameters() if p.requires_grad]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, grad
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 
@@ -109,6 +110,31 @@ class AutogradGrad(Plain):
             for p, gradient in zip(self.parameters, gradients):
                 if gradient is not None:
                     p.grad = gradient if p.grad is None else p.grad + gradient
+
+
+class FunctionalGrad(Plain):
+    """The gradient of a function of the weights, as `torch.func` has it."""
+
+    def accumulate(self, window: Batches) -> None:
+        weights: dict[str, Tensor] = dict(self.model.named_parameters())
+        tokens = self.count(*window)
+        names = ("attention_mask", "document_ids", "position_ids")
+
+        def loss(weights: dict[str, Tensor], batch: Mapping[str, Any]) -> Tensor:
+            given = {name: batch[name] for name in names if name in batch}
+            logits = functional_call(self.model, weights, (batch["input_ids"],), given)[:, :-1].transpose(1, 2)
+            return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="sum") / tokens
+
+        for batch in window:
+            for name, gradient in grad(loss)(weights, batch).items():
+                given = weights[name].grad
+                weights[name].grad = gradient if given is None else given + gradient
+
+
+class InferenceModeValidation(Plain):
+    def validation_loss(self) -> float:
+        with torch.inference_mode():
+            return super().validation_loss()
 
 
 class Checkpointed(Plain):

@@ -6,13 +6,12 @@ accepted. Each module of the package owns its section; the two that belong to no
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from course_lm.checkpoints import atomic_file
 from course_lm.curriculum.settings import CurriculumConfig, gather_settings
@@ -25,22 +24,34 @@ from course_lm.reproducibility import resolve_device as resolve_device  # re-exp
 from course_lm.reproducibility import seed_everything as seed_everything
 from course_lm.schedules import ScheduleConfig
 from course_lm.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
-from course_lm.validation import did_you_mean, require, require_kinds, shown, updated
+from course_lm.validation import (
+    Count,
+    NotNegative,
+    Positive,
+    Section,
+    Text,
+    Within,
+    did_you_mean,
+    require,
+    shown,
+    updated,
+)
 from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 LONGEST_ROW = 2**20  # tokens; attention over one that long would need a terabyte
 MOST_WORKERS = 256  # each is a process, twice over where training and validation are read at a time
+Folder = Annotated[str, Text("a folder")]
 LENGTHS = ("max_steps", "time_budget", "num_epochs")  # keys of `training`: the first that is given decides the length
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
     """Which text, and how it becomes batches.
 
     Args:
         corpus: "stories", "python-docs", a path, a glob, or "hf:<dataset>[:<split>[:<column>]]".
-        vocab_size: tokens in the vocabulary, `<pad>` and `<eos>` among them.
+        vocab_size: tokens in the vocabulary, the 256 bytes, `<pad>` and `<eos>` among them.
         max_length: tokens in a row.
         batching: how documents fill rows.
         val_fraction: share of the documents held out for validation.
@@ -51,33 +62,24 @@ class DataConfig:
             `~/.cache`.
     """
 
-    corpus: str = "python-docs"
-    vocab_size: int = 2048
-    max_length: int = 128
+    corpus: Annotated[str, Text("a name, a path, a glob or hf:<dataset>")] = "python-docs"
+    vocab_size: Annotated[int, Within(MIN_VOCAB_SIZE, MAX_VOCAB_SIZE)] = 2048
+    max_length: Annotated[int, Within(2, LONGEST_ROW)] = 128  # a single token has no next
     batching: Literal["fixed", "dynamic", "bucketed", "packed"] = "packed"
-    val_fraction: float = 0.1
-    test_fraction: float = 0.0
-    num_workers: int = 0
+    val_fraction: Annotated[float, Within(0, 1, "()")] = 0.1
+    test_fraction: Annotated[float, Within(0, 1, "[)")] = 0.0
+    num_workers: Annotated[int, Within(0, MOST_WORKERS)] = 0
     pin_memory: bool = True
-    cache: str | None = None
+    cache: Folder | None = None
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        require(self.corpus != "", "corpus", "a name, a path, a glob or hf:<dataset>", self.corpus)
-        require(self.cache != "", "cache", "a folder, or null", self.cache)
-        accepted = f"from {MIN_VOCAB_SIZE} (256 bytes and two specials) to {MAX_VOCAB_SIZE:,}"
-        require(MIN_VOCAB_SIZE <= self.vocab_size <= MAX_VOCAB_SIZE, "vocab_size", accepted, self.vocab_size)
-        require(self.max_length >= 2, "max_length", "at least 2", self.max_length)  # a single token has no next
-        require(self.max_length <= LONGEST_ROW, "max_length", f"at most {LONGEST_ROW:,}", self.max_length)
-        require(0 < self.val_fraction < 1, "val_fraction", "in (0, 1)", self.val_fraction)
-        left = 0 <= self.test_fraction < 1 - self.val_fraction
+        super().__post_init__()
+        left = self.test_fraction < 1 - self.val_fraction
         require(left, "test_fraction", f"in [0, {1 - self.val_fraction:g}), beside the validation", self.test_fraction)
-        accepted = f"from 0 to {MOST_WORKERS}"
-        require(0 <= self.num_workers <= MOST_WORKERS, "num_workers", accepted, self.num_workers)
 
 
 @dataclass(frozen=True)
-class LoopConfig:
+class LoopConfig(Section):
     """How the loop runs.
 
     Args:
@@ -119,58 +121,36 @@ class LoopConfig:
             begins; or null. On the command line the model's sizes and the tokenizer come from there as well.
     """
 
-    batch_size: int = 32
-    gradient_accumulation_steps: int = 4
-    num_epochs: int = 10
-    max_steps: int | None = None
-    time_budget: float | None = None
+    batch_size: Count = 32
+    gradient_accumulation_steps: Count = 4
+    num_epochs: Count = 10
+    max_steps: Count | None = None
+    time_budget: Positive | None = None
     lengths: list[list[int]] | None = None
-    max_grad_norm: float | None = 1.0
-    max_grad_value: float | None = None
+    max_grad_norm: Positive | None = 1.0
+    max_grad_value: Positive | None = None
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     device: Device = "auto"
     on_nonfinite: Literal["raise", "skip"] = "raise"
-    logging_steps: int = 10
-    layer_statistics: int | None = None
-    eval_steps: int | None = None
-    eval_tokens: int | None = 2**18
-    save_steps: int = 500
-    save_total_limit: int | None = 3
+    logging_steps: Count = 10
+    layer_statistics: Count | None = None
+    eval_steps: Count | None = None
+    eval_tokens: Count | None = 2**18
+    save_steps: Count = 500
+    save_total_limit: Count | None = 3
     restore_best: bool = False
-    average_weights: float | None = None
-    early_stopping_patience: int | None = None
-    early_stopping_threshold: float = 0.0
-    seed: int = 42
+    average_weights: Annotated[float, Within(0, 1, "()")] | None = None
+    early_stopping_patience: Count | None = None
+    early_stopping_threshold: NotNegative = 0.0
+    seed: Annotated[int, Within(0, 2**32 - 1)] = 42  # NumPy takes no larger one
     deterministic: bool = True
     compile: bool = False
     resume: Literal["auto", "never"] = "auto"
-    output_dir: str | None = "runs"
-    init_from: str | None = None
+    output_dir: Folder | None = "runs"
+    init_from: Annotated[str, Text("a folder or a file")] | None = None
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        for key in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps", "save_steps"):
-            require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
-        counts = ("max_steps", "layer_statistics", "eval_steps", "eval_tokens", "save_total_limit")
-        for key in (*counts, "early_stopping_patience"):
-            value = getattr(self, key)
-            require(value is None or value >= 1, key, "at least 1, or null", value)
-        budget = self.time_budget
-        positive = budget is None or 0 < budget < math.inf
-        require(positive, "time_budget", "a positive and finite number of minutes, or null", budget)
-        self._check_lengths()
-        for key in ("max_grad_norm", "max_grad_value"):
-            bound = getattr(self, key)
-            require(bound is None or bound > 0, key, "a positive number, or null", bound)
-        decay = self.average_weights
-        require(decay is None or 0 < decay < 1, "average_weights", "in (0, 1), or null", decay)
-        threshold = self.early_stopping_threshold
-        require(0 <= threshold < math.inf, "early_stopping_threshold", "a finite number of at least 0", threshold)
-        require(0 <= self.seed < 2**32, "seed", "in [0, 2**32)", self.seed)  # NumPy takes no larger seed
-        require(self.output_dir != "", "output_dir", "a folder, or null", self.output_dir)
-        require(self.init_from != "", "init_from", "a folder, a file, or null", self.init_from)
-
-    def _check_lengths(self) -> None:
+        super().__post_init__()
         lengths = self.lengths
         if lengths is not None:
             accepted = (
@@ -200,14 +180,15 @@ class LoopConfig:
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Section):
     """Everything that decides a run.
 
     Args:
         experiment_name: names the run's folder.
     """
 
-    experiment_name: str = "my-lm"
+    # a path separator, of either system, would put the run's folder somewhere else
+    experiment_name: Annotated[str, Text("a folder name", r"(?!\.{1,2}$)[^/\\\0]+")] = "my-lm"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -218,12 +199,6 @@ class TrainingConfig:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
-
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        # a path separator, of either system, would put the run's folder somewhere else
-        plain = self.experiment_name not in ("", ".", "..") and not re.search(r"[/\\\0]", self.experiment_name)
-        require(plain, "experiment_name", "a folder name", self.experiment_name)
 
     @classmethod
     def from_yaml(cls, path: str | Path, base: "TrainingConfig | None" = None) -> "TrainingConfig":

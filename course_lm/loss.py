@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,29 +21,24 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from course_lm.batching import IGNORE_INDEX
-from course_lm.validation import require, require_kinds
+from course_lm.validation import NotNegative, Section, Within, require
 
 Reduction = Literal["mean", "sum", "none"]
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Section):
     """What is trained on beside the plain next-token loss; validation has neither.
 
     Args:
-        label_smoothing: share of each target that goes to all tokens alike, in [0, 1].
+        label_smoothing: share of each target that goes to all tokens alike.
         z_loss: factor of logsumexp(logits)², which is added for each target (PaLM has 1e-4).
 
     Raises ValueError naming key, value and what is accepted.
     """
 
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        require(0 <= self.label_smoothing <= 1, "label_smoothing", "in [0, 1]", self.label_smoothing)
-        require(0 <= self.z_loss < math.inf, "z_loss", "a finite number of at least 0", self.z_loss)
+    label_smoothing: Annotated[float, Within(0, 1)] = 0.0
+    z_loss: NotNegative = 0.0
 
 
 def next_token_loss(

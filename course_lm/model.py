@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,43 +17,39 @@ from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lm.validation import require, require_kinds
+from course_lm.validation import Count, Section, Within, require
 
 WIDEST = 2**20  # a matrix of a much wider model has more bytes than torch can count
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     """Size of the model.
 
     Args:
         n_layer: blocks, each with attention and a perceptron.
         n_head: heads of attention in a block.
         d_model: width of the vector that each token is; a multiple of `n_head`.
-        dropout: probability, in [0, 1), that a number is set to zero while training.
+        dropout: probability that a number is set to zero while training.
         gradient_checkpointing: keep only what enters each block, and compute the block once more in the backward pass:
             less memory, more time, the same numbers.
         positions: "learned", a vector added to each token; or "rotary", which turns queries and keys, for heads of an
             even width.
     """
 
-    n_layer: int = 4
-    n_head: int = 4
-    d_model: int = 128
-    dropout: float = 0.1
+    n_layer: Count = 4
+    n_head: Count = 4
+    d_model: Annotated[int, Within(1, WIDEST)] = 128
+    dropout: Annotated[float, Within(0, 1, "[)")] = 0.1
     gradient_checkpointing: bool = False
     positions: Literal["learned", "rotary"] = "learned"
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        for name in ("n_layer", "n_head", "d_model"):
-            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        require(self.d_model <= WIDEST, "d_model", f"at most {WIDEST:,}", self.d_model)
+        super().__post_init__()
         divides = self.d_model % self.n_head == 0
         require(divides, "d_model", f"a multiple of n_head ({self.n_head})", self.d_model)
         turns = self.positions != "rotary" or self.d_model // self.n_head % 2 == 0
         require(turns, "d_model", f"an even multiple of n_head ({self.n_head}) for rotary positions", self.d_model)
-        require(0.0 <= self.dropout < 1.0, "dropout", "in [0, 1)", self.dropout)
 
 
 def allowed_attention(

@@ -12,7 +12,7 @@ rates in their place.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from course_lm.muon import MuonWithAdamW, hidden_matrices
 from course_lm.shards import is_sharded, part_of
-from course_lm.validation import is_number, require, require_kinds, shown
+from course_lm.validation import NotNegative, Positive, Section, Within, is_number, require, shown
 
 Groups = list[dict[str, Any]]
+Decay = Annotated[float, Within(0, 1, "[)")]  # of a moving average: what stays from step to step
 FUSED_DEVICES = ("cpu", "cuda")
 
 
@@ -74,7 +75,7 @@ else:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """Which optimizer, and its numbers. Each type reads only the ones that it has.
 
     Args:
@@ -91,21 +92,12 @@ class OptimizerConfig:
     """
 
     type: OptimizerType = "adamw"
-    learning_rate: float = 3e-4
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        require(0 < self.learning_rate < math.inf, "learning_rate", "a positive number", self.learning_rate)
-        require(0 <= self.beta1 < 1, "beta1", "in [0, 1)", self.beta1)
-        require(0 <= self.beta2 < 1, "beta2", "in [0, 1)", self.beta2)
-        require(0 < self.epsilon < math.inf, "epsilon", "a positive number", self.epsilon)
-        require(0 <= self.weight_decay < math.inf, "weight_decay", "a number of at least 0", self.weight_decay)
-        require(0 <= self.momentum < 1, "momentum", "in [0, 1)", self.momentum)
+    learning_rate: Positive = 3e-4
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.01
+    momentum: Decay = 0.9
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from course_lm.guard import check_schedule
 from course_lm.optim import checked_rate, group_rates, set_learning_rate
-from course_lm.validation import require, require_kinds, require_whole
+from course_lm.validation import Count, NotNegative, Positive, Section, Within, require, require_whole
 
 
 def constant(step: int, *, peak_lr: float, total_steps: int, warmup_steps: int = 0) -> float:
@@ -150,7 +150,7 @@ else:
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
+class ScheduleConfig(Section):
     """Which schedule, and its numbers. Each type reads only the ones that its function takes.
 
     Args:
@@ -171,30 +171,20 @@ class ScheduleConfig:
     """
 
     type: ScheduleType = "cosine_with_warmup"
-    warmup_ratio: float = 0.1
-    warmup_steps: int | None = None
-    num_cycles: float = 0.5
-    min_lr: float = 0.0
-    milestones: list[int] | None = None
-    step_size: int | None = None
-    gamma: float = 0.1
-    timescale: int | None = None
-    decay_ratio: float = 0.1
+    warmup_ratio: Annotated[float, Within(0, 1, "[)")] = 0.1
+    warmup_steps: Annotated[int, Within(0)] | None = None
+    num_cycles: Positive = 0.5
+    min_lr: NotNegative = 0.0
+    milestones: list[Count] | None = None
+    step_size: Count | None = None
+    gamma: Annotated[float, Within(0, 1, "(]")] = 0.1
+    timescale: Count | None = None
+    decay_ratio: Annotated[float, Within(0, 1)] = 0.1
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        require(0 <= self.warmup_ratio < 1, "warmup_ratio", "in [0, 1)", self.warmup_ratio)
-        _require_count("warmup_steps", self.warmup_steps, least=0)
-        require(0 < self.num_cycles < math.inf, "num_cycles", "a positive number", self.num_cycles)
-        require(0 <= self.min_lr < math.inf, "min_lr", "a number of at least 0", self.min_lr)
-        reached = all(step >= 1 for step in self.milestones or ())
-        require(reached, "milestones", "whole numbers of at least 1, or null", self.milestones)
+        super().__post_init__()
         alone = self.milestones is None or self.step_size is None
         require(alone, "step_size", "null where milestones are given", self.step_size)
-        _require_count("step_size", self.step_size, least=1)
-        require(0 < self.gamma <= 1, "gamma", "in (0, 1]", self.gamma)
-        _require_count("timescale", self.timescale, least=1)
-        require(0 <= self.decay_ratio <= 1, "decay_ratio", "in [0, 1]", self.decay_ratio)
 
 
 def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) -> Callable[[int], float]:
@@ -255,8 +245,3 @@ def _warmup_steps(config: ScheduleConfig, total_steps: int) -> int:
     accepted = f"at most the run's {total_steps} steps"
     require(config.warmup_steps <= total_steps, "warmup_steps", accepted, config.warmup_steps)
     return config.warmup_steps
-
-
-def _require_count(key: str, value: int | None, least: int) -> None:
-    if value is not None:
-        require(value >= least, key, f"a whole number of at least {least}, or null", value)

@@ -1,21 +1,20 @@
-"""How plain data becomes a dataclass of settings, and how a bad key or value is refused.
+"""How plain data becomes a section of a configuration, and how a bad key or value is refused.
 
-A refusal is one line that names the key, the value and what is accepted. Files, arguments and the settings of a
-curriculum's strategy all pass through `updated`, so the same mistake has the same message everywhere.
+A section declares beside each key what the key takes: `batch_size: Count = 32`. A refusal is one line that names the
+key, the value and what is accepted. Python, files, arguments and the settings of a curriculum's strategy all make the
+same sections, so the same mistake has the same message everywhere.
 """
 
 import difflib
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from numbers import Integral, Real
 from types import ModuleType, NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Section = TypeVar("Section", bound="DataclassInstance")
 Owners = Mapping[str, Sequence[str]]
 
 SHOWN_CHARACTERS = 120
@@ -46,8 +45,79 @@ def ensure(holds: bool, problem: str) -> None:
         raise ValueError(problem)
 
 
-def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = None) -> Section:
-    """The dataclass `base` with the values of `tree` in place of its own, and so on in nested dataclasses.
+@dataclass(frozen=True)
+class Within:
+    """Numbers from `low` to `high`, declared beside the kind: `Annotated[float, Within(0, 1, "[)")]` is [0, 1).
+
+    NaN is within nothing. Without `high` there is no upper bound, which is for ints: a float could be infinite.
+    """
+
+    low: float
+    high: float | None = None
+    ends: Literal["[]", "[)", "(]", "()"] = "[]"
+
+    def takes(self, number: float) -> bool:
+        """Whether a number is one of these."""
+        above = number >= self.low if self.ends[0] == "[" else number > self.low
+        return above and (self.high is None or (number <= self.high if self.ends[1] == "]" else number < self.high))
+
+    def __str__(self) -> str:
+        low, high = self.ends
+        return f"at least {self.low}" if self.high is None else f"in {low}{self.low}, {self.high}{high}"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that matches `pattern`, declared in the same way; by default one that is not empty.
+
+    Args:
+        words: what such a text is, such as "a folder".
+    """
+
+    words: str
+    pattern: str = r"(?s).+"  # a shell's unset variable is empty
+
+    def takes(self, text: str) -> bool:
+        """Whether the whole text matches."""
+        return re.fullmatch(self.pattern, text) is not None
+
+    def __str__(self) -> str:
+        return self.words
+
+
+Count = Annotated[int, Within(1)]
+Positive = Annotated[float, Within(0, math.inf, "()")]
+NotNegative = Annotated[float, Within(0, math.inf, "[)")]
+
+
+def bound_of(hint: Any) -> Within | Text | None:
+    """What a type hint declares beside the kind; of a list, of its items."""
+    return hint if isinstance(hint, Within | Text) else next(filter(None, map(bound_of, get_args(hint))), None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a configuration: each value is of the kind, and within the bound, that is declared for its key.
+
+    Values are plain data, so that what is written to YAML reads back the same. An int is also a float; 3.0 is no int
+    and True is no number. A NumPy number, or a tensor that holds one, is replaced by the plain number.
+
+    Raises ValueError naming key, value and what is accepted.
+    """
+
+    def __post_init__(self) -> None:
+        values = vars(self)
+        for key, hint in get_type_hints(type(self), include_extras=True).items():
+            if getattr(values[key], "ndim", None) == 0:
+                values[key] = values[key].item()  # a frozen dataclass lets itself be changed in no plainer way
+            require_kind(values[key], hint, key)
+
+
+SectionType = TypeVar("SectionType", bound=Section)
+
+
+def updated(base: SectionType, tree: Any, where: str = "", owners: Owners | None = None) -> SectionType:
+    """The section `base` with the values of `tree` in place of its own, and so on in nested sections.
 
     Args:
         tree: keys and values; keys that it leaves out keep their values.
@@ -55,7 +125,7 @@ def updated(base: Section, tree: Any, where: str = "", owners: Owners | None = N
         owners: see `check_keys`.
 
     Raises:
-        ValueError: an unknown key, or a value that its dataclass refuses.
+        ValueError: an unknown key, or a value that its section refuses.
     """
     check_keys(tree, [part.name for part in fields(base)], where, owners)
     held = vars(base)
@@ -86,41 +156,33 @@ def did_you_mean(word: object, accepted: Iterable[str], where: str = "") -> str:
     return f"did you mean {where}{close[0]}? " if close else ""
 
 
-def require_kinds(section: type, values: dict[str, Any]) -> None:
-    """Raise ValueError unless each of `values` is of the kind that the dataclass `section` declares for its key.
-
-    The one rule for all sections of a configuration: values are plain data, so that what is written to YAML reads
-    back the same. An int is also a float; 3.0 is no int and True is no number. A NumPy number, or a tensor that holds
-    one, is replaced by the plain number.
-    """
-    for key, hint in get_type_hints(section).items():
-        if key in values:
-            if getattr(values[key], "ndim", None) == 0:
-                # callers pass vars(self): a frozen dataclass lets itself be changed in no plainer way
-                values[key] = values[key].item()
-            require_kind(values[key], hint, key)
-
-
 def require_kind(value: object, hint: Any, key: str) -> None:
-    """Raise ValueError unless a value is of the kind that a type hint declares; a misspelt choice gets a suggestion."""
+    """Raise ValueError unless a value is what a type hint declares; a misspelt choice gets a suggestion."""
     if not _fits(value, hint):
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         question = did_you_mean(value, choices).strip() if isinstance(value, str) else ""
         raise ValueError(f"{key} must be {readable(hint)}, got {shown(value)}" + (question and f"; {question}"))
+    bound = bound_of(hint)
+    given = value if isinstance(value, list) else [value]
+    within = bound is None or all(one is None or bound.takes(one) for one in given)
+    accepted = f"{'a list, each item ' * isinstance(value, list)}{bound}{', or null' * (NoneType in get_args(hint))}"
+    require(within, key, accepted, value)
 
 
 def readable(hint: Any) -> str:
-    """What a type hint accepts, in words: "an int (of at most 64 bits) or null"."""
+    """What a type hint accepts, in words: "an int (of at most 64 bits), at least 1, or null"."""
     kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
-        return " or ".join(readable(one) for one in arguments)
+        return (", or " if bound_of(hint) else " or ").join(readable(one) for one in arguments)
+    if kind is Annotated:
+        return f"{readable(arguments[0])}, {arguments[1]}"
     if kind is Literal:
         return f"one of {', '.join(arguments)}"
     if kind in (dict, Mapping):
         inside = readable(arguments[1]) if arguments and arguments[1] is not Any else ""
         return f"keys and values{inside and f', each of them {inside}'}"
-    if kind in (list, Sequence):
+    if kind is list:
         return f"a list, each item {readable(arguments[0])}"
     return "null" if kind is NoneType else PLAIN_KINDS.get(kind, getattr(kind, "__name__", str(kind)))
 
@@ -152,6 +214,8 @@ def _fits(value: object, hint: Any) -> bool:
     kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return any(_fits(value, one) for one in arguments)
+    if kind is Annotated:
+        return _fits(value, arguments[0])
     if kind is Literal:
         return type(value) is str and value in arguments
     if kind is float:
@@ -164,6 +228,6 @@ def _fits(value: object, hint: Any) -> bool:
     if kind in (dict, Mapping):
         inside = arguments[1] if arguments else Any
         return type(value) is dict and all(type(key) is str and _fits(item, inside) for key, item in value.items())
-    if kind in (list, Sequence):
-        return type(value) in (list, kind) and all(_fits(item, arguments[0]) for item in value)  # type: ignore[attr-defined]
+    if kind is list:
+        return type(value) is list and all(_fits(item, arguments[0]) for item in value)
     return kind is Any or type(value) is kind

@@ -2,14 +2,19 @@
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from course_lm.guard import check_optimizer
+from course_lm.lr_finder import find_lr
 from course_lm.optim import (
     OPTIMIZERS,
     OptimizerConfig,
@@ -17,6 +22,7 @@ from course_lm.optim import (
     parameter_groups,
     state_bytes,
 )
+from course_lm.schedules import ScheduleLR
 from course_lm.step import train_step
 
 
@@ -225,26 +231,6 @@ def test_there_is_no_state_before_the_first_step():
     assert state_bytes(build_optimizer(TinyLanguageModel(), OptimizerConfig())) == 0
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "accepted"),
-    [
-        ("type", "lion", "one of adamw, adam, sgd, adafactor, muon"),
-        ("learning_rate", 0.0, "a positive number"),
-        ("learning_rate", math.nan, "a positive number"),
-        ("learning_rate", math.inf, "a positive number"),
-        ("beta1", 1.0, "in [0, 1)"),
-        ("beta2", -0.1, "in [0, 1)"),
-        ("epsilon", 0.0, "a positive number"),
-        ("weight_decay", -0.01, "a number of at least 0"),
-        ("momentum", 1.0, "in [0, 1)"),
-    ],
-)
-def test_bad_values_are_refused_with_key_value_and_what_is_accepted(key, value, accepted):
-    with pytest.raises(ValueError) as error:
-        OptimizerConfig(**{key: value})
-    assert str(error.value) == f"{key} must be {accepted}, got {value!r}"
-
-
 VIEWS = {
     "every second column": lambda: torch.randn(4, 6)[:, ::2],
     "one row for all": lambda: torch.randn(3).expand(4, 3),
@@ -300,3 +286,137 @@ def test_a_dense_weight_in_any_order_is_fused(name):
     optimizer = build_optimizer(model, OptimizerConfig())
     assert optimizer.param_groups[0]["fused"]
     check_optimizer(optimizer, model)
+
+
+# The ratios between the rates of parameter groups are kept
+
+BATCH = {"input_ids": torch.tensor([[0, 1, 2], [3, 4, 5]]), "labels": torch.tensor([[0, 1, 2], [3, 4, 5]])}
+
+
+def groups_of(model: nn.Module, *options: dict[str, Any]) -> list[dict[str, Any]]:
+    parameters = list(model.parameters())
+    return [{"params": parameters[index :: len(options)], **option} for index, option in enumerate(options)]
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def refusal(kind: type[Exception] | tuple[type[Exception], ...], act: Callable[[], object]) -> str:
+    """The one line with which `act` is refused."""
+    with pytest.raises(kind) as caught:
+        act()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+some_rates = st.lists(st.sampled_from([0.0, 1e-5, 1e-4, 3e-4, 1e-3, 0.5]), min_size=2, max_size=3).filter(any)
+run_rates = st.lists(st.sampled_from([0.0, 1e-3, 0.2]), min_size=1, max_size=4)
+
+
+@settings(max_examples=40)
+@given(some_rates, run_rates, st.booleans())
+def test_train_step_keeps_the_ratios_of_any_rates_through_any_rates_of_the_run(rates, of_run, resumed):
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(groups_of(model, *({"lr": rate} for rate in rates)))
+    for lr in of_run:
+        train_step(model, [BATCH], optimizer, lr=lr)
+        assert rates_of(optimizer) == pytest.approx([lr * rate / max(rates) for rate in rates], rel=1e-12)
+        if resumed:
+            saved, optimizer = optimizer.state_dict(), torch.optim.SGD(groups_of(model, *({"lr": 1.0} for _ in rates)))
+            optimizer.load_state_dict(saved)
+
+
+@settings(max_examples=20)
+@given(some_rates, run_rates)
+def test_a_scheduler_of_the_course_and_the_range_test_keep_them_as_train_step_does(rates, of_run):
+    built = [TinyLanguageModel() for _ in range(3)]
+    optimizers = [torch.optim.SGD(groups_of(model, *({"lr": rate} for rate in rates))) for model in built]
+    scheduler = ScheduleLR(optimizers[0], lambda k: ([*of_run, 0.1])[k])
+    for lr in of_run:
+        assert rates_of(optimizers[0]) == pytest.approx([lr * rate / max(rates) for rate in rates], rel=1e-12)
+        optimizers[0].step()
+        scheduler.step()
+    seen: list[list[float]] = []
+    handle = optimizers[1].register_step_pre_hook(lambda optimizer, *_: seen.append(rates_of(optimizer)))
+    result = find_lr(built[1], [BATCH], optimizers[1], start_lr=1e-4, end_lr=0.1, num_iter=3)
+    handle.remove()
+    for lr, found in zip(result.lrs, seen, strict=True):
+        train_step(built[2], [BATCH], optimizers[2], lr=lr)
+        assert found == pytest.approx(rates_of(optimizers[2]), rel=1e-12)
+
+
+def test_the_rates_that_a_scheduler_noted_decide_where_its_warm_up_has_set_all_to_zero():
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(groups_of(model, {"lr": 1e-3}, {"lr": 1e-4}))
+    LambdaLR(optimizer, lambda step: 0.0)
+    assert rates_of(optimizer) == [0, 0]
+    train_step(model, [BATCH], optimizer, lr=1.0)
+    assert rates_of(optimizer) == pytest.approx([1, 0.1])
+
+
+def test_equal_rates_leave_no_mark_in_the_groups():
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(groups_of(model, {"lr": 1e-3}, {"lr": 1e-3}))
+    train_step(model, [BATCH], optimizer, lr=0.1)
+    assert all("lr_scale" not in group for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"lr": 1e-3, "lr_scale": 1.0}, {"lr": 1e-4}],
+        [{"lr": 1e-3}, {"lr": 1e-4}, {"lr": 1e-3, "lr_scale": 0.1}],
+    ],
+)
+@pytest.mark.parametrize("drive", [lambda *run: train_step(*run, lr=0.1), lambda m, b, o: find_lr(m, b, o)])
+def test_a_scale_and_rates_that_contradict_each_other_are_refused(options, drive):
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(groups_of(model, *options))
+    assert "give every group an lr_scale, or none" in refusal(ValueError, lambda: drive(model, [BATCH], optimizer))
+
+
+@pytest.mark.parametrize("scale", [math.nan, -1.0, math.inf, "half", True])
+def test_a_scale_that_is_no_factor_is_refused(scale):
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(groups_of(model, {"lr_scale": scale}), lr=0.1)
+    message = refusal((ValueError, TypeError), lambda: train_step(model, [BATCH], optimizer, lr=0.1))
+    assert f"lr_scale must be a finite number of at least 0, got {scale!r}" == message
+
+
+def test_groups_that_share_one_tensor_as_their_rate_get_rates_of_their_own():
+    model, shared = TinyLanguageModel(), torch.tensor(1.0)
+    optimizer = torch.optim.Adam(groups_of(model, {"lr_scale": 1.0}, {"lr_scale": 0.5}), lr=shared)
+    train_step(model, [BATCH], optimizer, lr=0.1)
+    tensors = [group["lr"] for group in optimizer.param_groups]
+    assert rates_of(optimizer) == pytest.approx([0.1, 0.05]) and tensors[0] is shared
+    train_step(model, [BATCH], optimizer, lr=0.2)
+    assert all(group["lr"] is tensor for group, tensor in zip(optimizer.param_groups, tensors))
+
+
+@pytest.mark.parametrize("lr", [np.float64(0.25), np.float32(0.25), np.array(0.25), torch.tensor(0.25)])
+def test_a_rate_from_numpy_or_torch_becomes_a_plain_number(lr):
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    train_step(model, [BATCH], optimizer, lr=lr)
+    assert type(optimizer.param_groups[0]["lr"]) is float and rates_of(optimizer) == [0.25]
+
+
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -math.inf, -0.1, "0.1", True, 1j, [0.1], np.array([0.1])])
+@pytest.mark.parametrize("window", [[BATCH], []])
+def test_a_rate_that_is_no_rate_is_refused_before_anything_changes(lr, window):
+    model = TinyLanguageModel()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    before = copy.deepcopy(model.state_dict())
+    message = refusal((ValueError, TypeError), lambda: train_step(model, window, optimizer, lr=lr))
+    assert message == f"lr must be a finite number of at least 0, got {lr!r}"
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert rates_of(optimizer) == [0.5]
+
+
+@pytest.mark.parametrize("bad", [math.nan, torch.tensor(math.nan), -1.0])
+def test_a_bad_rate_that_stands_in_the_optimizer_is_refused_too(bad):
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer.param_groups[0]["lr"] = bad
+    assert "rate of a parameter group" in refusal(ValueError, lambda: train_step(model, [BATCH], optimizer))

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -41,9 +42,9 @@ def config_parser(prog: str, config: TrainingConfig, text: str | None = None) ->
         if key not in vars(config.curriculum):  # else the option of the section counts for its strategy too
             # Two spellings of one option; the last one given counts, as with any other.
             names = (f"--curriculum.{key}", f"--curriculum.settings.{key}")
-            texts = {strategy: _sentences(SETTINGS[strategy]).get(key, "") for strategy in strategies}
-            help = " ".join(f'"{strategy}": {text}' for strategy, text in texts.items())
-            group.add_argument(*names, dest=names[0][2:], type=_yaml, metavar=key.upper(), help=help.replace("%", "%%"))
+            texts = [f'"{strategy}": {_described(SETTINGS[strategy], key)}]' for strategy in strategies]
+            help = " ".join(texts).replace("%", "%%")
+            group.add_argument(*names, dest=names[0][2:], type=_yaml, metavar=key.upper(), help=help)
     return parser
 
 
@@ -70,14 +71,20 @@ def parse_config(
     return config.updated(tree, "command line"), options
 
 
+@cache
 def _sentences(section: type) -> dict[str, str]:
     """What the docstring of a dataclass says of each key, or that of a class which it inherits the key from."""
     described = [docstring_parser.parse(kind.__doc__ or "") for kind in reversed(section.__mro__)]
     return {one.arg_name: one.description or "" for parsed in described for one in parsed.params}
 
 
+def _described(section: type, key: str) -> str:
+    """What a key is, and in a bracket, left open, what it takes."""
+    hint = get_type_hints(section, include_extras=True)[key]
+    return f"{_sentences(section).get(key, '')} [{'keys and values' if is_dataclass(hint) else readable(hint)}"
+
+
 def _add_options(parser: CommandParser, section: Any, where: str = "") -> None:
-    texts = _sentences(type(section))
     description = docstring_parser.parse(type(section).__doc__ or "").short_description
     group = parser.add_argument_group(where.rstrip(".") or "the run", description)
     for key, hint in get_type_hints(type(section)).items():
@@ -86,7 +93,7 @@ def _add_options(parser: CommandParser, section: Any, where: str = "") -> None:
             _add_options(parser, value, f"{where}{key}.")
             continue
         # argparse formats help with %, so a percent sign stands twice.
-        text = f"{texts.get(key, '')} [{readable(hint)}; default: {json.dumps(value)}]".strip().replace("%", "%%")
+        text = f"{_described(type(section), key)}; default: {json.dumps(value)}]".strip().replace("%", "%%")
         group.add_argument(f"--{where}{key}", type=_reader(hint), metavar=key.upper(), help=text)
 
 

@@ -2,23 +2,23 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from course_lm.validation import check_keys, require, require_kind, require_kinds, shown, updated
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from course_lm.validation import Count, NotNegative, Section, Within, check_keys, require, require_kind, shown, updated
 
 BaseStrategy = Literal["length", "frequency", "morphological", "combined", "random"]
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
 EPOCHS_WITHOUT_A_RUN = 10  # in place of null, until `for_run` knows the run
-Settings = TypeVar("Settings", bound="DataclassInstance")
+Settings = TypeVar("Settings", bound=Section)
+Share = Annotated[float, Within(0, 1)]
+Rate = Annotated[float, Within(0, 1, "(]")]
+Time = Annotated[int, Within(0)]  # in epochs or steps
 
 
 @dataclass(frozen=True)
-class LengthSettings:
+class LengthSettings(Section):
     """The numbers of words that score 0 and 1.
 
     Args:
@@ -26,32 +26,28 @@ class LengthSettings:
         max_length: words of an example that scores 1; null takes those of the longest example.
     """
 
-    min_length: int | None = None
-    max_length: int | None = None
+    min_length: Annotated[int, Within(0)] | None = None
+    max_length: Count | None = None
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
+        super().__post_init__()
         low, high = self.min_length, self.max_length
-        require(low is None or low >= 0, "min_length", "at least 0, or null", low)
         require(high is None or high > (low or 0), "max_length", f"above min_length ({low or 0}), or null", high)
 
 
 @dataclass(frozen=True)
-class FrequencySettings:
+class FrequencySettings(Section):
     """Where words are counted.
 
     Args:
         reference: a list of texts, the name or path of a corpus, or null for the examples themselves.
     """
 
-    reference: Sequence[str] | str | None = None
-
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
+    reference: list[str] | str | None = None
 
 
 @dataclass(frozen=True)
-class MorphologicalSettings:
+class MorphologicalSettings(Section):
     """The weights of the counts; only their proportions matter.
 
     Args:
@@ -61,18 +57,18 @@ class MorphologicalSettings:
         compound_weight: weight of the compound verbs.
     """
 
-    case_weight: float = 0.4
-    length_weight: float = 0.2
-    verb_weight: float = 0.2
-    compound_weight: float = 0.2
+    case_weight: NotNegative = 0.4
+    length_weight: NotNegative = 0.2
+    verb_weight: NotNegative = 0.2
+    compound_weight: NotNegative = 0.2
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
+        super().__post_init__()
         _require_weights(self)
 
 
 @dataclass(frozen=True)
-class CombinedSettings:
+class CombinedSettings(Section):
     """The weights of three scores, whose proportions alone matter, and the settings of each strategy under its name.
 
     Args:
@@ -84,20 +80,20 @@ class CombinedSettings:
         frequency: settings of "frequency".
     """
 
-    morphological_weight: float = 0.5
-    length_weight: float = 0.25
-    frequency_weight: float = 0.25
+    morphological_weight: NotNegative = 0.5
+    length_weight: NotNegative = 0.25
+    frequency_weight: NotNegative = 0.25
     morphological: MorphologicalSettings = field(default_factory=MorphologicalSettings)
     length: LengthSettings = field(default_factory=LengthSettings)
     frequency: FrequencySettings = field(default_factory=FrequencySettings)
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
+        super().__post_init__()
         _require_weights(self)
 
 
 @dataclass(frozen=True)
-class RandomSettings:
+class RandomSettings(Section):
     """The control.
 
     Args:
@@ -106,12 +102,9 @@ class RandomSettings:
 
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-
 
 @dataclass(frozen=True)
-class DynamicSettings:
+class DynamicSettings(Section):
     """How a threshold follows the validation loss, and the strategy that scores, with its settings under its name.
 
     Args:
@@ -128,10 +121,10 @@ class DynamicSettings:
     """
 
     base_strategy: BaseStrategy = "combined"
-    adaptation_rate: float = 0.1
-    min_threshold: float = 0.2
-    max_threshold: float = 1.0
-    performance_window: int = 3
+    adaptation_rate: Rate = 0.1
+    min_threshold: Share = 0.2
+    max_threshold: Share = 1.0
+    performance_window: Count = 3
     length: LengthSettings = field(default_factory=LengthSettings)
     frequency: FrequencySettings = field(default_factory=FrequencySettings)
     morphological: MorphologicalSettings = field(default_factory=MorphologicalSettings)
@@ -139,16 +132,13 @@ class DynamicSettings:
     random: RandomSettings = field(default_factory=RandomSettings)
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
+        super().__post_init__()
         low, high = self.min_threshold, self.max_threshold
-        require(0 <= low <= 1, "min_threshold", "in [0, 1]", low)
-        require(low <= high <= 1, "max_threshold", f"in [min_threshold ({low}), 1]", high)
-        require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
+        require(low <= high, "max_threshold", f"in [min_threshold ({low}), 1]", high)
 
 
 # Every strategy that a configuration may name, and its settings; `difficulty.STRATEGIES` says how each scores.
-SETTINGS: dict[str, type["DataclassInstance"]] = {
+SETTINGS: dict[str, type[Section]] = {
     "length": LengthSettings,
     "frequency": FrequencySettings,
     "morphological": MorphologicalSettings,
@@ -163,7 +153,7 @@ else:
     StrategyName = Literal[tuple(SETTINGS)]
 
 
-def keys_of(section: type["DataclassInstance"]) -> list[str]:
+def keys_of(section: type[Section]) -> list[str]:
     """The keys that a dataclass of settings has."""
     return [part.name for part in dataclasses.fields(section)]
 
@@ -174,7 +164,7 @@ OWNERS = {key: [strategy for strategy in KEYS if key in KEYS[strategy]] for keys
 
 
 @dataclass(frozen=True)
-class CurriculumConfig:
+class CurriculumConfig(Section):
     """Which examples a run trains on at first, and how the others join them.
 
     Thresholds hold at the start of an epoch and until its end. Time counts in epochs, or in optimizer steps where
@@ -206,30 +196,25 @@ class CurriculumConfig:
     strategy: StrategyName = "combined"
     settings: dict[str, Any] = field(default_factory=dict)
     schedule: Literal["linear", "root", "exponential", "geom", "step", "performance", "none"] = "linear"
-    start_threshold: float = 0.2
-    end_threshold: float = 1.0
-    num_epochs: int | None = None
-    warmup_epochs: int | None = None
-    num_steps: int | None = None
-    warmup_steps: int = 0
-    step_epochs: list[float] | None = None
-    step_thresholds: list[float] | None = None
-    adaptation_rate: float = 0.1
-    performance_window: int = 3
+    start_threshold: Share = 0.2
+    end_threshold: Share = 1.0
+    num_epochs: Count | None = None
+    warmup_epochs: Time | None = None
+    num_steps: Count | None = None
+    warmup_steps: Time = 0
+    step_epochs: list[NotNegative] | None = None
+    step_thresholds: list[Share] | None = None
+    adaptation_rate: Rate = 0.1
+    performance_window: Count = 3
     threshold_on: Literal["score", "quantile"] = "score"
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
+        super().__post_init__()
         start, end = self.start_threshold, self.end_threshold
-        require(0 <= start <= 1, "start_threshold", "in [0, 1]", start)
-        require(start <= end <= 1, "end_threshold", f"in [start_threshold ({start}), 1]", end)
+        require(start <= end, "end_threshold", f"in [start_threshold ({start}), 1]", end)
         exponential = self.schedule in ("exponential", "geom")
         require(start > 0 or not exponential, "start_threshold", f"above 0 for schedule {self.schedule}", start)
-        require(self.num_epochs is None or self.num_epochs >= 1, "num_epochs", "at least 1, or null", self.num_epochs)
-        require(self.num_steps is None or self.num_steps >= 1, "num_steps", "at least 1, or null", self.num_steps)
         self._check_warmup()
-        require(0 < self.adaptation_rate <= 1, "adaptation_rate", "in (0, 1]", self.adaptation_rate)
-        require(self.performance_window >= 1, "performance_window", "at least 1", self.performance_window)
         self._check_jumps()
         # Read, so that a bad setting is refused with the rest of the configuration and not when the strategy is built.
         read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
@@ -291,19 +276,16 @@ class CurriculumConfig:
     def _check_warmup(self) -> None:
         """Check the warm-up against the time that is known; where that is null, `for_run` checks it against the run."""
         unit = "epochs" if self.num_steps is None else "steps"
-        require(0 <= self.warmup < self.total, f"warmup_{unit}", f"in [0, num_{unit} ({self.total}))", self.warmup)
-        require(self.warmup_steps >= 0, "warmup_steps", "at least 0", self.warmup_steps)
+        require(self.warmup < self.total, f"warmup_{unit}", f"in [0, num_{unit} ({self.total}))", self.warmup)
         unread = self.warmup_steps > 0 and self.num_epochs is not None and self.num_steps is None
         require(not unread, "warmup_steps", "given with num_steps, not with num_epochs", self.warmup_steps)
 
     def _check_jumps(self) -> None:
         for key, values in (("step_epochs", self.step_epochs), ("step_thresholds", self.step_thresholds)):
-            finite = values is None or (len(values) > 0 and all(math.isfinite(value) for value in values))
-            require(finite, key, "null, or one finite number or more", values)
+            require(values is None or len(values) > 0, key, "null, or one number or more", values)
         times, thresholds = self.jumps
         # A set, so that two jumps at one time are refused.
-        rising = sorted(set(times)) == list(times) and min(times) >= 0
-        require(rising, "step_epochs", "rising numbers of at least 0", self.step_epochs)
+        require(sorted(set(times)) == list(times), "step_epochs", "rising numbers", self.step_epochs)
         # start_threshold holds before the first jump, and no jump goes above end_threshold.
         levels = [self.start_threshold, *thresholds, self.end_threshold]
         accepted = f"numbers in [start_threshold ({self.start_threshold}), end_threshold], none below the one before"
@@ -349,11 +331,7 @@ def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, strate
         raise ValueError(f"{strategy}: {error}") from None
 
 
-def _require_weights(settings: Any) -> None:
-    weights = {part.name: getattr(settings, part.name) for part in dataclasses.fields(settings)}
-    weights = {name: value for name, value in weights.items() if name.endswith("_weight")}
-    for name, value in weights.items():
-        require(value >= 0 and math.isfinite(value), name, "a number of at least 0", value)
+def _require_weights(settings: Section) -> None:
     # Finite weights may add up to inf.
-    total = sum(weights.values())
+    total = sum(value for key, value in vars(settings).items() if key.endswith("_weight"))
     require(0 < total < math.inf, "the sum of the weights", "above 0 and finite", total)

@@ -1,16 +1,15 @@
 """The `distributed` section of a run's configuration."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from course_lm.validation import require, require_kinds
+from course_lm.validation import Positive, Section, Within, require
 
 STRATEGIES = ("ddp", "fsdp", "hybrid")
 
 
 @dataclass(frozen=True)
-class DistributedConfig:
+class DistributedConfig(Section):
     """How the ranks of a run share its work; one process alone reads none of it.
 
     Args:
@@ -22,19 +21,15 @@ class DistributedConfig:
     """
 
     strategy: Literal["auto", "ddp", "fsdp", "hybrid"] = "auto"
-    shard_size: int | None = None
+    shard_size: Annotated[int, Within(2)] | None = None
     checkpoint: Literal["full", "sharded"] = "full"
-    timeout_seconds: float = 600.0
+    timeout_seconds: Positive = 600.0
 
     def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
-        if self.strategy == "hybrid":
-            accepted = 'a number of ranks of at least 2 (strategy "hybrid" needs one)'
-            require(self.shard_size is not None and self.shard_size >= 2, "shard_size", accepted, self.shard_size)
-        else:
-            require(self.shard_size is None, "shard_size", f'null for strategy "{self.strategy}"', self.shard_size)
-        seconds = self.timeout_seconds
-        require(0 < seconds < math.inf, "timeout_seconds", "a positive number", seconds)
+        super().__post_init__()
+        hybrid = self.strategy == "hybrid"
+        accepted = 'given for strategy "hybrid"' if hybrid else f'null for strategy "{self.strategy}"'
+        require(hybrid is (self.shard_size is not None), "shard_size", accepted, self.shard_size)
 
     def strategy_for(self, ranks: int) -> str | None:
         """The strategy for this number of ranks, None for one; ValueError where `shard_size` does not divide it."""

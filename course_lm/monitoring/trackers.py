@@ -7,17 +7,17 @@ configuration: a `TrackerConfig` of its own that makes its logger, and a field o
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from course_lm.monitoring.observers import Observer
 from course_lm.monitoring.records import Record
-from course_lm.validation import import_extra, readable, require, require_kinds
+from course_lm.validation import Section, import_extra, require_kind
 
 WandbMode = Literal["offline", "online", "disabled"]
 
 
 @dataclass(frozen=True)
-class TrackerConfig:
+class TrackerConfig(Section):
     """A section of a run's configuration that switches a tracker on; no step depends on it, so it may change later.
 
     Args:
@@ -25,9 +25,6 @@ class TrackerConfig:
     """
 
     enabled: bool = False
-
-    def __post_init__(self) -> None:
-        require_kinds(type(self), vars(self))
 
     def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
         """What logs a run with these `settings` that writes into `folder`."""
@@ -117,7 +114,7 @@ class WandbLogger:
         folder: str | os.PathLike[str] = ".",
         settings: dict[str, Any] | None = None,
     ) -> None:
-        require(mode in get_args(WandbMode), "mode", readable(WandbMode), mode)
+        require_kind(mode, WandbMode, "mode")
         self._wandb = import_extra("wandb", "track")
         self.project, self.name, self.mode = project, name, mode
         self.folder, self.settings = Path(folder), settings

@@ -161,36 +161,21 @@ def test_random_scores_are_uniform_and_change_with_the_seed():
     ("name", "settings", "message"),
     [
         ("words", {}, "strategy must be one of length, frequency, .*, got 'words'"),
-        ("length", {"max": 3}, "length: unknown key max; .*accepted: min_length, max_length"),
-        ("length", {"min_length": 5, "max_length": 5}, r"length: max_length must be above min_length \(5\), or null"),
-        ("length", {"min_length": "5"}, r"length: min_length must be an int .* or null, got '5'"),
-        ("length", {"min_length": True}, r"length: min_length must be .* got True"),
         ("length", 7, "length: it must be keys and values, got 7"),
-        ("frequency", {"reference": 3}, "frequency: reference must be .* got 3"),
+        ("length", {"min_length": 5, "max_length": 5}, r"length: max_length must be above min_length \(5\), or null"),
         ("frequency", {"reference": "storys"}, "unknown corpus 'storys': did you mean stories"),
-        ("morphological", {"case_weight": -1}, "case_weight must be a number of at least 0, got -1"),
-        ("morphological", {"verb_weight": math.nan}, "verb_weight must be a number of at least 0, got nan"),
         ("combined", {f"{n}_weight": 0 for n in ("morphological", "length", "frequency")}, "sum of the weights must"),
-        (
-            "combined",
-            {"length": {"min_len": 1}},
-            "unknown key length.min_len; did you mean length.min_length",
-        ),
-        ("dynamic", {"base_strategy": "dynamic"}, "base_strategy must be one of length, .* got 'dynamic'"),
+        ("morphological", {"case_weight": 1e308, "verb_weight": 1e308}, "sum of the weights must"),
         (
             "dynamic",
             {"min_threshold": 0.6, "max_threshold": 0.5},
             r"max_threshold must be in \[min_threshold \(0.6\), 1\]",
         ),
-        ("dynamic", {"adaptation_rate": 0}, r"adaptation_rate must be in \(0, 1\], got 0"),
-        ("dynamic", {"length": {"longest": 3}}, "dynamic: unknown key length.longest"),
-        ("random", {"seed": "x"}, "random: seed must be an int .*, got 'x'"),
     ],
 )
-def test_bad_settings_are_refused_in_one_line(name, settings, message):
-    with pytest.raises(ValueError, match=message) as caught:
+def test_settings_that_do_not_fit_each_other_are_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
         create_curriculum_strategy(name, settings)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("example", [3, None, {"body": "x"}, {"text": 3}, b"bytes"])

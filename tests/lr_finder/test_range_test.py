@@ -698,6 +698,14 @@ def test_settings_out_of_range_are_refused(options, message):
         find_lr(model, make_batches(), build(model), **(SWEEP | options))
 
 
+@pytest.mark.parametrize("key", ["start_lr", "end_lr", "num_iter", "accumulation_steps", "diverge_threshold"])
+@pytest.mark.parametrize("value", ["2", True, None, math.nan, np.array([2.0])], ids=repr)
+def test_a_setting_that_is_no_number_is_refused(key, value):
+    model = make_model()
+    with pytest.raises(ValueError, match=f"^{key} must be "):
+        find_lr(model, make_batches(), build(model), **(SWEEP | {key: value}))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

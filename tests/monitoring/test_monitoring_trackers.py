@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from course_lm.monitoring import TensorBoardLogger, WandbConfig, WandbLogger
+from course_lm.monitoring import TensorBoardLogger, WandbLogger
 from tests.records import train_record, validation_record
 
 
@@ -141,8 +141,3 @@ def test_a_missing_tracker_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf'{module} is not installed: pip install "course-lm\[track\]"'):
         make(tmp_path)
-
-
-def test_an_unknown_wandb_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^mode must be one of offline, online, disabled, got 'cloud'"):
-        WandbConfig(mode="cloud")  # type: ignore[arg-type]

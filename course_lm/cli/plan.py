@@ -1,7 +1,10 @@
 """The command `plan`: bytes that each rank would hold and send, without the text and without the weights."""
 
+from dataclasses import replace
+
 from course_lm.cli.preparation import settle_curriculum, table
 from course_lm.config import TrainingConfig
+from course_lm.model import ModelConfig
 from course_lm.precision import resolve_precision
 from course_lm.profiling.plan import NOT_SHARDED, Plan, plan
 
@@ -36,25 +39,30 @@ def plan_run(config: TrainingConfig, ranks: int) -> int:
     precision = config.training.precision
     if precision == "auto":
         precision = resolve_precision("auto", device) if device in ("cpu", "mps") else "bf16"
-    plans = [
-        plan(
-            config.model,
-            ranks,
-            name,
-            vocab_size=config.data.vocab_size,
-            max_length=config.data.max_length,
-            batch_size=config.training.batch_size,
-            micro_batches=config.training.gradient_accumulation_steps,
-            shard_size=config.distributed.shard_size,
-            optimizer=config.optimizer,
-            averages=config.training.average_weights is not None,
-            precision=precision,
-            device=device,
-        )
-        for name in _strategies(config)
-    ]
+
+    def planned(model: ModelConfig) -> list[Plan]:
+        return [
+            plan(
+                model,
+                ranks,
+                name,
+                vocab_size=config.data.vocab_size,
+                max_length=config.data.max_length,
+                batch_size=config.training.batch_size,
+                micro_batches=config.training.gradient_accumulation_steps,
+                shard_size=config.distributed.shard_size,
+                optimizer=config.optimizer,
+                averages=config.training.average_weights is not None,
+                precision=precision,
+                device=device,
+            )
+            for name in _strategies(config)
+        ]
+
+    plans, checkpointing = planned(config.model), config.model.gradient_checkpointing
+    others = planned(replace(config.model, gradient_checkpointing=not checkpointing))
     print(describe(config, plans[0], f"{precision} on {device}"))
-    print(f"\n{plan_report(plans, config.model.gradient_checkpointing)}")
+    print(f"\n{plan_report(plans, others, 'without' if checkpointing else 'with')}")
     return 0
 
 
@@ -77,16 +85,15 @@ def describe(config: TrainingConfig, first: Plan, computes: str) -> str:
     )
 
 
-def plan_report(plans: list[Plan], checkpointing: bool) -> str:
-    """A table with a column for each plan, in binary units."""
+def plan_report(plans: list[Plan], others: list[Plan], checkpointing: str) -> str:
+    """A table with a column for each plan, in binary units; `others` are "with" or "without" gradient checkpointing."""
 
-    def row(name: str, key: str) -> tuple[str, str]:
+    def row(name: str, key: str, plans: list[Plan] = plans) -> tuple[str, str]:
         return name, "".join(f"{readable_bytes(getattr(one, key)):>{COLUMN}}" for one in plans)
 
-    other = ("activations_stored", "without") if checkpointing else ("activations_checkpointed", "with")
     rows = [("on one rank", "".join(f"{one.strategy:>{COLUMN}}" for one in plans))]
     rows += [row(name, key) for key, name in HELD.items() if key != "average" or any(one.average for one in plans)]
-    rows += [row(f"activations {other[1]} gradient checkpointing", other[0])]
+    rows += [row(f"activations {checkpointing} gradient checkpointing", "activations", others)]
     rows += [row(name, key) for key, name in SENT.items()]
     rows += [("collectives in a step", "".join(f"{one.collectives:>{COLUMN},}" for one in plans))]
     return table(rows)

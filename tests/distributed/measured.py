@@ -200,14 +200,12 @@ def _waiting(unit: Any) -> int:
     return sum(weight.grad.nbytes for weight in whole if weight.grad is not None)
 
 
-def gathered_weights(model: nn.Module) -> list[Tensor]:
-    """The tensors into which FSDP2 gathers; of a unit that is sharded now, they have no storage."""
-    return [tensor for unit in _units(model) for weight in unit.fsdp_params for tensor in weight.all_gather_outputs]
-
-
 def _gathered(model: nn.Module) -> int:
-    results = [unit._all_gather_result for unit in _units(model)]
-    return _storage_bytes(gathered_weights(model) + [one.all_gather_output for one in results if one is not None])
+    """Bytes into which FSDP2 has gathered; the tensors of a unit that is sharded now have no storage."""
+    units = _units(model)
+    whole = [tensor for unit in units for weight in unit.fsdp_params for tensor in weight.all_gather_outputs]
+    results = [unit._all_gather_result for unit in units]
+    return _storage_bytes(whole + [one.all_gather_output for one in results if one is not None])
 
 
 def _storage_bytes(tensors: Iterable[Any]) -> int:

@@ -14,8 +14,7 @@ from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
-from course_lm.profiling import OWNERS, MemoryProfile, profile_memory
-from course_lm.profiling.plan import step_memory
+from course_lm.profiling import OWNERS, MemoryProfile, profile_memory, step_memory
 
 GIB, MIB = 2**30, 2**20
 LIMITS = (8, 24, 80)  # GiB: a laptop, a desktop's card, a server's card

@@ -8,8 +8,9 @@ memory of a step (lesson 12), and what each of many ranks holds and sends (lesso
 a micro-batch.
 """
 
+from course_lm.profiling.ledger import OWNERS
 from course_lm.profiling.machine import Machine
-from course_lm.profiling.memory_profile import OWNERS, MemoryProfile, profile_memory
+from course_lm.profiling.memory_profile import MemoryProfile, profile_memory
 from course_lm.profiling.plan import step_memory
 from course_lm.profiling.step_profile import Part, StepProfile, profile_step
 

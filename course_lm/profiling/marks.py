@@ -10,7 +10,7 @@ backward pass of its own inside a node: that counts as a whole to the part aroun
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -45,11 +45,16 @@ class Marks:
         self.part = part
         self.readings.append((part, self.clock()))
 
-    def spans(self) -> Iterator[tuple[str, Any, Any]]:
-        """Each part that ran, with the readings at its begin and its end; what came after the last mark is left out."""
+    def totals(self, difference: Callable[[Any, Any], float]) -> dict[str, float]:
+        """What the clock counted in each part, in the order in which the parts first ran.
+
+        What came after the last mark is left out; `difference(begin, end)` is between two readings.
+        """
+        counted: dict[str, float] = {}
         for (part, begin), (_, end) in zip(self.readings, self.readings[1:]):
             if part != PROFILING:
-                yield part, begin, end
+                counted[part] = counted.get(part, 0.0) + difference(begin, end)
+        return counted
 
 
 class MarkedScaler(torch.amp.GradScaler):
@@ -191,11 +196,3 @@ def _nodes(loss: Tensor) -> Iterator[Node]:
         seen.add(node)
         waiting.extend(following for following, _ in node.next_functions)
         yield node
-
-
-def add_up(spans: Iterator[tuple[str, Any, Any]], difference: Callable[[Any, Any], float]) -> Mapping[str, float]:
-    """What the clock counted in each part, in the order in which the parts first ran."""
-    totals: dict[str, float] = {}
-    for part, begin, end in spans:
-        totals[part] = totals.get(part, 0.0) + difference(begin, end)
-    return totals

@@ -61,6 +61,7 @@ def test_the_predicted_peak_is_the_measured_one(size, precision, checkpointing, 
     found = measured(model, *sizes, precision, micro_batches)
     told = sum(predicted(model, *sizes, precision, micro_batches).values())
     assert told == pytest.approx(found.peak_bytes - found.owners["batches"], rel=0.04)
+    assert found.found_bytes == pytest.approx(found.peak_bytes, rel=0.01)  # by owner, and by another step without hooks
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])

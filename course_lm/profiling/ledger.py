@@ -58,7 +58,7 @@ class Notes(Marks):
         super().switch(part)
         self._note("part", part)
 
-    def tell(self, event: str, value: Any) -> None:
+    def tell(self, event: str, value: Any = None) -> None:
         """Note an event of `Observer`, with the addresses of the tensors that it is about."""
         tensors: list[Any] = []
         if event == "output":

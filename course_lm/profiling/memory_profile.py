@@ -119,7 +119,7 @@ def profile_memory(
         subject.source = repeat(next(subject.source))  # the same batches in each pass, made before it
         known = _known_blocks(subject, device)
         ledger, notes = Ledger(known), Notes(subject.parameters)
-        ledger.replay(read_events(recorded(lambda: subject.marked_step(notes, notes.tell), memory=True)), device)
+        ledger.replay(read_events(recorded(lambda: subject.marked_step(notes), memory=True)), device)
         subject.result = None
         gradients = sum(one.grad.nbytes for one in subject.parameters() if one.grad is not None)
         _drop_gradients(subject)

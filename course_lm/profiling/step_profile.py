@@ -109,16 +109,10 @@ class StepProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data."""
-        return {
-            "step_seconds": self.step_seconds,
-            "marked_seconds": self.marked_seconds,
-            "outside_seconds": self.outside_seconds,
-            "disturbed": self.disturbed,
-            "tokens": self.tokens,
-            "tokens_per_second": self.tokens_per_second,
-            "parts": [{**asdict(part), "share_of_limit": part.share_of_limit} for part in self.parts],
-            "machine": asdict(self.machine),
-        }
+        numbers = asdict(self)
+        del numbers["events"]
+        parts = [{**asdict(part), "share_of_limit": part.share_of_limit} for part in self.parts]
+        return {**numbers, "parts": parts, "disturbed": self.disturbed, "tokens_per_second": self.tokens_per_second}
 
     def bars(self) -> Bars:
         """A bar for each part, and in it the least time that its work can take."""

@@ -59,9 +59,9 @@ class Subject:
             marks.switch(OTHER)
         self.result = self.take(batches)
 
-    def marked_step(self, marks: Marks, tell: Callable[[str, Any], None] = lambda event, value: None) -> None:
+    def marked_step(self, marks: Marks) -> None:
         """A step whose parts are marked, from its first to its last moment."""
-        with Observer(self.model, self.optimizer, self.scaler, self.names, marks, tell).watching():
+        with Observer(self.model, self.optimizer, self.scaler, self.names, marks).watching():
             self.step(marks)
             marks.switch(OTHER)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,8 +112,3 @@ def _least_seconds(work: Callable[[], object], device: torch.device) -> float:
         clock.settle()
         taken.append(clock.seconds(begin, end))
     return max(min(taken[1:]), 1e-9)
-
-
-def merged(counters: Iterable[Counter[Any]]) -> Counter[Any]:
-    """All counts together."""
-    return sum(counters, Counter())

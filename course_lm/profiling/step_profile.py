@@ -1,5 +1,6 @@
 """Where the time of an optimizer step goes, and what this machine could do at best."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
 from course_lm.profiling.display import Bars, aligned
 from course_lm.profiling.events import TracedMarks, operations, read_events, recorded
-from course_lm.profiling.machine import Clock, Machine, measure_machine, merged, name_of
+from course_lm.profiling.machine import Clock, Machine, measure_machine, name_of
 from course_lm.profiling.marks import OTHER, Marks
 from course_lm.profiling.subject import Subject, subject_of
 from course_lm.profiling.work import WorkCounter, flop_counter
@@ -174,7 +175,7 @@ def profile_step(
         flops, work = _count(subject)
         events = _trace(subject, clock.cuda)
     busy = sum(end - begin for begin, end in operations(read_events(events))) / 1e6
-    machine = measure_machine(merged(work.products.values()), work.sizes, device_of(model))
+    machine = measure_machine(sum(work.products.values(), Counter()), work.sizes, device_of(model))
     step = median(plain)
     return StepProfile(
         _parts(parts, step, flops, work, machine),

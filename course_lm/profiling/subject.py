@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -33,7 +34,7 @@ class Subject:
     Attributes:
         source: the next step's micro-batches, again and again.
         reads: whether these come from a loader, so that making them is part of the step.
-        take: `train_step` on a step's micro-batches.
+        take: `train_step` with all but a step's `micro_batches`.
         result: of the last step.
     """
 
@@ -41,7 +42,7 @@ class Subject:
     optimizer: Optimizer
     source: Iterator[list[AnyBatch]]
     reads: bool
-    take: Callable[[list[AnyBatch]], StepResult]
+    take: Callable[..., StepResult]
     scaler: MarkedScaler
     names: Names
     result: StepResult | None = None
@@ -57,7 +58,7 @@ class Subject:
         batches = next(self.source)
         if marks is not None:
             marks.switch(OTHER)
-        self.result = self.take(batches)
+        self.result = self.take(micro_batches=batches)
 
     def marked_step(self, marks: Marks) -> None:
         """A step whose parts are marked, from its first to its last moment."""
@@ -98,19 +99,16 @@ def subject_of(
     precision = deepcopy(checked_precision(precision, device))  # the given one keeps its loss scale
     check_optimizer(optimizer, model)
     precision.scaler = scaler = MarkedScaler(precision.scaler)
-
-    def take(batches: list[AnyBatch]) -> StepResult:
-        return train_step(
-            model,
-            batches,
-            optimizer,
-            lr=0.0,
-            loss_fn=loss_fn,
-            max_grad_norm=max_grad_norm,
-            clip=clip,
-            precision=precision,
-        )
-
+    take = partial(
+        train_step,
+        model,
+        optimizer=optimizer,
+        lr=0.0,
+        loss_fn=loss_fn,
+        max_grad_norm=max_grad_norm,
+        clip=clip,
+        precision=precision,
+    )
     with restored(model, optimizer, [] if given is not None else micro_batches) as reader:
         if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_lm import step
-from course_lm.batching import Batch, make_loader
+from course_lm.batching import make_loader
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer, state_bytes
@@ -440,18 +440,18 @@ def owners_of(*changes: tuple[float, int, int]) -> list[tuple[int, str | None]]:
     return [(block.bytes, block.owner) for block in ledger.at_peak]
 
 
-def test_a_block_that_outlives_its_operation_is_no_workspace():
-    assert owners_of((13, 2, 5), (19, 2, -5)) == [(100, "weights"), (5, "workspaces")]
-    assert owners_of((13, 2, 5), (21, 2, -5)) == [(100, "weights"), (5, None)]
-    assert owners_of((3, 2, 5), (4, 2, -5)) == [(100, "weights"), (5, None)]  # in no operation
-
-
-def test_a_block_that_somebody_else_held_does_not_count():
-    assert owners_of((11, 7, -50), (12, 2, 5)) == [(100, "weights"), (5, None)]
-
-
-def test_a_block_that_another_thread_has_freed_is_gone_when_its_address_is_given_again():
-    assert owners_of((3, 2, 5), (4, 2, 6)) == [(100, "weights"), (6, None)]
+@pytest.mark.parametrize(
+    ("changes", "block"),
+    [
+        ([(13, 2, 5), (19, 2, -5)], (5, "workspaces")),
+        ([(13, 2, 5), (21, 2, -5)], (5, None)),  # it outlives its operation
+        ([(3, 2, 5), (4, 2, -5)], (5, None)),  # in no operation
+        ([(11, 7, -50), (12, 2, 5)], (5, None)),  # somebody else's is freed
+        ([(3, 2, 5), (4, 2, 6)], (6, None)),  # another thread has freed it, and its address is given again
+    ],
+)
+def test_a_workspace_is_freed_in_the_operation_that_asked_for_it(changes, block):
+    assert owners_of(*changes) == [(100, "weights"), block]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])  # without it a repeated forward pass is broken off before its end
@@ -590,6 +590,7 @@ def test_steps_that_other_load_has_slowed_are_named(shown):
         (iter([batch()]), {}, "micro_batches must be a list of batches or a loader, got list_iterator"),
         (7, {}, "micro_batches must be a list of batches or a loader, got int"),
         ([], {}, "micro_batches must be at least one batch, got"),
+        ([{**batch(), "labels": torch.full((ROWS, LENGTH), -100)}], {}, "must hold a target token"),
         ([batch()], {"accumulation_steps": 2}, "accumulation_steps is for a loader, got 2"),
         (Tokenising(), {"accumulation_steps": 0}, "accumulation_steps must be a whole number of at least 1, got 0"),
         (Tokenising(), {"accumulation_steps": 9}, "holds no 9 batches in a row"),
@@ -617,10 +618,3 @@ def test_a_compiled_model_is_refused():
     compiled._orig_mod = model  # as torch.compile does, whose import takes seconds
     with pytest.raises(ValueError, match="must not be compiled"):
         profiled(compiled, optimizer)
-
-
-def test_a_batch_without_a_target_is_refused():
-    model, optimizer = make()
-    empty: Batch = {**batch(), "labels": torch.full((ROWS, LENGTH), -100)}  # type: ignore[typeddict-item]
-    with pytest.raises(ValueError, match="must hold a target token"):
-        profiled(model, optimizer, [empty])

@@ -41,6 +41,7 @@ def stages(
     tokens = batch_size * max_length  # B T
     wide, scores = tokens * model.d_model, tokens * vocab_size  # B T D, B T V
     table, matrix = vocab_size * model.d_model, 4 * model.d_model**2  # weights: of the head, of a perceptron's layer
+    weights = 3 * matrix + 13 * model.d_model  # of a block: four linear layers, their biases, two norms
     half, cpu = precision != "fp32", device == "cpu"
     item = HALF if half else WORD
     dropped = round(model.dropout * 2**16) > 0
@@ -77,7 +78,7 @@ def stages(
     # In the last block and in the first, the perceptron's second layer: the gradients of its weights and of its input.
     perceptrons = [
         Stage(
-            gradients=passed * WORD * (3 * matrix + 13 * model.d_model),
+            gradients=passed * WORD * weights,
             waiting=WORD * (table + matrix),
             activations=full - passed * each + again,
             logits=0,
@@ -87,6 +88,6 @@ def stages(
     ]
     # All gradients; the embedding's has two parts, the head's and that of the tokens looked up, which are added last.
     positions = 0 if rotary else max_length * model.d_model
-    others = positions + model.n_layer * (3 * matrix + 13 * model.d_model) + 2 * model.d_model
+    others = positions + model.n_layer * weights + 2 * model.d_model
     end = Stage(WORD * others, WORD * table, 0, 0, 2 * WORD * table)
     return [end_of_forward, loss_backward, *perceptrons, end]

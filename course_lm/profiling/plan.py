@@ -165,11 +165,11 @@ def plan(
 
 def step_memory(
     model: ModelConfig,
-    *,
     vocab_size: int,
     max_length: int,
     batch_size: int,
     micro_batches: int = 1,
+    *,
     precision: str = "fp32",
     device: str = "cuda",
 ) -> dict[str, int]:

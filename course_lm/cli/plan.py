@@ -1,10 +1,12 @@
 """The command `plan`: bytes that each rank would hold and send, without the text and without the weights."""
 
 from argparse import Namespace
+from dataclasses import replace
 
 from course_lm.cli.preparation import settle_curriculum
 from course_lm.config import TrainingConfig
 from course_lm.display import readable_bytes, table
+from course_lm.model import ModelConfig
 from course_lm.precision import resolve_precision
 from course_lm.profiling.plan import NOT_SHARDED, Plan, plan
 
@@ -38,25 +40,30 @@ def plan_run(config: TrainingConfig, options: Namespace) -> int:
     precision = config.training.precision
     if precision == "auto":
         precision = resolve_precision("auto", device) if device in ("cpu", "mps") else "bf16"
-    plans = [
-        plan(
-            config.model,
-            options.ranks,
-            name,
-            vocab_size=config.data.vocab_size,
-            max_length=config.data.max_length,
-            batch_size=config.training.batch_size,
-            micro_batches=config.training.gradient_accumulation_steps,
-            shard_size=config.distributed.shard_size,
-            optimizer=config.optimizer,
-            averages=config.training.average_weights is not None,
-            precision=precision,
-            device=device,
-        )
-        for name in _strategies(config)
-    ]
+
+    def planned(model: ModelConfig) -> list[Plan]:
+        return [
+            plan(
+                model,
+                options.ranks,
+                name,
+                vocab_size=config.data.vocab_size,
+                max_length=config.data.max_length,
+                batch_size=config.training.batch_size,
+                micro_batches=config.training.gradient_accumulation_steps,
+                shard_size=config.distributed.shard_size,
+                optimizer=config.optimizer,
+                averages=config.training.average_weights is not None,
+                precision=precision,
+                device=device,
+            )
+            for name in _strategies(config)
+        ]
+
+    plans, checkpointing = planned(config.model), config.model.gradient_checkpointing
+    others = planned(replace(config.model, gradient_checkpointing=not checkpointing))
     print(describe(config, plans[0], f"{precision} on {device}"))
-    print(f"\n{plan_report(plans, config.model.gradient_checkpointing)}")
+    print(f"\n{plan_report(plans, others, 'without' if checkpointing else 'with')}")
     return 0
 
 
@@ -79,11 +86,14 @@ def describe(config: TrainingConfig, first: Plan, computes: str) -> str:
     )
 
 
-def plan_report(plans: list[Plan], checkpointing: bool) -> str:
-    """A table with a column for each plan, in binary units."""
-    other = ("activations_stored", "without") if checkpointing else ("activations_checkpointed", "with")
-    rows = {key: name for key, name in HELD.items() if key != "average" or any(one.average for one in plans)}
-    rows |= {other[0]: f"activations {other[1]} gradient checkpointing"} | SENT
-    cells = [(name, *(readable_bytes(getattr(one, key)) for one in plans)) for key, name in rows.items()]
-    head = ("on one rank", *(one.strategy for one in plans))
-    return table([head, *cells, ("collectives in a step", *(f"{one.collectives:,}" for one in plans))])
+def plan_report(plans: list[Plan], others: list[Plan], checkpointing: str) -> str:
+    """A table with a column for each plan, in binary units; `others` are "with" or "without" gradient checkpointing."""
+
+    def row(name: str, key: str, plans: list[Plan] = plans) -> tuple[str, ...]:
+        return name, *(readable_bytes(getattr(one, key)) for one in plans)
+
+    rows = [("on one rank", *(one.strategy for one in plans))]
+    rows += [row(name, key) for key, name in HELD.items() if key != "average" or any(one.average for one in plans)]
+    rows += [row(f"activations {checkpointing} gradient checkpointing", "activations", others)]
+    rows += [row(name, key) for key, name in SENT.items()]
+    return table([*rows, ("collectives in a step", *(f"{one.collectives:,}" for one in plans))])

@@ -7,11 +7,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from course_lm.profiling.marks import Marks
+
+
+class TracedMarks(Marks):
+    """Parts of a step that are ranges among the events."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self._range: record_function | None = None
+
+    def switch(self, part: str) -> None:
+        """From now on `part` runs."""
+        self.close()
+        super().switch(part)
+        self._range = record_function(part)
+        self._range.__enter__()
+
+    def close(self) -> None:
+        """End the range that is open."""
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
 
 
 def recorded(work: Callable[[], object], *, cuda: bool = False, memory: bool = False) -> bytes:
-    """The events of one call of `work`, as JSON.
+    """The events of one call of `work`, as JSON; their `ts` and `dur` are microseconds.
 
     Args:
         cuda: with the kernels of a GPU.
@@ -28,7 +50,7 @@ def recorded(work: Callable[[], object], *, cuda: bool = False, memory: bool = F
 
 
 def read_events(events: bytes) -> list[dict[str, Any]]:
-    """The single events; `ts` and `dur` are microseconds."""
+    """The single events."""
     return json.loads(events)["traceEvents"]
 
 

@@ -7,9 +7,9 @@ operation that asked for it was that operation's workspace.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from course_lm.profiling.marks import OTHER, Marks
 
 WEIGHTS, GRADIENTS, MOMENTS, BATCHES = "weights", "gradients", "moments", "batches"
 ACTIVATIONS, LOGITS, TEMPORARIES, WORKSPACES = "activations", "logits", "temporaries", "workspaces"
+OWNERS = (WEIGHTS, GRADIENTS, MOMENTS, ACTIVATIONS, LOGITS, BATCHES, TEMPORARIES, WORKSPACES)
 _DEVICE_NUMBERS = {"cpu": 0, "cuda": 1}  # torch's, in the events
 _NOTE = "memory note "
 
@@ -41,16 +42,8 @@ class Block:
     of_loss: bool = False
 
 
-class Note(NamedTuple):
-    """What a step has come to: the event's name as `Observer` tells it or "part", and what it is about."""
-
-    event: str
-    part: str = OTHER
-    addresses: tuple[int, ...] = ()
-
-
 class Notes(Marks):
-    """The parts of a step and what `Observer` tells, each with its moment among the events of torch's profiler.
+    """The parts of a step, and what `Observer` tells, as events of torch's profiler.
 
     Args:
         parameters: gives those whose gradients are looked for when all are there.
@@ -59,28 +52,25 @@ class Notes(Marks):
     def __init__(self, parameters: Callable[[], list[Tensor]]) -> None:
         super().__init__(lambda: None)
         self.parameters = parameters
-        self.notes: list[Note] = []
 
     def switch(self, part: str) -> None:
         """From now on `part` runs."""
         super().switch(part)
-        self._add(Note("part", part=part))
+        self._note("part", part)
 
-    def tell(self, event: str, value: Any) -> None:
+    def tell(self, event: str, value: Any = None) -> None:
         """Note an event of `Observer`, with the addresses of the tensors that it is about."""
-        about = {"output": lambda: [logits_of(value)], "gradients": lambda: [one.grad for one in self.parameters()]}
-        tensors = about[event]() if event in about else []
-        self._add(Note(event, addresses=tuple(filter(None, map(address_of, tensors)))))
+        tensors: list[Any] = []
+        if event == "output":
+            tensors = [logits_of(value)]
+        elif event == "gradients":
+            tensors = [one.grad for one in self.parameters()]
+        self._note(event, *(str(address) for address in map(address_of, tensors) if address))
 
-    def _add(self, note: Note) -> None:
-        with record_function(f"{_NOTE}{len(self.notes)}"):
-            self.notes.append(note)
-
-    def found_in(self, events: list[dict[str, Any]]) -> Iterator[tuple[float, Note]]:
-        """Each note with its moment, microseconds."""
-        for event in events:
-            if event.get("cat") == "user_annotation" and event["name"].startswith(_NOTE):
-                yield event["ts"], self.notes[int(event["name"].removeprefix(_NOTE))]
+    @staticmethod
+    def _note(*words: str) -> None:
+        with record_function(_NOTE + ";".join(words)):
+            pass
 
 
 class Ledger:
@@ -101,24 +91,18 @@ class Ledger:
         self.part = self.moment = OTHER
         self.after_model = False
 
-    def replay(self, events: list[dict[str, Any]], device: torch.device, notes: Notes | None = None) -> None:
+    def replay(self, events: list[dict[str, Any]], device: torch.device) -> None:
         """Follow a recorded step from its begin to its end."""
-        story: list[tuple[float, Any]] = list(notes.found_in(events)) if notes is not None else []
-        number = _DEVICE_NUMBERS[device.type]
-        story += [
-            (event["ts"], event["args"])
-            for event in events
-            if event["name"] == "[memory]" and event["args"]["Device Type"] == number
-        ]
-        running = operations(events)
+        number, running = _DEVICE_NUMBERS[device.type], operations(events)
         begins = [begin for begin, _ in running]
-        for moment, what in sorted(story, key=lambda one: one[0]):
-            if isinstance(what, Note):
-                self._settle(what)
-                continue
-            place = bisect_right(begins, moment) - 1
-            inside = place >= 0 and moment <= running[place][1]
-            self._change(what["Addr"], what["Bytes"], place if inside else None)
+        told = [one for one in events if one["name"] == "[memory]" or one["name"].startswith(_NOTE)]
+        for event in sorted(told, key=lambda one: one["ts"]):
+            if event["name"] != "[memory]":
+                self._settle(*event["name"].removeprefix(_NOTE).split(";"))
+            elif event["args"]["Device Type"] == number:
+                place = bisect_right(begins, event["ts"]) - 1
+                inside = place >= 0 and event["ts"] <= running[place][1]
+                self._change(event["args"]["Addr"], event["args"]["Bytes"], place if inside else None)
 
     def _change(self, address: int, count: int, operation: int | None) -> None:
         """Count bytes that the allocator has given, or where `count` is negative got back."""
@@ -135,23 +119,19 @@ class Ledger:
         if self.total > self.peak:
             self.peak, self.moment, self.at_peak = self.total, self.part, list(self.live.values())
 
-    def _settle(self, note: Note) -> None:
-        if note.event == "part":
-            self.part = note.part
-        elif note.event == "output":
-            self._own(note.addresses, LOGITS)
-            self.after_model = True
-        elif note.event in ("backward", "recomputed"):
+    def _settle(self, event: str, *about: str) -> None:
+        """Give blocks the owner that an event of `Observer` shows; `about`: the part, or addresses."""
+        if event == "part":
+            (self.part,) = about
+        elif event in ("output", "gradients"):
+            for block in (self.live.get(int(address)) for address in about):
+                if block is not None:
+                    block.owner = LOGITS if event == "output" else GRADIENTS
+            self.after_model = event == "output"
+        else:  # "backward", or "recomputed"
             for block in self.live.values():
                 block.owner = block.owner or (LOGITS if block.of_loss else ACTIVATIONS)
             self.after_model = False
-        elif note.event == "gradients":
-            self._own(note.addresses, GRADIENTS)
-
-    def _own(self, addresses: tuple[int, ...], owner: str) -> None:
-        for address in addresses:
-            if address in self.live:
-                self.live[address].owner = owner
 
 
 def address_of(tensor: Any) -> int:

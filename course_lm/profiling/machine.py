@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,12 +87,12 @@ def name_of(dtype: torch.dtype) -> str:
 def _product_rate(product: Product, dtype: torch.dtype, device: torch.device) -> float:
     batch, rows, inner, columns = product
     generator = torch.Generator().manual_seed(0)
-    left = torch.randn(batch, rows, inner, generator=generator).to(device, dtype)
-    right = torch.randn(batch, inner, columns, generator=generator).to(device, dtype)
-    out = torch.empty(batch, rows, columns, device=device, dtype=dtype)
-    if batch == 1:
-        return product.flops / _least_seconds(lambda: torch.mm(left[0], right[0], out=out[0]), device)
-    return product.flops / _least_seconds(lambda: torch.bmm(left, right, out=out), device)
+    left, right = (
+        torch.randn(shape, generator=generator).squeeze(0).to(device, dtype)
+        for shape in ((batch, rows, inner), (batch, inner, columns))
+    )
+    out = torch.empty(batch, rows, columns, device=device, dtype=dtype).squeeze(0)
+    return product.flops / _least_seconds(lambda: torch.matmul(left, right, out=out), device)
 
 
 def _copy_rate(size: int, device: torch.device) -> float:
@@ -112,8 +112,3 @@ def _least_seconds(work: Callable[[], object], device: torch.device) -> float:
         clock.settle()
         taken.append(clock.seconds(begin, end))
     return max(min(taken[1:]), 1e-9)
-
-
-def merged(counters: Iterable[Counter[Any]]) -> Counter[Any]:
-    """All counts together."""
-    return sum(counters, Counter())

@@ -10,7 +10,7 @@ backward pass of its own inside a node: that counts as a whole to the part aroun
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -45,11 +45,19 @@ class Marks:
         self.part = part
         self.readings.append((part, self.clock()))
 
-    def spans(self) -> Iterator[tuple[str, Any, Any]]:
-        """Each part that ran, with the readings at its begin and its end; what came after the last mark is left out."""
+    def tell(self, event: str, value: Any = None) -> None:
+        """Hear what `Observer` tells; nothing is done with it here."""
+
+    def totals(self, difference: Callable[[Any, Any], float]) -> dict[str, float]:
+        """What the clock counted in each part, in the order in which the parts first ran.
+
+        What came after the last mark is left out; `difference(begin, end)` is between two readings.
+        """
+        counted: dict[str, float] = {}
         for (part, begin), (_, end) in zip(self.readings, self.readings[1:]):
             if part != PROFILING:
-                yield part, begin, end
+                counted[part] = counted.get(part, 0.0) + difference(begin, end)
+        return counted
 
 
 class MarkedScaler(torch.amp.GradScaler):
@@ -80,22 +88,15 @@ class MarkedScaler(torch.amp.GradScaler):
 class Observer:
     """Marks the parts of the steps that are taken inside its context.
 
-    Args:
-        tell: called as `tell(event, value)`: ("output", what the model returned), ("backward", None) before each
-            backward pass, ("recomputed", None) after a repeated forward pass, ("gradients", None) when all are there.
+    It tells the marks "output", with what the model returned; "backward" before each backward pass; "recomputed" after
+    a repeated forward pass; "gradients" when all are there.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scaler: MarkedScaler,
-        names: Names,
-        marks: Marks,
-        tell: Callable[[str, Any], None] = lambda event, value: None,
+        self, model: nn.Module, optimizer: Optimizer, scaler: MarkedScaler, names: Names, marks: Marks
     ) -> None:
         self.model, self.optimizer, self.scaler = unwrap(model), optimizer, scaler
-        self.names, self.marks, self.tell = names, marks, tell
+        self.names, self.marks = names, marks
         self.backward = False
         self._enclosing = [OTHER]  # parts of the modules that are running, the innermost last
         self._numbers: list[int] = []  # of autograd's next node, where each part of the forward pass began
@@ -135,9 +136,9 @@ class Observer:
         after = self.names.after.get(path)
         self._begin(self._named(after) if after is not None else self._enclosing[-1])
         if path == "":
-            self.tell("output", output)
+            self.marks.tell("output", output)
         elif self.backward and len(self._enclosing) == 1:
-            self.tell("recomputed", None)
+            self.marks.tell("recomputed")
 
     def _named(self, part: str) -> str:
         return part + BACKWARD if self.backward else part
@@ -151,7 +152,7 @@ class Observer:
     def begin_backward(self, loss: Tensor) -> None:
         """Mark each node of the loss's graph with its part."""
         self.marks.switch(PROFILING)
-        self.tell("backward", None)
+        self.marks.tell("backward")
         for node in _nodes(loss):
             number = node._sequence_nr()  # type: ignore[attr-defined]
             if number != _LEAF:  # a gradient is added up right after the node that gave it, and counts to its part
@@ -176,7 +177,7 @@ class Observer:
 
     def begin_clipping(self) -> None:
         """The gradients are complete; what follows up to the optimizer is clipping."""
-        self.tell("gradients", None)
+        self.marks.tell("gradients")
         self.marks.switch(CLIPPING)
 
 
@@ -191,11 +192,3 @@ def _nodes(loss: Tensor) -> Iterator[Node]:
         seen.add(node)
         waiting.extend(following for following, _ in node.next_functions)
         yield node
-
-
-def add_up(spans: Iterator[tuple[str, Any, Any]], difference: Callable[[Any, Any], float]) -> Mapping[str, float]:
-    """What the clock counted in each part, in the order in which the parts first ran."""
-    totals: dict[str, float] = {}
-    for part, begin, end in spans:
-        totals[part] = totals.get(part, 0.0) + difference(begin, end)
-    return totals

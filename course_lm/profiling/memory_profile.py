@@ -1,9 +1,9 @@
 """Whose the bytes are when an optimizer step needs the most memory."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,15 @@ from course_lm.display import table
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
-from course_lm.profiling.display import Bars, figure_of
+from course_lm.profiling.display import Bars
 from course_lm.profiling.events import read_events, recorded
 from course_lm.profiling.ledger import (
-    ACTIVATIONS,
     BATCHES,
     GRADIENTS,
-    LOGITS,
     MOMENTS,
+    OWNERS,
     TEMPORARIES,
     WEIGHTS,
-    WORKSPACES,
     Block,
     Ledger,
     Notes,
@@ -33,10 +31,6 @@ from course_lm.profiling.ledger import (
 )
 from course_lm.profiling.subject import Subject, subject_of
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-OWNERS = (WEIGHTS, GRADIENTS, MOMENTS, ACTIVATIONS, LOGITS, BATCHES, TEMPORARIES, WORKSPACES)
 WARM_UP = 1  # the first step makes the moments
 
 
@@ -81,20 +75,10 @@ class MemoryProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data."""
-        return {
-            "owners": dict(self.owners),
-            "found_bytes": self.found_bytes,
-            "peak_bytes": self.peak_bytes,
-            "moment": self.moment,
-            "totals": dict(self.totals),
-        }
-
-    def plot(self) -> "Figure":
-        """Draw a bar for each owner."""
-        return figure_of(self.bars())
+        return {**asdict(self), "found_bytes": self.found_bytes}
 
     def bars(self) -> Bars:
-        """What `plot` draws."""
+        """A bar for each owner."""
         return Bars(
             title=f"a peak of {self.peak_bytes / 2**20:,.1f} MiB, in: {self.moment}",
             unit="MiB",
@@ -135,7 +119,8 @@ def profile_memory(
         _drop_gradients(subject)
         subject.source = repeat(next(subject.source))  # the same batches in each pass, made before it
         known = _known_blocks(subject, device)
-        ledger = _recorded_ledger(subject, device, known)
+        ledger, notes = Ledger(known), Notes(subject.parameters)
+        ledger.replay(read_events(recorded(lambda: subject.marked_step(notes), memory=True)), device)
         subject.result = None
         gradients = sum(one.grad.nbytes for one in subject.parameters() if one.grad is not None)
         _drop_gradients(subject)
@@ -162,14 +147,6 @@ def _known_blocks(subject: Subject, device: torch.device) -> dict[int, Block]:
             if address and tensor.device.type == device.type:
                 blocks.setdefault(address, Block(tensor.untyped_storage().nbytes(), owner))
     return blocks
-
-
-def _recorded_ledger(subject: Subject, device: torch.device, known: dict[int, Block]) -> Ledger:
-    """The memory of a step whose parts and owners are noted."""
-    notes = Notes(subject.parameters)
-    ledger = Ledger(known)
-    ledger.replay(read_events(recorded(lambda: subject.marked_step(notes, notes.tell), memory=True)), device, notes)
-    return ledger
 
 
 def _drop_gradients(subject: Subject) -> None:

@@ -1,29 +1,29 @@
-"""What a rank holds in memory and sends in one step, from the configuration alone: nothing is allocated.
+"""What a step holds and what a rank sends, from the configuration alone: nothing is allocated.
 
-The plan follows the loop. DDP holds the whole model on each rank. FSDP2 shards units: each block is one, and the root
-is one with all the rest (both embeddings, the last norm; the head is the token embedding, counted once). Weights,
-gradients, moments and what is sent are fp32 in every precision; autocast makes half-precision copies as it computes.
+The plan of many ranks follows the loop. DDP holds the whole model on each rank. FSDP2 shards units: each block is one,
+and the root is one with all the rest (both embeddings, the last norm; the head is the token embedding, counted once).
+Weights, gradients, moments and what is sent are fp32 in every precision; autocast makes half-precision copies as it
+computes.
 
-Sources: Rajbhandari et al. 2020, "ZeRO", section 5 for what is held and 7 for what is sent; Korthikanti et al. 2022,
-"Reducing Activation Recomputation in Large Transformer Models", section 4.1, for activations.
+Source: Rajbhandari et al. 2020, "ZeRO", section 5 for what is held and 7 for what is sent.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
+from course_lm.distributed.settings import STRATEGIES
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
+from course_lm.profiling.activations import WORD, stages
 from course_lm.validation import require, require_whole
 
-STRATEGIES = ("ddp", "fsdp", "hybrid")
 # The step of the one changes a matrix's norm in place, which torch 2.13 cannot do on shards; the other multiplies
 # whole matrices.
 NOT_SHARDED = ("adafactor", "muon")
-WORD, HALF, LONG = 4, 2, 8  # bytes of fp32, of bf16 or fp16, of int64
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # where DDP closes a bucket: its first, and each of the others
 
 Shape = tuple[int, ...]
@@ -45,10 +45,8 @@ class Plan:
         average: a copy of the rank's weights, where the run averages them, without padding.
         gathered: whole weights under FSDP, padded, in the backward pass: the root's, which stay from the forward pass
             on, a block's, and those of the block that is gathered ahead.
-        activations: of one micro-batch of full rows, at their largest: with the model's own `gradient_checkpointing`.
-            See `activation_bytes`.
-        activations_checkpointed: the same with gradient checkpointing.
-        activations_stored: the same without.
+        activations: of one micro-batch of full rows, at their largest, logits and temporary tensors included; see
+            `activations.stages`.
         all_gather: bytes that the rank sends in one step, as a ring does it: of a group of W with n bytes on each
             rank, (W - 1) n; and so below. Bytes received are as many.
         reduce_scatter: (W - 1) n where n bytes stay on each rank. Gloo, on CPUs, does an all-reduce in its place and
@@ -70,8 +68,6 @@ class Plan:
     average: int
     gathered: int
     activations: int
-    activations_checkpointed: int
-    activations_stored: int
     all_gather: int
     reduce_scatter: int
     all_reduce: int
@@ -80,7 +76,7 @@ class Plan:
 
     @property
     def held(self) -> int:
-        """The sum of all parts. Not all are at their largest at the same time; temporary tensors come on top."""
+        """The sum of all parts, which are not all at their largest at the same time."""
         kept = self.weights + self.gradients + self.moments + self.average
         return kept + self.unsharded_gradients + self.exchange + self.gathered + self.activations
 
@@ -127,24 +123,22 @@ def plan(
         require_whole(name, value, least=1)
     require(type(rank) is int and 0 <= rank < ranks, "rank", f"from 0 to {ranks - 1}", rank)
     require(precision in ("fp32", "bf16", "fp16"), "precision", "one of fp32, bf16, fp16", precision)
-    require(optimizer.type in _STATE, "optimizer", f"one of {', '.join(_STATE)}", optimizer.type)
     shards = _shards(ranks, strategy, shard_size, optimizer)
 
-    shapes, root, blocks = _units(model, vocab_size, max_length)
-    whole = sum(WORD * math.prod(shape) for shape in shapes)
-    of_root, of_block = _padded(root, shards), _padded(blocks[0], shards)  # bytes on one rank; all blocks are alike
-    shard = of_root + len(blocks) * of_block  # under ddp, which shards over 1, the whole model
-    passes = math.ceil(micro_batches / ranks)
+    root, block = _units(model, vocab_size, max_length)
+    layers, passes = model.n_layer, math.ceil(micro_batches / ranks)
+    whole_block = _padded(block, 1)
+    whole = _padded(root, 1) + layers * whole_block
+    of_root, of_block = _padded(root, shards), _padded(block, shards)  # bytes on one rank
+    shard = of_root + layers * of_block  # under ddp, which shards over 1, the whole model
+    own_root, own_block = ([_own(shape, shards, rank % shards) for shape in unit] for unit in (root, block))
 
     sharded = strategy != "ddp" and ranks > 1
     gathering, replicas = sharded and shards > 1, ranks // shards
-    ahead = 2 if gathering and len(blocks) > 1 else 1  # backward, the next block's weights come during this one's
-    waiting = whole if passes > 1 else whole - (len(blocks) - 1) * _padded(blocks[0], 1)
-    buckets = 0 if ranks == 1 else len(blocks) + 1 if sharded else _buckets(shapes)
-    stored, checkpointed = (
-        activation_bytes(model, vocab_size, max_length, batch_size, precision, device, recompute=recompute)
-        for recompute in (False, True)
-    )
+    ahead = 2 if gathering and layers > 1 else 1  # backward, the next block's weights come during this one's
+    waiting = whole if passes > 1 else whole - (layers - 1) * whole_block
+    # the last norm, whose gain and bias end the root, follows the blocks
+    buckets = layers + 1 if sharded else _buckets([*root[:-2], *layers * block, *root[-2:]])
     return Plan(
         strategy=strategy,
         ranks=ranks,
@@ -153,72 +147,57 @@ def plan(
         gradients=shard,
         unsharded_gradients=waiting if sharded else 0,
         exchange=0 if ranks == 1 else shards * max(of_root, of_block) if sharded else whole,
-        moments=_moments(root, shards, rank % shards, optimizer, hidden=False)
-        + len(blocks) * _moments(blocks[0], shards, rank % shards, optimizer, hidden=True),
-        average=averages * sum(WORD * math.prod(_own(shape, shards, rank % shards)) for shape in shapes),
+        moments=_moments(own_root, optimizer, hidden=False) + layers * _moments(own_block, optimizer, hidden=True),
+        average=averages * (_padded(own_root, 1) + layers * _padded(own_block, 1)),
         gathered=shards * (of_root + ahead * of_block) if sharded else 0,
-        activations=checkpointed if model.gradient_checkpointing else stored,
-        activations_checkpointed=checkpointed,
-        activations_stored=stored,
+        activations=max(
+            stage.activations + stage.logits + stage.temporaries
+            for stage in stages(model, vocab_size, max_length, batch_size, precision, device)
+        ),
         # A block is gathered for the forward pass and again for the backward pass, the root once.
-        all_gather=passes * (shards - 1) * (of_root + 2 * len(blocks) * of_block),
+        all_gather=passes * (shards - 1) * (of_root + 2 * layers * of_block),
         reduce_scatter=(shards - 1) * shard,
         all_reduce=2 * (replicas - 1) * shard // replicas,
-        collectives=gathering * (passes * (1 + 2 * len(blocks)) + buckets) + (strategy != "fsdp") * buckets,
+        collectives=gathering * (passes * (1 + 2 * layers) + buckets) + (ranks > 1 and strategy != "fsdp") * buckets,
         passes=passes,
     )
 
 
-def activation_bytes(
+def step_memory(
     model: ModelConfig,
     vocab_size: int,
     max_length: int,
     batch_size: int,
+    micro_batches: int = 1,
+    *,
     precision: str = "fp32",
     device: str = "cuda",
-    *,
-    recompute: bool = False,
-) -> int:
-    """Bytes of one micro-batch (B, T) at the moment when they are most.
+) -> dict[str, int]:
+    """Bytes by owner at the peak of a step with AdamW in one process, as `profile_memory` measures them.
 
-    Counted is what autograd saves for the backward pass, each storage once and no parameter, and the logits, of which
-    the loss has a second copy. Not counted is what one operation needs and frees. With `recompute`, each block keeps
-    its input alone, and one block at a time has the rest; the most is that block or the loss. Among what is saved are
-    autocast's half-precision copies of the weights, which stay from forward to backward when FSDP frees the weights.
-
-    On the CPU, tests measure the sizes; those of other devices (dropout, fused attention) are from torch's source.
+    The batches are left out, and what one operation needs and frees. Arguments and errors are those of `plan`.
     """
-    tokens = batch_size * max_length  # B T
-    wide = tokens * model.d_model  # B T D
-    matrices = 12 * model.d_model**2  # weights of a block's linear layers
-    half, cpu = precision != "fp32", device == "cpu"
-    item = HALF if half else WORD
-    dropped = round(model.dropout * 2**16) > 0
-    # The package's own dropout keeps factors on a CPU, in its input's type; torch's keeps a byte for each element.
-    factor, first_factor = (item, WORD) if cpu else (1, 1)
-    statistics = 2 * WORD * tokens  # mean and scale of a norm
-    rotary = model.positions == "rotary"
-
-    block = 2 * (WORD * wide + statistics)  # inputs of both norms: the residual stream is fp32
-    block += 14 * item * wide  # inputs of 4 linear layers (1 + 1 + 1 + 4), query, key, value (3), input of GELU (4)
-    block += 2 * factor * wide * dropped
-    block += half * HALF * matrices  # autocast's copies of weights
-    if half and cpu:  # plain attention, see `model.prefers_plain_attention`: probabilities (B, H, T, T)
-        block += item * model.n_head * tokens * max_length
-    else:  # fused attention: the mask as a number (B, T, T), and the scores' normaliser (B, H, T)
-        block += item * tokens * max_length + WORD * model.n_head * tokens
-        block += rotary * 2 * item * wide  # turned queries and keys; the value keeps what they were, all one storage
-
-    turns = rotary * tokens * WORD * (model.d_model // model.n_head)  # a complex number for two elements of a head
-    embedding = (2 - rotary) * LONG * tokens + turns + first_factor * wide * dropped
-    loss = WORD * wide + statistics + item * wide + half * HALF * vocab_size * model.d_model  # last norm and head
-    loss += WORD * tokens * vocab_size + LONG * tokens  # log-probabilities and targets
-    loss += (item + half * WORD) * tokens * vocab_size  # logits, and where they are halves their copy in fp32
-    if not recompute:
-        return embedding + model.n_layer * block + loss
-    masks = tokens * max_length * (1 + half * cpu * HALF * model.n_head)  # for the second forward pass, once for all
-    kept = embedding + model.n_layer * WORD * wide + masks
-    return kept + max(block - WORD * wide, loss)  # the block's input is kept already
+    whole = plan(
+        model,
+        1,
+        vocab_size=vocab_size,
+        max_length=max_length,
+        batch_size=batch_size,
+        micro_batches=micro_batches,
+        precision=precision,
+        device=device,
+    )
+    found = []
+    for stage in stages(model, vocab_size, max_length, batch_size, precision, device):
+        owners = stage._asdict()
+        waiting = owners.pop("waiting")
+        if micro_batches > 1:
+            owners["gradients"] = whole.gradients  # of earlier micro-batches
+            owners["temporaries"] += waiting
+        else:
+            owners["gradients"] += waiting
+        found.append({"weights": whole.weights, "moments": whole.moments, **owners})
+    return max(found, key=lambda owners: sum(owners.values()))
 
 
 def _shards(ranks: int, strategy: str, shard_size: int | None, optimizer: OptimizerConfig) -> int:
@@ -236,15 +215,13 @@ def _shards(ranks: int, strategy: str, shard_size: int | None, optimizer: Optimi
 
 
 @lru_cache
-def _units(model: ModelConfig, vocab_size: int, max_length: int) -> tuple[list[Shape], list[Shape], list[list[Shape]]]:
-    """Shapes of all parameters in the model's order, of those in the root, and of those in each block."""
-    with torch.device("meta"):  # shapes without memory; all blocks are alike, and one is built fast
+def _units(model: ModelConfig, vocab_size: int, max_length: int) -> tuple[list[Shape], list[Shape]]:
+    """Shapes of the parameters in the root, and of those in each block, which are all alike."""
+    with torch.device("meta"):  # shapes without memory
         built = GPT(replace(model, n_layer=1), vocab_size, max_length)
-    named = {name: tuple(weight.shape) for name, weight in built.named_parameters()}
-    root = [shape for name, shape in named.items() if not name.startswith("blocks.")]
-    block = [shape for name, shape in named.items() if name.startswith("blocks.")]
-    before = next(place for place, name in enumerate(named) if name.startswith("blocks."))
-    return [*root[:before], *model.n_layer * block, *root[before:]], root, model.n_layer * [block]
+    shapes = {name: tuple(weight.shape) for name, weight in built.named_parameters()}
+    root = [shape for name, shape in shapes.items() if not name.startswith("blocks.")]
+    return root, [shape for name, shape in shapes.items() if name.startswith("blocks.")]
 
 
 def _padded(shapes: Sequence[Shape], shards: int) -> int:
@@ -268,36 +245,18 @@ def _buckets(shapes: Sequence[Shape]) -> int:
     return count + (filled > 0)
 
 
-def _moments(unit: Sequence[Shape], shards: int, index: int, optimizer: OptimizerConfig, *, hidden: bool) -> int:
+def _moments(unit: Sequence[Shape], optimizer: OptimizerConfig, *, hidden: bool) -> int:
     """Bytes of the optimizer's state of a unit; `hidden`: whether its matrices are those that Muon is for."""
     total = 0
     for shape in unit:
+        count = math.prod(shape)
         left_to_adamw = optimizer.type == "muon" and not (hidden and len(shape) == 2)
-        state = _STATE["adamw" if left_to_adamw else optimizer.type]
-        total += state(_own(shape, shards, index), optimizer)
+        numbers = {
+            "adamw": 2 * count + 1,  # two moments, and a counter of steps
+            "adam": 2 * count + 1,
+            "sgd": count if optimizer.momentum else 0,
+            "adafactor": sum(shape) + 1,  # a row and a column of a matrix; a vector whole
+            "muon": count,  # the momentum
+        }
+        total += WORD * numbers["adamw" if left_to_adamw else optimizer.type]
     return total
-
-
-def _adam_state(shape: Shape, optimizer: OptimizerConfig) -> int:
-    return 2 * WORD * math.prod(shape) + WORD  # both moments, and the step counter
-
-
-def _sgd_state(shape: Shape, optimizer: OptimizerConfig) -> int:
-    return WORD * math.prod(shape) if optimizer.momentum else 0
-
-
-def _adafactor_state(shape: Shape, optimizer: OptimizerConfig) -> int:
-    return WORD * sum(shape) + WORD  # a row and a column of a matrix; a vector whole
-
-
-def _muon_state(shape: Shape, optimizer: OptimizerConfig) -> int:
-    return WORD * math.prod(shape)  # the momentum
-
-
-_STATE: dict[str, Callable[[Shape, OptimizerConfig], int]] = {
-    "adamw": _adam_state,
-    "adam": _adam_state,
-    "sgd": _sgd_state,
-    "adafactor": _adafactor_state,
-    "muon": _muon_state,
-}

@@ -1,15 +1,14 @@
 """Where the time of an optimizer step goes, and what this machine could do at best."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
 from course_lm.checkpoints import atomic_file
 from course_lm.clipping import clip_gradients
@@ -17,19 +16,15 @@ from course_lm.display import table
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
-from course_lm.profiling.display import Bars, figure_of
-from course_lm.profiling.events import operations, read_events, recorded
-from course_lm.profiling.machine import Clock, Machine, measure_machine, merged, name_of
-from course_lm.profiling.marks import OTHER, Marks, add_up
+from course_lm.profiling.display import Bars
+from course_lm.profiling.events import TracedMarks, operations, read_events, recorded
+from course_lm.profiling.machine import Clock, Machine, measure_machine, name_of
+from course_lm.profiling.marks import OTHER, Marks
 from course_lm.profiling.subject import Subject, subject_of
 from course_lm.profiling.work import WorkCounter, flop_counter
 from course_lm.validation import require_whole
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 TOLERANCE = 0.05  # between steps with hooks and without
-ROWS = 16  # of a table, besides the rest of the step
 WARM_UP = 2  # steps before the first that is measured: memory is asked for, moments are made
 
 
@@ -96,9 +91,7 @@ class StepProfile:
     def __str__(self) -> str:
         """A table: milliseconds and share of the step, work, and how near the machine's rates each part comes."""
         head = ("part", "ms", "of step", "GFLOP", "MB moved", "least ms", "of limit")
-        *named, other = self.parts
-        shown, rest = named[:ROWS], named[ROWS:]
-        rows = [_row(part, self.step_seconds) for part in (*shown, *_together(rest), other)]
+        rows = [_row(part, self.step_seconds) for part in self.parts]
         found = sum(part.seconds for part in self.parts)
         total = ("all parts", f"{1e3 * found:.1f}", f"{found / self.step_seconds:.1%}", "", "", "", "")
         rates = [f"{name} products {rate / 1e9:,.0f} GFLOP/s" for name, rate in self.machine.flops_per_second.items()]
@@ -118,23 +111,13 @@ class StepProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as plain data."""
-        return {
-            "step_seconds": self.step_seconds,
-            "marked_seconds": self.marked_seconds,
-            "outside_seconds": self.outside_seconds,
-            "disturbed": self.disturbed,
-            "tokens": self.tokens,
-            "tokens_per_second": self.tokens_per_second,
-            "parts": [{**asdict(part), "share_of_limit": part.share_of_limit} for part in self.parts],
-            "machine": asdict(self.machine),
-        }
-
-    def plot(self) -> "Figure":
-        """Draw a bar for each part, and in it the least time that its work can take."""
-        return figure_of(self.bars())
+        numbers = asdict(self)
+        del numbers["events"]
+        parts = [{**asdict(part), "share_of_limit": part.share_of_limit} for part in self.parts]
+        return {**numbers, "parts": parts, "disturbed": self.disturbed, "tokens_per_second": self.tokens_per_second}
 
     def bars(self) -> Bars:
-        """What `plot` draws."""
+        """A bar for each part, and in it the least time that its work can take."""
         least = [1e3 * min(part.limit_seconds, part.seconds) for part in self.parts]
         return Bars(
             title=f"a step of {1e3 * self.step_seconds:.1f} ms",
@@ -192,13 +175,14 @@ def profile_step(
         plain, marked, parts, tokens = _take_turns(subject, clock, repeats)
         flops, work = _count(subject)
         events = _trace(subject, clock.cuda)
-    machine = measure_machine(merged(work.products.values()), work.sizes, device_of(model))
+    busy = sum(end - begin for begin, end in operations(read_events(events))) / 1e6
+    machine = measure_machine(sum(work.products.values(), Counter()), work.sizes, device_of(model))
     step = median(plain)
     return StepProfile(
         _parts(parts, step, flops, work, machine),
         step_seconds=step,
         marked_seconds=median(marked),
-        outside_seconds=max(0.0, step - _busy_seconds(read_events(events))),
+        outside_seconds=max(0.0, step - busy),
         tokens=fmean(tokens),
         machine=machine,
         events=events,
@@ -224,7 +208,7 @@ def _take_turns(
             tokens.append(int(subject.result.tokens))
             (marked if hooked else plain).append(clock.seconds(begin, end))
             if hooked:
-                parts.append(add_up(marks.spans(), clock.seconds))
+                parts.append(marks.totals(clock.seconds))
     names = dict.fromkeys(name for one in parts for name in one)
     return plain, marked, {name: median(one.get(name, 0.0) for one in parts) for name in names}, tokens
 
@@ -235,42 +219,18 @@ def _count(subject: Subject) -> tuple[dict[str, float], WorkCounter]:
         marks = Marks(flops.get_total_flops)
         with WorkCounter(marks) as work:
             subject.marked_step(marks)
-    return dict(add_up(marks.spans(), lambda begin, end: end - begin)), work
-
-
-class _TracedMarks(Marks):
-    """Marks that appear as ranges in the trace."""
-
-    _range: record_function | None = None
-
-    def switch(self, part: str) -> None:
-        """From now on `part` runs."""
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-        super().switch(part)
-        self._range = record_function(part)
-        self._range.__enter__()
-
-    def close(self) -> None:
-        """End the last range."""
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
+    return marks.totals(lambda begin, end: end - begin), work
 
 
 def _trace(subject: Subject, cuda: bool) -> bytes:
     """The events of one step, its parts among them."""
-    marks = _TracedMarks(time.perf_counter)
+    marks = TracedMarks()
 
     def step() -> None:
         subject.marked_step(marks)
         marks.close()
 
     return recorded(step, cuda=cuda)
-
-
-def _busy_seconds(events: list[dict[str, Any]]) -> float:
-    """Seconds in which at least one operation of torch ran on the host, by the events of a trace."""
-    return sum(end - begin for begin, end in operations(events)) / 1e6
 
 
 def _parts(
@@ -295,15 +255,6 @@ def _parts(
 def _default_format(machine: Machine, flops: float) -> str | None:
     """Of FLOPs inside a fused operation, whose products are not seen: the slowest format, if there is any."""
     return min(machine.flops_per_second, key=machine.flops_per_second.__getitem__, default=None) if flops else None
-
-
-def _together(parts: Sequence[Part]) -> list[Part]:
-    """What a table says of the parts that it has no room for: one part, where there are any."""
-    if not parts:
-        return []
-    seconds, least = sum(part.seconds for part in parts), sum(part.limit_seconds for part in parts)
-    flops, moved = sum(part.flops for part in parts), sum(part.bytes for part in parts)
-    return [Part(f"{len(parts)} smaller parts", seconds, flops, moved, None, least)]
 
 
 def _row(part: Part, step: float) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """The steps that are profiled: what they train, on which batches, and how they are undone."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.optim import Optimizer
 from course_lm.accumulation import count_window_targets, windows
 from course_lm.batching.data import set_next_epoch
 from course_lm.clipping import clip_gradients
-from course_lm.forward import AnyBatch, device_of, unwrap
+from course_lm.forward import AnyBatch, device_of
 from course_lm.guard import check_batch, check_optimizer, checked_precision
 from course_lm.lr_finder.trial import restored
 from course_lm.precision import Precision
@@ -32,6 +34,7 @@ class Subject:
     Attributes:
         source: the next step's micro-batches, again and again.
         reads: whether these come from a loader, so that making them is part of the step.
+        take: `train_step` with all but a step's `micro_batches`.
         result: of the last step.
     """
 
@@ -39,10 +42,8 @@ class Subject:
     optimizer: Optimizer
     source: Iterator[list[AnyBatch]]
     reads: bool
-    loss_fn: Callable[..., Tensor]
-    max_grad_norm: float | None
-    clip: Callable[..., object]
-    precision: Precision
+    take: Callable[..., StepResult]
+    scaler: MarkedScaler
     names: Names
     result: StepResult | None = None
 
@@ -57,22 +58,11 @@ class Subject:
         batches = next(self.source)
         if marks is not None:
             marks.switch(OTHER)
-        self.result = train_step(
-            self.model,
-            batches,
-            self.optimizer,
-            lr=0.0,
-            loss_fn=self.loss_fn,
-            max_grad_norm=self.max_grad_norm,
-            clip=self.clip,
-            precision=self.precision,
-        )
+        self.result = self.take(micro_batches=batches)
 
-    def marked_step(self, marks: Marks, tell: Callable[[str, Any], None] = lambda event, value: None) -> None:
+    def marked_step(self, marks: Marks) -> None:
         """A step whose parts are marked, from its first to its last moment."""
-        scaler = self.precision.scaler
-        assert isinstance(scaler, MarkedScaler)
-        with Observer(self.model, self.optimizer, scaler, self.names, marks, tell).watching():
+        with Observer(self.model, self.optimizer, self.scaler, self.names, marks).watching():
             self.step(marks)
             marks.switch(OTHER)
 
@@ -108,22 +98,28 @@ def subject_of(
     require(device.type in DEVICES, "the model's device", f"one of {', '.join(DEVICES)}", device.type)
     precision = deepcopy(checked_precision(precision, device))  # the given one keeps its loss scale
     check_optimizer(optimizer, model)
-    precision.scaler = MarkedScaler(precision.scaler)
+    precision.scaler = scaler = MarkedScaler(precision.scaler)
+    take = partial(
+        train_step,
+        model,
+        optimizer=optimizer,
+        lr=0.0,
+        loss_fn=loss_fn,
+        max_grad_norm=max_grad_norm,
+        clip=clip,
+        precision=precision,
+    )
     with restored(model, optimizer, [] if given is not None else micro_batches) as reader:
         if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()
-        source = _again(given) if given is not None else _read(reader, accumulation_steps or 1)
-        names = names_of(unwrap(model))
-        yield Subject(model, optimizer, source, given is None, loss_fn, max_grad_norm, clip, precision, names)
+        source = repeat(given) if given is not None else _read(reader, accumulation_steps or 1)
+        yield Subject(model, optimizer, source, given is None, take, scaler, names_of(model))
 
 
 def _check_batches(model: nn.Module, micro_batches: object, accumulation_steps: object) -> list[Any] | None:
     """The micro-batches of one step, where they are given as a list; None for a loader."""
-    if isinstance(micro_batches, Mapping):
-        raise TypeError("micro_batches must be a list of batches or a loader, got a single batch: put it in a list")
-    if isinstance(micro_batches, Iterator):
-        raise TypeError("micro_batches must be a list of batches or a loader, got an iterator, which would be used up")
-    if not isinstance(micro_batches, Iterable):
+    # neither a single batch nor an iterator, which would be used up
+    if not isinstance(micro_batches, Iterable) or isinstance(micro_batches, Mapping | Iterator):
         raise TypeError(f"micro_batches must be a list of batches or a loader, got {type(micro_batches).__name__}")
     if isinstance(micro_batches, list | tuple):
         if accumulation_steps is not None:
@@ -138,11 +134,6 @@ def _check_batches(model: nn.Module, micro_batches: object, accumulation_steps: 
     if accumulation_steps is not None:
         require_whole("accumulation_steps", accumulation_steps, least=1)
     return None
-
-
-def _again(micro_batches: Sequence[AnyBatch]) -> Iterator[list[AnyBatch]]:
-    while True:
-        yield list(micro_batches)
 
 
 def _read(reader: Any, accumulation_steps: int) -> Iterator[list[AnyBatch]]:

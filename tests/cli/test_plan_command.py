@@ -1,6 +1,7 @@
 """Claims about `course-lm plan`: the plan of the configured run in a readable table."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,10 +27,17 @@ def columns(text: str) -> dict[str, list[str]]:
     return {name: values for name, *values in cells}
 
 
-def gpt2(strategy: str, ranks: int = 64, precision: str = "bf16", device: str = "cuda", **changes: Any) -> Plan:
+def gpt2(
+    strategy: str,
+    ranks: int = 64,
+    precision: str = "bf16",
+    device: str = "cuda",
+    checkpointing: bool = False,
+    **changes: Any,
+) -> Plan:
     config = TrainingConfig.from_yaml("gpt2")
     return plan(
-        config.model,
+        replace(config.model, gradient_checkpointing=checkpointing),
         ranks,
         strategy,
         vocab_size=50257,
@@ -57,12 +65,13 @@ def test_the_table_holds_the_plans_side_by_side(capsys):
         "gathered weights": "gathered",
         "activations": "activations",
         "sum of these": "held",
-        "activations with gradient checkpointing": "activations_checkpointed",
         "sent in a step: all-gather": "all_gather",
         "sent in a step: reduce-scatter": "reduce_scatter",
         "sent in a step: all-reduce": "all_reduce",
         "sent in a step": "sent",
     }
+    others = [gpt2(strategy, checkpointing=True).activations for strategy in ("ddp", "fsdp")]
+    assert table.pop("activations with gradient checkpointing") == [readable_bytes(size) for size in others]
     assert table == {name: [readable_bytes(getattr(one, key)) for one in plans] for name, key in rows.items()}
 
 
@@ -98,7 +107,7 @@ def test_every_key_of_the_configuration_is_an_option(capsys):
     assert table["weights"][0] == readable_bytes(4 * weights)
     checkpointed = printed(capsys, "--config=gpt2", "--ranks=64", "--model.gradient_checkpointing=true")
     other = columns(checkpointed)["activations without gradient checkpointing"]
-    assert other == [readable_bytes(gpt2("ddp").activations_stored)] * 2
+    assert other == [readable_bytes(gpt2("ddp").activations)] * 2
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from course_lm.distributed import DistributedConfig, Group, wrap
@@ -65,8 +65,7 @@ class Case:
 
 def on_a_real_rank(case: Case) -> dict[str, int]:
     """What a rank of as many processes as the case has measures."""
-    mesh = _mesh(case)
-    return _measure(case, mesh) | _profiled_traffic(case, mesh)
+    return _measure(case, _mesh(case))
 
 
 def on_a_simulated_rank(case: Case, rank: int, with_values: bool = True) -> dict[str, int]:
@@ -139,38 +138,6 @@ def _measure(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
     }
 
 
-def _profiled_traffic(case: Case, mesh: DeviceMesh | None) -> dict[str, int]:
-    """What torch's profiler sees of a step's collectives, nothing in the model's way."""
-    model: Any = GPT(case.model, case.vocab_size, case.max_length)
-    if mesh is None:
-        model = replicate(model)
-    else:
-        shard(model, mesh)
-    optimizer = AdamW(model.parameters())
-    for _ in range(2):  # in its second step, DDP tells the ranks how its buckets are filled
-        _step(case, model, optimizer)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
-        _step(case, model, optimizer)
-    # sizes of the first two arguments, in fp32 weights: of a gather output and input, and of a scatter too
-    calls = [(event.name, [4 * sum(shape) for shape in event.input_shapes[:2]]) for event in profiler.events() or []]
-    gathers = [sizes[1] for name, sizes in calls if name == "c10d::_allgather_base_"]
-    scatters = [sizes for name, sizes in calls if name == "c10d::_reduce_scatter_base_"]
-    reduces = [name for name, _ in calls if name == "c10d::allreduce_"]
-    # a list of tensors has no shape: it is read from gloo's own record, where a scatter is an all-reduce of its input
-    reduced = sum(sizes[0] for name, sizes in calls if name == "gloo:all_reduce") - sum(sizes[1] for sizes in scatters)
-    traffic = Traffic(case.ranks, case.shards)
-    if mesh is None:  # one mark for each parameter says whether it was used: of the loop's small messages
-        reduced -= 4 * len([*model.parameters()])
-        reduces.pop()
-    traffic.reduced = reduced
-    return {
-        "all_gather": (case.shards - 1) * sum(gathers),
-        "reduce_scatter": (case.shards - 1) * sum(sizes[0] for sizes in scatters),
-        "all_reduce": traffic.all_reduce,
-        "collectives": len(gathers) + len(scatters) + len(reduces),
-    }
-
-
 def _step(case: Case, model: Any, optimizer: Optimizer) -> int:
     """One step as the loop makes it; bytes of gradients that wait, unsharded, when the last pass begins."""
     model.zero_grad(set_to_none=True)
@@ -200,14 +167,12 @@ def _waiting(unit: Any) -> int:
     return sum(weight.grad.nbytes for weight in whole if weight.grad is not None)
 
 
-def gathered_weights(model: nn.Module) -> list[Tensor]:
-    """The tensors into which FSDP2 gathers; of a unit that is sharded now, they have no storage."""
-    return [tensor for unit in _units(model) for weight in unit.fsdp_params for tensor in weight.all_gather_outputs]
-
-
 def _gathered(model: nn.Module) -> int:
-    results = [unit._all_gather_result for unit in _units(model)]
-    return _storage_bytes(gathered_weights(model) + [one.all_gather_output for one in results if one is not None])
+    """Bytes into which FSDP2 has gathered; the tensors of a unit that is sharded now have no storage."""
+    units = _units(model)
+    whole = [tensor for unit in units for weight in unit.fsdp_params for tensor in weight.all_gather_outputs]
+    results = [unit._all_gather_result for unit in units]
+    return _storage_bytes(whole + [one.all_gather_output for one in results if one is not None])
 
 
 def _storage_bytes(tensors: Iterable[Any]) -> int:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from course_lm.averaging import WeightAverage
+from course_lm.distributed.settings import STRATEGIES
 from course_lm.model import GPT, ModelConfig, count_parameters
 from course_lm.optim import OptimizerConfig
-from course_lm.profiling.plan import STRATEGIES, Plan, activation_bytes, plan
+from course_lm.profiling.plan import Plan, plan
 from course_lm.shards import part_of
 from tests.distributed.measured import Case, on_a_real_rank, on_a_simulated_rank, shard, simulated
-from tests.distributed.saved import measured_activations
 
 TINY = ModelConfig(n_layer=3, n_head=2, d_model=20, dropout=0.0)
 GPT2 = ModelConfig(n_layer=12, n_head=12, d_model=768, dropout=0.0)
@@ -47,7 +47,7 @@ def test_each_of_2_and_4_real_ranks_holds_and_sends_what_was_planned(ranks, name
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("ranks", [64, 256, 1024])
+@pytest.mark.parametrize("ranks", [64, 1024])
 def test_the_first_a_middle_and_the_last_of_many_ranks_hold_and_send_what_was_planned(ranks, strategy):
     case = Case(TINY, ranks, strategy, 8 if strategy == "hybrid" else None, micro_batches=ranks)
     for rank in (0, ranks // 2 - 1, ranks - 1):
@@ -58,9 +58,7 @@ def test_the_first_a_middle_and_the_last_of_many_ranks_hold_and_send_what_was_pl
     "case",
     [
         Case(GPT2, 64, "fsdp", None, 128, 50257, 1024, batch_size=1),
-        Case(GPT2, 256, "hybrid", 8, 32, 50257, 1024, batch_size=1),
         Case(GPT2, 1024, "hybrid", 64, 32, 50257, 1024, batch_size=1),
-        Case(GPT2, 1024, "fsdp", None, 1, 50257, 1024, batch_size=1),
     ],
     ids=lambda case: f"{case.strategy}-{case.ranks}",
 )
@@ -114,74 +112,9 @@ def test_an_average_takes_the_rows_of_a_rank(ranks):
         assert told == sum(part_of(one).untyped_storage().nbytes() for one in averages)
 
 
-# Activations
-
-
-SIZES = {
-    "a large vocabulary": (ModelConfig(1, 2, 32), 3000, 64, 4),
-    "deep": (ModelConfig(6, 2, 96), 260, 64, 2),
-    "long rows": (ModelConfig(2, 2, 16), 300, 256, 2),
-    "wide": (ModelConfig(2, 4, 256), 300, 32, 2),
-    "no dropout": (ModelConfig(3, 4, 64, dropout=0.0), 300, 48, 3),
-    "rotary": (ModelConfig(3, 2, 64, positions="rotary"), 300, 64, 2),
-}
-
-
-@pytest.mark.parametrize("recompute", [False, True], ids=["stored", "checkpointed"])
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("size", SIZES)
-def test_activations_are_what_autograd_saves(size, precision, packed, recompute):
-    model, vocab_size, length, rows = SIZES[size]
-    model = replace(model, gradient_checkpointing=recompute)
-    measured = measured_activations(model, vocab_size, length, rows, precision, packed)
-    told = activation_bytes(model, vocab_size, length, rows, precision, "cpu", recompute=recompute)
-    # 15 % are promised; with torch 2.13 the difference is 4 bytes, and a term left out is more than 1 % of one size
-    assert told == pytest.approx(measured, rel=0.001)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_under_fsdp_activations_are_the_same_and_autocasts_copies_of_weights_stay(precision):
-    model, vocab_size, length, rows = SIZES["wide"]
-    with simulated(Case(model, 4, "fsdp"), 0) as mesh:
-        sizes = (vocab_size, length, rows, precision)
-        measured = measured_activations(model, *sizes, packed=False, shard=lambda model: shard(model, mesh))
-    told = activation_bytes(model, *sizes, "cpu")
-    assert told == pytest.approx(measured, rel=0.001)
-
-
 def tiny_plan(ranks: int = 4, strategy: str = "fsdp", model: ModelConfig = TINY, **changes: Any) -> Plan:
     sizes: dict[str, Any] = {"vocab_size": 301, "max_length": 17, "batch_size": 2, "micro_batches": 8}
     return plan(model, ranks, strategy, **{**sizes, **changes})
-
-
-def test_the_plan_follows_the_models_gradient_checkpointing_and_gives_both():
-    stored, checkpointed = tiny_plan(), tiny_plan(model=replace(TINY, gradient_checkpointing=True))
-    assert stored.activations == stored.activations_stored == checkpointed.activations_stored
-    assert checkpointed.activations == checkpointed.activations_checkpointed == stored.activations_checkpointed
-    assert checkpointed.activations < stored.activations
-
-
-def test_the_plan_has_the_activations_of_its_precision_and_device():
-    for precision in ("fp32", "bf16", "fp16"):
-        for device in ("cpu", "cuda"):
-            told = tiny_plan(precision=precision, device=device).activations
-            assert told == activation_bytes(TINY, 301, 17, 2, precision, device)
-    assert tiny_plan(precision="bf16").activations_stored < tiny_plan(precision="fp32").activations_stored
-
-
-def test_elsewhere_than_on_a_cpu_dropout_keeps_bytes_and_no_scores_are_kept():
-    model, vocab_size, length, rows = SIZES["deep"]
-    layers, heads, tokens = model.n_layer, model.n_head, rows * length
-    wide, square = tokens * model.d_model, tokens * length
-
-    def saved(precision: str) -> int:
-        cpu, cuda = (activation_bytes(model, vocab_size, length, rows, precision, one) for one in ("cpu", "cuda"))
-        return cpu - cuda
-
-    assert saved("fp32") == (2 * layers + 1) * (4 - 1) * wide
-    scores = 2 * heads * square - (2 * square + 4 * heads * tokens)  # against one mask, and a number for each row
-    assert saved("bf16") == layers * (2 * (2 - 1) * wide + scores) + (4 - 1) * wide
 
 
 # What follows from the definitions
@@ -225,13 +158,6 @@ def test_each_rank_computes_as_many_micro_batches_and_some_are_empty():
     assert [tiny_plan(4, micro_batches=count).passes for count in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
 
 
-def test_what_is_held_and_what_is_sent_are_sums():
-    one = tiny_plan(4, "hybrid", shard_size=2)
-    parts = (one.weights, one.gradients, one.unsharded_gradients, one.exchange, one.moments, one.gathered)
-    assert one.held == sum(parts) + one.activations
-    assert one.sent == one.all_gather + one.reduce_scatter + one.all_reduce
-
-
 # Refusals
 
 
@@ -239,13 +165,10 @@ def test_what_is_held_and_what_is_sent_are_sums():
     ("changes", "message"),
     [
         ({"ranks": 0}, "ranks must be a whole number of at least 1, got 0"),
-        ({"ranks": 2.0}, "ranks must be a whole number of at least 1, got 2.0"),
-        ({"ranks": True}, "ranks must be a whole number of at least 1, got True"),
         ({"rank": 4}, "rank must be from 0 to 3, got 4"),
         ({"strategy": "zero"}, "strategy must be one of ddp, fsdp, hybrid, got 'zero'"),
         ({"strategy": "hybrid"}, "shard_size must be a divisor of the 4 ranks for hybrid, got None"),
         ({"strategy": "hybrid", "shard_size": 3}, "shard_size must be a divisor of the 4 ranks for hybrid, got 3"),
-        ({"strategy": "hybrid", "shard_size": 0}, "shard_size must be a divisor of the 4 ranks for hybrid, got 0"),
         ({"shard_size": 2}, "shard_size must be None for fsdp, got 2"),
         ({"precision": "auto"}, "precision must be one of fp32, bf16, fp16, got 'auto'"),
         ({"micro_batches": 0}, "micro_batches must be a whole number of at least 1, got 0"),
@@ -255,10 +178,6 @@ def test_what_is_held_and_what_is_sent_are_sums():
         (
             {"optimizer": OptimizerConfig(type="adafactor")},
             "optimizer must be one that torch can shard, for fsdp, got 'adafactor'",
-        ),
-        (
-            {"optimizer": OptimizerConfig(type="muon")},
-            "optimizer must be one that torch can shard, for fsdp, got 'muon'",
         ),
     ],
 )

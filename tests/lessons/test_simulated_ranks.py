@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from course_lm.classroom.checks.outcomes import Refused
 
 from course_lm.classroom import checks
+from course_lm.classroom.checks.outcomes import Refused
 from course_lm.classroom.checks.simulated_ranks import in_lockstep
 
 

@@ -10,25 +10,18 @@ from course_lm.classroom.widgets.clipping import clipping_explorer, draw_clippin
 from course_lm.classroom.widgets.curriculum import draw_pacing, pacing_explorer, sentence_difficulty
 from course_lm.classroom.widgets.explorer import explorer
 from course_lm.classroom.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
+from course_lm.classroom.widgets.memory import (
+    draw_step_memory,
+    draw_training_memory,
+    memory_explorer,
+    step_memory_explorer,
+)
 from course_lm.classroom.widgets.monitoring import draw_early_stopping, monitoring_explorer
 from course_lm.classroom.widgets.next_token import draw_next_token, temperature_explorer
 from course_lm.classroom.widgets.number_formats import draw_number_formats, number_format_explorer
 from course_lm.classroom.widgets.ranks import draw_ranks, rank_plan, ranks_explorer
 from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, schedule_explorer
-from course_lm.classroom.widgets.step_memory import (
-    draw_step_memory,
-    measured_step_memory,
-    step_memory,
-    step_memory_explorer,
-)
 from course_lm.classroom.widgets.tokens import draw_tokens, token_explorer
-from course_lm.classroom.widgets.trainer import (
-    draw_training_memory,
-    measured_memory,
-    memory_explorer,
-    rows_that_fit,
-    training_memory,
-)
 
 __all__ = [
     "NANOGPT",
@@ -52,8 +45,6 @@ __all__ = [
     "draw_training_memory",
     "explorer",
     "lr_finder_explorer",
-    "measured_memory",
-    "measured_step_memory",
     "memory_explorer",
     "monitoring_explorer",
     "number_format_explorer",
@@ -62,12 +53,9 @@ __all__ = [
     "rank_plan",
     "ranks_explorer",
     "row_gradients",
-    "rows_that_fit",
     "schedule_explorer",
     "sentence_difficulty",
-    "step_memory",
     "step_memory_explorer",
     "temperature_explorer",
     "token_explorer",
-    "training_memory",
 ]

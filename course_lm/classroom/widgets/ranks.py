@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, explorer
 from course_lm.display import CHOSEN
+from course_lm.distributed.settings import STRATEGIES
 from course_lm.model import ModelConfig
 from course_lm.profiling.plan import Plan, plan
 
@@ -19,7 +20,6 @@ LIMITS = (24, 80)  # GiB: a desktop's card, a server's card
 RANKS = tuple(2**power for power in range(11))
 NODE = 8  # ranks that hybrid shards over: those of one machine
 BATCH_SIZE, LENGTH, VOCAB_SIZE = 4, 1024, 50_257  # of a micro-batch; each rank computes one in a step
-STRATEGIES = ("ddp", "fsdp", "hybrid")
 _LOWEST_TOP = 26.0  # GiB: so that the smallest limit is in the picture of every model
 _LETTER = 6.4  # points, of a name above a panel
 

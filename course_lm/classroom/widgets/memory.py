@@ -1,0 +1,197 @@
+"""Memory before it is spent: the peak of a step, predicted from its shapes, and measured where it is small enough."""
+
+from bisect import bisect_right
+from functools import lru_cache
+from typing import Any
+
+import ipywidgets
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from course_lm.classroom import plots
+from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.model import GPT, ModelConfig
+from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.precision import Precision
+from course_lm.profiling import OWNERS, MemoryProfile, profile_memory, step_memory
+
+GIB, MIB = 2**30, 2**20
+LIMITS = (8, 24, 80)  # GiB: a laptop, a desktop's card, a server's card
+HEAD_WIDTH = 64
+SMALL_VOCABULARY = 512
+_ROWS = 2.0 ** np.arange(9)
+_WIDE: dict[str, Any] = {"style": {"description_width": "10em"}}
+
+
+def training_memory(
+    n_layer: int,
+    d_model: int,
+    length: int,
+    vocab_size: int,
+    rows: int,
+    precision: str = "fp32",
+    checkpointing: bool = False,
+) -> dict[str, int]:
+    """`step_memory` on a GPU with several packed micro-batches, and attention heads that are 64 wide."""
+    n_head = max(1, d_model // HEAD_WIDTH)
+    return step_memory(
+        ModelConfig(n_layer, n_head, d_model, dropout=0.0, gradient_checkpointing=checkpointing),
+        vocab_size=vocab_size,
+        max_length=length,
+        batch_size=rows,
+        micro_batches=2,
+        precision=precision,
+    )
+
+
+def rows_that_fit(
+    limit_gib: float,
+    n_layer: int,
+    d_model: int,
+    length: int,
+    vocab_size: int,
+    precision: str = "fp32",
+    checkpointing: bool = False,
+) -> int:
+    """The largest micro-batch, in rows, within `limit_gib`; 0 where not one row fits."""
+
+    def held(rows: int) -> int:
+        return sum(training_memory(n_layer, d_model, length, vocab_size, rows, precision, checkpointing).values())
+
+    return bisect_right(range(1, 2**20), limit_gib * GIB, key=held)
+
+
+def draw_training_memory(
+    n_layer: int = 12,
+    d_model: int = 768,
+    length: int = 1024,
+    vocab_size: int = 50_257,
+    batch_size: int = 8,
+    precision: str = "fp32",
+) -> tuple[Figure, str]:
+    """Memory against the rows of a micro-batch, with and without gradient checkpointing.
+
+    Returns:
+        The figure; and in words the owners at `batch_size`, and the rows that fit into each of `LIMITS`.
+    """
+    shape = (n_layer, d_model, length, vocab_size)
+    figure = Figure(figsize=(8, 3.8))
+    axes = figure.subplots()
+    ends = []
+    for checkpointing, name, colour in ((False, "all kept", plots.BLUE), (True, "checkpointing", plots.ORANGE)):
+        steps = [training_memory(*shape, int(rows), precision, checkpointing) for rows in _ROWS]
+        memory = [sum(step.values()) / GIB for step in steps]
+        axes.plot(_ROWS, memory, color=colour)
+        ends.append((memory[-1], name, colour))
+    owners = training_memory(*shape, batch_size, precision)
+    fixed = (owners["weights"] + owners["gradients"] + owners["moments"]) / GIB
+    axes.axhline(fixed, color=plots.INK, linestyle=":")
+    ends.append((fixed, "without batch", plots.INK))
+    axes.plot(batch_size, sum(owners.values()) / GIB, "o", color=plots.RED, markersize=10, clip_on=False)
+    for limit in LIMITS:
+        axes.axhline(limit, color=plots.GREY, linewidth=1)
+        axes.text(1.05, limit * 1.08, f"{limit} GiB", color=plots.GREY, va="bottom")
+    lowest, highest = min(fixed, LIMITS[0]), max(*(end for end, *_ in ends), LIMITS[-1])
+    axes.set(yscale="log", ylim=(lowest / 1.5, highest * 2.2), xlim=(1, _ROWS[-1]))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(_ROWS[::2], [f"{rows:.0f}" for rows in _ROWS[::2]])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="rows of a micro-batch", ylabel="memory (GiB)")
+    plots.label_ends(axes, ends)
+
+    named = ", ".join(f"{name} {size / GIB:.2g}" for name, size in owners.items())
+    lines = [
+        f"{owners['weights'] / 4e6:,.1f}M parameters ({n_layer} layers, width {d_model}, vocabulary {vocab_size:,})",
+        f"{batch_size} rows of {length}, {precision}: {sum(owners.values()) / GIB:.3g} GiB ({named})",
+    ]
+    for limit in LIMITS:
+        kept, again = (rows_that_fit(limit, *shape, precision, checkpointing) for checkpointing in (False, True))
+        lines.append(f"{limit} GiB hold {kept:,} rows, with gradient checkpointing {again:,}")
+    return figure, "\n".join(lines)
+
+
+def memory_explorer() -> Explorer:
+    """Change the model and the batch, and see what fits; every control works by keyboard."""
+    controls = {
+        "n_layer": ipywidgets.IntSlider(value=12, min=1, max=48, description="layers", **_WIDE),
+        "d_model": _choices("width", 768, [64, 128, 256, 384, 512, 768, 1024, 1536, 2048]),
+        "length": _choices("tokens in a row", 1024, [64, 128, 256, 512, 1024, 2048, 4096]),
+        "vocab_size": _choices("vocabulary", 50_257, [512, 2048, 8192, 32_000, 50_257, 128_000]),
+        "batch_size": _choices("rows", 8, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
+        "precision": ipywidgets.ToggleButtons(options=["fp32", "bf16"], value="fp32", description="precision"),
+    }
+    return explorer(draw_training_memory, controls)
+
+
+def small_step(
+    rows: int, length: int, width: int, precision: str = "fp32", checkpointing: bool = False
+) -> dict[str, int]:
+    """`step_memory` of the step that `measured_step` makes."""
+    return step_memory(
+        _small(width, checkpointing),
+        vocab_size=SMALL_VOCABULARY,
+        max_length=length,
+        batch_size=rows,
+        precision=precision,
+        device="cpu",
+    )
+
+
+@lru_cache(maxsize=256)
+def measured_step(
+    rows: int, length: int, width: int, precision: str = "fp32", checkpointing: bool = False
+) -> MemoryProfile:
+    """A step of a small GPT with AdamW and one micro-batch of random tokens, measured by `profile_memory`."""
+    with torch.random.fork_rng(devices=[]):
+        model = GPT(_small(width, checkpointing), SMALL_VOCABULARY, length)
+        ids = torch.randint(SMALL_VOCABULARY, (rows, length))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return profile_memory(
+        model, [batch], build_optimizer(model, OptimizerConfig()), precision=Precision(precision, "cpu")
+    )
+
+
+def _small(width: int, checkpointing: bool) -> ModelConfig:
+    return ModelConfig(2, 4, width, dropout=0.0, gradient_checkpointing=checkpointing)
+
+
+def draw_step_memory(
+    rows: int = 8, length: int = 64, width: int = 64, precision: str = "fp32", checkpointing: bool = False
+) -> tuple[Figure, str]:
+    """The predicted and the measured peak of a step, by owner.
+
+    Returns:
+        The figure; and in words both peaks, their ratio, and the part of the step that is running at the peak.
+    """
+    predicted = small_step(rows, length, width, precision, checkpointing)
+    measured = measured_step(rows, length, width, precision, checkpointing)
+    figure = plots.memory_by_owner({"predicted": predicted, "measured": measured.owners}, OWNERS)
+    total = sum(predicted.values())
+    lines = [
+        f"{rows} rows of {length} tokens, width {width}, {precision}, "
+        f"{'with' if checkpointing else 'without'} gradient checkpointing",
+        f"predicted {total / MIB:.2f} MiB: "
+        + ", ".join(f"{name} {size / MIB:.2f}" for name, size in predicted.items()),
+        f"measured  {measured.peak_bytes / MIB:.2f} MiB, in the part: {measured.moment}",
+        f"predicted by measured: {total / measured.peak_bytes:.2f}",
+    ]
+    return figure, "\n".join(lines)
+
+
+def step_memory_explorer() -> Explorer:
+    """Change batch and model, and see the peak as predicted and as measured; every control works by keyboard."""
+    controls = {
+        "rows": _choices("rows", 8, [1, 2, 4, 8, 16]),
+        "length": _choices("tokens in a row", 64, [16, 32, 64, 128]),
+        "width": _choices("width", 64, [16, 32, 64, 128]),
+        "precision": ipywidgets.ToggleButtons(options=["fp32", "bf16"], value="fp32", description="precision"),
+        "checkpointing": ipywidgets.Checkbox(
+            value=False, description="gradient checkpointing", style={"description_width": "6em"}
+        ),
+    }
+    return explorer(draw_step_memory, controls)
+
+
+def _choices(description: str, value: int, options: list[int]) -> ipywidgets.SelectionSlider:
+    return ipywidgets.SelectionSlider(value=value, options=options, description=description, **_WIDE)

@@ -38,7 +38,7 @@ def write_documents(folder: Path, name: str) -> Path:
         return folder / name
     if kind.endswith("zst"):
         content = pytest.importorskip("pyarrow").compress(content, codec="zstd", asbytes=True)
-    return write(folder, name, gzip.compress(content) if kind.endswith("gz") else content)
+    return write(folder, name, gzip.compress(content, mtime=0) if kind.endswith("gz") else content)
 
 
 def refusal(path: Path) -> str:
@@ -147,7 +147,7 @@ SENTENCE = "A sentence of some words ends here. "
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("\ufeff", "\n"), ("\n \n", "\n\n \n"), ("\ufeff\t", "\t")])
 def test_a_file_of_many_lines_and_no_blank_one_has_a_document_in_each(tmp_path, end, before, after):
     text = before + end.join(LINES) + after
-    for path in (write(tmp_path, "list.txt", text.encode()), write(tmp_path, "list.gz", gzip.compress(text.encode()))):
+    for path in (write(tmp_path, "list.txt", text.encode()), write(tmp_path, "list.gz", gzip.compress(text.encode(), mtime=0))):
         corpus = load_corpus(path)
         assert (corpus.documents, corpus.division, corpus.split(0.5)[0].division) == (LINES, "lines", "lines")
 
@@ -249,7 +249,7 @@ def test_every_kind_gives_its_documents_and_tells_all_its_bytes(tmp_path, name):
 
 
 def test_a_compressed_file_is_known_by_what_it_begins_with(tmp_path):
-    assert load_corpus(write(tmp_path, "b.jsonl", gzip.compress(ROWS))).documents == DOCUMENTS
+    assert load_corpus(write(tmp_path, "b.jsonl", gzip.compress(ROWS, mtime=0))).documents == DOCUMENTS
     assert load_corpus(write(tmp_path, "c.jsonl.gz", ROWS)).documents == DOCUMENTS
 
 
@@ -287,7 +287,7 @@ def test_without_pyarrow_the_message_names_the_extra_and_gzip_is_read(tmp_path, 
     ("name", "content", "part"),
     [
         ("a.jsonl.gz", b"\x1f\x8b\x08\0\0", "is compressed and damaged"),
-        ("a.txt.gz", gzip.compress(gzip.compress(b"text")), "compressed by gzip; unpack it first"),
+        ("a.txt.gz", gzip.compress(gzip.compress(b"text"), mtime=0), "compressed by gzip; unpack it first"),
         ("a.jsonl.bz2", b"BZh91AY", "compressed by bzip2; unpack it first"),
         ("a.zip", b"PK\x03\x04\0", "a zip archive"),
         ("a.parquet", b"PAR1\0", "is no Parquet file"),
@@ -323,7 +323,7 @@ def test_what_is_no_utf8_text_is_refused_by_file_and_place(tmp_path, name, conte
 )
 def test_a_bad_row_is_refused_by_file_and_line(tmp_path, row, part):
     content = b'{"text": "fine"}\n' + row + b"\n"
-    for path in (write(tmp_path, "rows.jsonl", content), write(tmp_path, "rows.jsonl.gz", gzip.compress(content))):
+    for path in (write(tmp_path, "rows.jsonl", content), write(tmp_path, "rows.jsonl.gz", gzip.compress(content, mtime=0))):
         message = refusal(path)
         assert f"{path}, line 2" in message and part in message and len(message) < len(str(path)) + 300
 

@@ -147,7 +147,10 @@ SENTENCE = "A sentence of some words ends here. "
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("\ufeff", "\n"), ("\n \n", "\n\n \n"), ("\ufeff\t", "\t")])
 def test_a_file_of_many_lines_and_no_blank_one_has_a_document_in_each(tmp_path, end, before, after):
     text = before + end.join(LINES) + after
-    for path in (write(tmp_path, "list.txt", text.encode()), write(tmp_path, "list.gz", gzip.compress(text.encode(), mtime=0))):
+    for path in (
+        write(tmp_path, "list.txt", text.encode()),
+        write(tmp_path, "list.gz", gzip.compress(text.encode(), mtime=0)),
+    ):
         corpus = load_corpus(path)
         assert (corpus.documents, corpus.division, corpus.split(0.5)[0].division) == (LINES, "lines", "lines")
 
@@ -287,7 +290,7 @@ def test_without_pyarrow_the_message_names_the_extra_and_gzip_is_read(tmp_path, 
     ("name", "content", "part"),
     [
         ("a.jsonl.gz", b"\x1f\x8b\x08\0\0", "is compressed and damaged"),
-        ("a.txt.gz", gzip.compress(gzip.compress(b"text"), mtime=0), "compressed by gzip; unpack it first"),
+        ("a.txt.gz", gzip.compress(gzip.compress(b"text", mtime=0), mtime=0), "compressed by gzip; unpack it first"),
         ("a.jsonl.bz2", b"BZh91AY", "compressed by bzip2; unpack it first"),
         ("a.zip", b"PK\x03\x04\0", "a zip archive"),
         ("a.parquet", b"PAR1\0", "is no Parquet file"),
@@ -323,7 +326,10 @@ def test_what_is_no_utf8_text_is_refused_by_file_and_place(tmp_path, name, conte
 )
 def test_a_bad_row_is_refused_by_file_and_line(tmp_path, row, part):
     content = b'{"text": "fine"}\n' + row + b"\n"
-    for path in (write(tmp_path, "rows.jsonl", content), write(tmp_path, "rows.jsonl.gz", gzip.compress(content, mtime=0))):
+    for path in (
+        write(tmp_path, "rows.jsonl", content),
+        write(tmp_path, "rows.jsonl.gz", gzip.compress(content, mtime=0)),
+    ):
         message = refusal(path)
         assert f"{path}, line 2" in message and part in message and len(message) < len(str(path)) + 300
 

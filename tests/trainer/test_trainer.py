@@ -6,6 +6,8 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from course_lm.batching import Loader, labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.loss import count_targets, next_token_loss
+from course_lm.loss import LossConfig, count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import History, evaluate
 from course_lm.optim import OptimizerConfig, build_optimizer
@@ -612,6 +614,37 @@ def test_an_own_optimizer_and_schedule_are_used():
     assert history.train[0]["lr"] == 0.25  # the run's rate; no group need have it
     changed = {name for name, part in model.state_dict().items() if not torch.equal(part, before[name])}
     assert changed == {"norm.weight"}
+
+
+LOSS, SMOOTHED = LossConfig(label_smoothing=0.3, z_loss=0.1), {"label_smoothing": 0.3, "z_loss": 0.1}
+
+
+def test_the_section_loss_trains_on_that_loss():
+    by_section = Trainer(tiny_gpt(), replace(configure(), loss=LOSS))
+    by_hand = Trainer(tiny_gpt(), configure(), loss_fn=partial(next_token_loss, **SMOOTHED))
+    for trainer in (by_section, by_hand):
+        trainer.train(toy_batches(2))
+    assert_same_weights(weights_of(by_section.model), weights_of(by_hand.model))
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "said"),
+    [
+        (replace(configure(), loss=LOSS), {"loss_fn": next_token_loss}, "loss.label_smoothing 0.3, loss.z_loss 0.1"),
+        (configure(max_grad_value=0.5), {"clip": clip_gradients}, "training.max_grad_value 0.5"),
+    ],
+)
+def test_a_function_beside_one_that_the_configuration_asks_for_is_refused(config, given, said):
+    (name,) = given
+    with pytest.raises(ValueError, match=f"{said} would not be heeded beside a {name} of your own: give one"):
+        Trainer(tiny_gpt(), config, **given)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_the_norm_is_recorded_as_it_was_before_values_were_clipped(max_grad_norm):
+    clipped = Trainer(tiny_gpt(), configure(max_grad_norm=max_grad_norm, max_grad_value=1e-4)).train(toy_batches(1))
+    plain = Trainer(tiny_gpt(), configure(max_grad_norm=None)).train(toy_batches(1))
+    assert clipped.train[0]["grad_norm"] == plain.train[0]["grad_norm"]
 
 
 def test_an_own_clip_is_used():

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from course_lm.batching import Loader, labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
@@ -25,7 +24,7 @@ from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.loss import LossConfig, count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
-from course_lm.monitoring import History, evaluate
+from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.step import NonFiniteGradientError, train_step
@@ -723,33 +722,6 @@ def overflowing_at_first(logits: Tensor, labels: Tensor, reduction: Any) -> Tens
     targets = int(count_targets(labels))
     loss.register_hook(lambda grad: grad * (math.inf if float(grad) * targets > 2**14.5 else 1.0))
     return loss
-
-
-# Models of others
-
-
-def hugging_face_model(kind: str) -> nn.Module:
-    torch.manual_seed(0)
-    if kind == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(vocab_size=262, n_positions=16, n_embd=32, n_layer=1, n_head=2))
-    config = LlamaConfig(
-        vocab_size=262,
-        max_position_embeddings=16,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    return LlamaForCausalLM(config)
-
-
-@pytest.mark.parametrize(("kind", "mode"), [("gpt2", "dynamic"), ("llama", "packed")])
-def test_a_hugging_face_model_trains_unchanged(kind, mode, tmp_path):
-    loader = make_loader(DOCUMENTS, train_tokenizer(DOCUMENTS, 262), mode=mode, batch_size=3, max_length=16)
-    trainer = Trainer(hugging_face_model(kind), configure(num_epochs=15, output_dir=str(tmp_path)))
-    history: History = trainer.train(loader, loader)
-    assert history.train[0]["loss"] > 5.0
-    assert history.validation[-1]["val_loss"] < 2.0
 
 
 # What the first batch shows

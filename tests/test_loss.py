@@ -304,4 +304,4 @@ def test_a_step_with_the_configured_loss_is_one_with_these_numbers(numbers):
 def test_a_configured_loss_and_its_settings_can_be_pickled():
     config = LossConfig(label_smoothing=0.1, z_loss=1e-4)
     again = pickle.loads(pickle.dumps((config, build_loss(config))))
-    assert again[0] == config and again[1].keywords == build_loss(config).keywords
+    assert again[0] == config and again[1].keywords == {"label_smoothing": 0.1, "z_loss": 1e-4}

@@ -145,7 +145,7 @@ class _Code(NamedTuple):
 def _read_code(code: CodeType) -> _Code:
     """The instructions of a function and of those within it."""
     text: list[Any] = []
-    read, attributes, changed = set[str](), set[str](), set[str]()
+    read, attributes, changed = set[Any](), set[Any](), set[Any]()
     for one in _instructions(code):
         constant = sorted(map(repr, one.argval)) if isinstance(one.argval, frozenset) else one.argval
         text.append((one.opname, "" if isinstance(constant, CodeType) else constant))

@@ -20,7 +20,7 @@ from course_lm.cli.profile import profile_run
 from course_lm.cli.train import report, sample, xz_bits_per_byte
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.curriculum.settings import CurriculumConfig
-from course_lm.loss import LossConfig, build_loss, next_token_loss
+from course_lm.loss import LossConfig, next_token_loss
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.model import ModelConfig
 from course_lm.monitoring import evaluate
@@ -287,5 +287,5 @@ def test_a_measurement_steps_as_the_run_will(config: TrainingConfig, monkeypatch
             find_lr_on_text(config, tmp_path / "lr.png", start_lr=1e-4, end_lr=1.0, num_iter=3)
         else:
             profile_run(config, tmp_path, 1)
-    assert found["loss_fn"].keywords == build_loss(config.loss).keywords
+    assert found["loss_fn"].keywords == {"label_smoothing": 0.0, "z_loss": 1e-4}
     assert found["clip"].keywords == {"max_value": 0.5} and found["max_grad_norm"] == math.inf

@@ -269,7 +269,7 @@ KEYS = [
 def test_a_key_decides_the_run_or_is_declared_to_be_free_or_to_round(key):
     config = TrainingConfig()
     section, _, name = key.partition(".")
-    saved = asdict(config)
+    saved: dict[str, Any] = asdict(config)
     saved[section][name] = "another"
     said = rf"saved with {key} 'another', this run has .*"
     if key in resume.ROUNDING:

@@ -36,6 +36,7 @@ from tests.training_run import (
     counting,
     interrupt_at,
     model_of,
+    quiet,
     stop_and_go_on,
 )
 
@@ -175,6 +176,7 @@ def test_stopping_at_a_micro_batch_of_the_day_changes_no_bit(tmp_path, case):
 
         trainer = stop_and_go_on(run, micro_batch, check_stopped=assert_recorded_to_the_last_step)
         assert_same(outcome(trainer), expected)
+        assert_same(outcome(run(quiet)), expected)  # started again, it is over
 
 
 def test_lines_that_the_log_has_lost_are_written_again_from_the_checkpoint(tmp_path):

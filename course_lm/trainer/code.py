@@ -11,7 +11,7 @@ import dis
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -30,7 +30,7 @@ def digest_of(part: object) -> str | None:
     It begins with the Python whose instructions these are: those of another one cannot be compared.
     """
     walk = _Walk()
-    text = repr(walk.value(part, frozenset()))
+    text = repr(walk.value(part, set()))
     return _digest(text) if walk.found else None
 
 
@@ -40,7 +40,7 @@ def digests_of_modules(model: nn.Module) -> dict[str, str]:
     for name, module in model.named_modules():
         kind = next((kind for kind in type(module).__mro__ if not _is_library(kind.__module__)), None)
         if kind is not None:
-            texts.setdefault(kind.__qualname__, []).append((name, _Walk().instance(module, ["forward"])))
+            texts.setdefault(kind.__qualname__, []).append((name, _Walk().instance(module, {"forward"})))
     return {kind: _digest(repr(text)) for kind, text in texts.items()}
 
 
@@ -61,112 +61,103 @@ class _Walk:
         self.seen: dict[int, tuple[int, Any]] = {}  # the value too: while it is held, its id is no other's
         self.found = False  # code of the user's
 
-    def value(self, value: Any, names: Iterable[str]) -> Any:
+    def value(self, value: Any, names: Set[str]) -> Any:
         """A value that code reads; `names`: the attributes that the code reads of whatever it has."""
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Tensor):
-            numbers = None if value.requires_grad else hashlib.sha256(bytes_of(value)).hexdigest()
-            return value.dtype, tuple(value.shape), numbers
+            return value.dtype, tuple(value.shape), None if value.requires_grad else bytes_of(value)
         if isinstance(value, tuple):
-            return self.values(value, names)
+            return [self.value(part, names) for part in value]
         if id(value) in self.seen:
             return self.seen[id(value)][0]
         self.seen[id(value)] = (len(self.seen), value)
         if isinstance(value, dict):
-            return self.values(value, names)
+            return [(str(key), self.value(part, names)) for key, part in value.items()]
         if isinstance(value, partial):
-            return self.value(value.func, names), self.value(value.args, names), self.values(value.keywords, names)
-        if isinstance(value, MethodType):
-            return self.instance(value.__self__, [value.__name__])
+            return self.value((value.func, value.args, value.keywords), names)
         if isinstance(value, FunctionType):
             return self.function(value)
+        if isinstance(value, MethodType):
+            return self.instance(value.__self__, {value.__name__})
         if isinstance(value, ModuleType):
-            inside = set() if _is_library(value.__name__) else {*names} & vars(value).keys()
+            inside = set() if _is_library(value.__name__) else names & vars(value).keys()
             return [(name, self.value(vars(value)[name], names)) for name in sorted(inside)]
+        kind = value if isinstance(value, type) else type(value)
+        if _is_library(kind.__module__):
+            return repr(value) if isinstance(value, nn.Module) else getattr(value, "__name__", kind.__qualname__)
         if isinstance(value, type):
-            return value.__qualname__, *(() if _is_library(value.__module__) else self.instance(value, vars(value)))
-        if _is_library(type(value).__module__):
-            return repr(value) if isinstance(value, nn.Module) else getattr(value, "__name__", type(value).__qualname__)
-        parts = [*value.modules()] if isinstance(value, nn.Module) else [value]
-        return [self.instance(part, ["__call__", "forward", *names]) for part in parts]
-
-    def values(self, values: Any, names: Iterable[str]) -> Any:
-        if isinstance(values, dict):
-            return [(str(key), self.value(value, names)) for key, value in values.items()]
-        return [self.value(value, names) for value in values]
+            return value.__qualname__, self.instance(value, vars(value).keys())
+        parts = value.modules() if isinstance(value, nn.Module) else [value]
+        return [self.instance(part, {"__call__", "forward", *names}) for part in parts]
 
     def function(self, function: FunctionType) -> Any:
         """What a function computes: its instructions, and the values that it reads from outside."""
         code = _read_code(function.__code__)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-        held = {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
-        given = [function.__defaults__, function.__kwdefaults__, code.kept(held, held)]
+        held = {name: cell.cell_contents for name, cell in zip(code.free, function.__closure__ or ())}
+        given = (function.__defaults__, function.__kwdefaults__, _kept(held, held.keys(), code.changed))
         if _is_library(function.__globals__.get("__name__", "")):
-            return function.__qualname__, self.values(given, code.attributes)
+            return function.__qualname__, self.value(given, code.attributes)
         self.found = True
-        return code.text, self.values([*given, code.kept(function.__globals__, code.globals)], code.attributes)
+        return code.text, self.value((*given, _kept(function.__globals__, code.globals, code.changed)), code.attributes)
 
-    def instance(self, one: Any, names: Iterable[str]) -> Any:
+    def instance(self, one: Any, names: Set[str]) -> Any:
         """What the methods of these names compute, with all that they reach: other methods, and plain attributes."""
         classes = (one if isinstance(one, type) else type(one)).__mro__
-        places = [vars(kind) for kind in classes if not _is_library(kind.__module__)]
-        places = [vars(one) if hasattr(one, "__dict__") else {}, *places]
-        told, waiting, code = [], sorted(names), _Code("", frozenset(), frozenset(names), frozenset())
-        while waiting:
-            name = waiting.pop(0)
-            for place in places:
-                member = place.get(name)
+        places = [getattr(one, "__dict__", {}), *(vars(kind) for kind in classes if not _is_library(kind.__module__))]
+        told, waiting, reached, changed = list[Any](), sorted(names), {*names}, set[str]()
+        for name in waiting:  # which grows
+            for member in (place[name] for place in places if name in place):
                 member = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-                if isinstance(member, FunctionType) and (name in _CALLED or not name.startswith("__")):
+                if isinstance(member, FunctionType):
                     told.append((name, self.function(member)))
-                    reached = _read_code(member.__code__)
-                    waiting += sorted(reached.attributes - code.attributes)
-                    code = code._replace(attributes=code.attributes | reached.attributes, set=code.set | reached.set)
-        plain = [name for name in code.attributes if not name.startswith("__") and name != "training"]
+                    code = _read_code(member.__code__)
+                    waiting += sorted(code.attributes - reached)
+                    reached |= code.attributes
+                    changed |= code.changed
+        plain = {name for name in reached if not name.startswith("__") and name != "training"}
         for place in places:
-            for name, value in code.kept(place, plain).items():
+            for name, value in _kept(place, plain, changed).items():
                 if not isinstance(value, _TOLD_ELSEWHERE):
-                    told.append((name, self.value(value, code.attributes)))
+                    told.append((name, self.value(value, reached)))
         return told
 
 
-_CALLED = ("__call__", "__init__")
 _TOLD_ELSEWHERE = (FunctionType, staticmethod, classmethod, property, nn.Module, nn.Parameter)
+
+
+def _kept(values: Mapping[str, Any], names: Set[str], changed: Set[str]) -> dict[str, Any]:
+    """The values of these names that the code does not change: what it counts is no part of what it computes."""
+    kept = {name: values[name] for name in sorted(names - changed) if name in values}
+    # where the code sets items, it may fill any dict
+    return {name: value for name, value in kept.items() if "STORE_SUBSCR" not in changed or type(value) is not dict}
 
 
 class _Code(NamedTuple):
     text: str
-    globals: frozenset[str]
-    attributes: frozenset[str]
-    set: frozenset[str]  # names that the code gives a value: what it counts is no part of what it computes
-
-    def kept(self, values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """The values of these names that the code does not change: it may fill a dict where it sets items."""
-        kept = {name: values[name] for name in sorted(names) if name in values and name not in self.set}
-        return {name: value for name, value in kept.items() if not ("STORE_SUBSCR" in self.set and type(value) is dict)}
+    free: tuple[str, ...]
+    globals: Set[str]
+    attributes: Set[str]
+    changed: Set[str]
 
 
 @cache
 def _read_code(code: CodeType) -> _Code:
     """The instructions of a function and of those within it."""
     text: list[Any] = []
-    names: dict[str, set[Any]] = {"globals": set(), "attributes": set(), "set": set()}
+    read, attributes, changed = set[Any](), set[Any](), set[Any]()
     for one in _instructions(code):
         constant = sorted(map(repr, one.argval)) if isinstance(one.argval, frozenset) else one.argval
         text.append((one.opname, "" if isinstance(constant, CodeType) else constant))
-        if (kind := _KINDS.get(one.opname)) is not None:
-            names[kind].add(one.argval)
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read.add(one.argval)
+        elif one.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+            attributes.add(one.argval)
+        elif one.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"):
+            changed.add(one.argval)
         elif one.opname == "STORE_SUBSCR":
-            names["set"].add(one.opname)
-    return _Code(repr(text), *map(frozenset, names.values()))
-
-
-_KINDS = {
-    **dict.fromkeys(("LOAD_GLOBAL", "LOAD_NAME"), "globals"),
-    **dict.fromkeys(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"), "attributes"),
-    **dict.fromkeys(("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"), "set"),
-}
+            changed.add(one.opname)
+    return _Code(repr(text), code.co_freevars, read, attributes, changed)
 
 
 def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
@@ -186,13 +177,6 @@ def _is_library(module: str) -> bool:
     if module == "__main__" or file is None:  # a launcher of the user's code, such as a notebook's kernel; a notebook
         return False
     return any(Path(file).resolve().is_relative_to(folder) for folder in _LIBRARIES)
-
-
-def _is_full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # the name has no value yet
-        return False
 
 
 def bytes_of(tensor: Tensor) -> bytes:

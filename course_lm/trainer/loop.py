@@ -39,11 +39,13 @@ from course_lm.checkpoints import (
     undone_on_error,
     weights_for_use,
 )
+from course_lm.clipping import build_clip
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import RankError, connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
 from course_lm.guard import (
+    adapt_loss,
     check_first_batch,
     check_peak,
     check_schedule,
@@ -51,7 +53,7 @@ from course_lm.guard import (
     check_with_data,
     checked_options,
 )
-from course_lm.loss import next_token_loss
+from course_lm.loss import build_loss, next_token_loss
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader, sample_of
@@ -65,7 +67,6 @@ from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.budget import Budget, schedule_over
-from course_lm.trainer.functions import clip_of, loss_of
 from course_lm.trainer.init_from import begin_from
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
@@ -86,6 +87,7 @@ from course_lm.trainer.run import (
     SIGNALS,
     Interrupted,
     check_can_be_timed,
+    check_functions,
     count_steps,
     default_observers,
     explain_out_of_memory,
@@ -135,7 +137,7 @@ class Trainer:
 
     Raises:
         ValueError: the configured device is not on this machine; the ranks, the model, its optimizer or its loss cannot
-            be trained together; `loss_fn` or `clip` is given, and the configuration asks for another.
+            be trained together; `loss_fn` or `clip` is given, and the configuration asks for one as well.
     """
 
     def __init__(
@@ -166,7 +168,9 @@ class Trainer:
             self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
-        loss_fn, clip = loss_of(config, loss_fn), clip_of(config, clip)
+        check_functions(config, loss_fn, clip)
+        loss_fn = build_loss(config.loss) if loss_fn is None else adapt_loss(loss_fn)
+        clip = clip or build_clip(self.settings.max_grad_value)
         self.parts = describe_parts(self.model, loss_fn, clip, schedule, self._beginning)
         self.options = checked_options(
             self.runner,

@@ -1,7 +1,6 @@
 """How a run was made: the file `made_by.json` in its folder, with an entry for each session."""
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -73,18 +72,15 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
     Both None outside a repository, before its first commit, and where git is missing or does not answer.
     """
+    # the commit, named by no tag, with "-dirty" after it where a tracked file differs
     # --no-optional-locks: another git command of the same moment must not find the index locked
-    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
-    quiet = {**os.environ, "LC_ALL": "C"}
+    command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*", "--abbrev=64", "--dirty"]
     try:
-        done = subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, timeout=GIT_SECONDS)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=GIT_SECONDS)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None, None
-    lines = done.stdout.splitlines()
-    commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
-    if done.returncode or not commits or commits[0] == "(initial)":
-        return None, None
-    return commits[0], any(not line.startswith("#") for line in lines)
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return (None, None) if done.returncode else (commit, bool(dirty))
 
 
 @cache

@@ -18,11 +18,13 @@ from course_lm.batching.data import length_of, length_of_epoch
 from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import Group
+from course_lm.loss import LossConfig
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.run_records import METRICS, lock_of
 from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import SessionLog
+from course_lm.validation import shown
 
 
 class Interrupted(BaseException):
@@ -93,6 +95,18 @@ def default_observers(config: TrainingConfig, history: History, beginning: Begin
         if isinstance(section, TrackerConfig) and section.enabled
     ]
     return [*files, *trackers, ProgressBar()]  # the bar last, below what the others print when they start
+
+
+def check_functions(config: TrainingConfig, loss_fn: object, clip: object) -> None:
+    """Refuse a loss or a clip that is given, not None, beside one that the configuration asks for; ValueError."""
+    numbers, value = vars(config.loss), config.training.max_grad_value
+    for given, name, asked in (
+        (loss_fn, "loss_fn", {f"loss.{key}": numbers[key] for key in numbers} if config.loss != LossConfig() else {}),
+        (clip, "clip", {} if value is None else {"training.max_grad_value": value}),
+    ):
+        if given is not None and asked:
+            keys = ", ".join(f"{key} {shown(number)}" for key, number in asked.items())
+            raise ValueError(f"{keys} would not be heeded beside a {name} of your own: give one of the two")
 
 
 def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:

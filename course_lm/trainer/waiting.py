@@ -57,18 +57,19 @@ def _libgomp() -> ctypes.CDLL | None:
 
 
 def _watch(openmp: ctypes.CDLL) -> None:
-    held: _IdleThreads | None = None
+    over: threading.Event | None = None  # of the idle threads, while they are held
     waited, now = seconds_waited(), time.perf_counter()
     while True:
         time.sleep(SECONDS)
         waited_before, before = waited, now
         waited, now = seconds_waited(), time.perf_counter()
         share = (waited - waited_before) / (now - before)
-        if share > (QUIET if held else CROWDED):
-            held = held or _IdleThreads(openmp)
-        elif held:
-            held.end()
-            held = None
+        if over is None and share > CROWDED:
+            over = threading.Event()
+            threading.Thread(target=_hold_idle_threads, args=(openmp, over), name="idle threads", daemon=True).start()
+        elif over is not None and share <= QUIET:
+            over.set()
+            over = None
 
 
 def seconds_waited() -> float:
@@ -82,20 +83,11 @@ def seconds_waited() -> float:
     return nanoseconds / 1e9
 
 
-class _IdleThreads:
-    """As many idle threads as there are CPUs, managed by libgomp until `end`."""
+def _hold_idle_threads(openmp: ctypes.CDLL, over: threading.Event) -> None:
+    """Let libgomp manage as many idle threads more as there are CPUs, until it is over.
 
-    def __init__(self, openmp: ctypes.CDLL) -> None:
-        self._openmp, self._over = openmp, threading.Event()
-        # libgomp keeps the threads of a team for as long as the thread that started it lives
-        self._owner = threading.Thread(target=self._own, name="idle OpenMP threads", daemon=True)
-        self._owner.start()
-
-    def _own(self) -> None:
-        nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # what each thread of the team calls, with NULL
-        self._openmp.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)
-        self._over.wait()
-
-    def end(self) -> None:
-        self._over.set()
-        self._owner.join()
+    libgomp keeps the threads of a team for as long as the thread that started it lives: this one.
+    """
+    nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # what each thread of the team calls, with NULL
+    openmp.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)
+    over.wait()

@@ -22,7 +22,7 @@ from course_lm.cli.profile import profile_run
 from course_lm.cli.train import report, sample, xz_bits_per_byte
 from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.curriculum.settings import CurriculumConfig
-from course_lm.loss import LossConfig, build_loss, next_token_loss
+from course_lm.loss import LossConfig, next_token_loss
 from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.model import ModelConfig
 from course_lm.monitoring import evaluate
@@ -30,7 +30,6 @@ from course_lm.optim import OptimizerConfig
 from course_lm.step import train_step
 from course_lm.tokenizer import decode, encode_documents, train_tokenizer
 from course_lm.trainer import Trainer
-from course_lm.trainer.functions import is_same_loss
 
 WORDS = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed", "été"]
 
@@ -267,5 +266,5 @@ def test_a_measurement_steps_as_the_run_will(config: TrainingConfig, monkeypatch
             find_lr_on_text(config, sweep(tmp_path, 1e-4, 1.0, 3))
         else:
             profile_run(config, Namespace(output=tmp_path, repeats=1))
-    assert is_same_loss(found["loss_fn"], build_loss(config.loss))
+    assert found["loss_fn"].keywords == {"label_smoothing": 0.0, "z_loss": 1e-4}
     assert found["clip"].keywords == {"max_value": 0.5} and found["max_grad_norm"] == math.inf

@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,14 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from course_lm.batching import make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.config import TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.trainer import Trainer, resume
 from tests.sets import examples
 from tests.training_run import (
-    DOCUMENTS,
     LENGTH,
     NAME,
-    TOKENIZER,
     VOCABULARY,
     Act,
     Crash,
@@ -298,9 +295,3 @@ def is_intact(path: Path, written_at: int) -> bool:
 
 def test_a_session_ends_as_the_unbroken_run_or_in_a_refusal(capsys):
     run_state_machine_as_test(Session, settings=examples(75, 300, stateful_step_count=8))
-
-
-def test_a_key_of_the_table_of_other_runs_is_one_of_the_configuration():
-    tree = asdict(TrainingConfig())
-    assert all(key in tree[section] for section in OTHER_RUNS for key in OTHER_RUNS[section])
-    assert make_loader(DOCUMENTS, TOKENIZER, batch_size=4, max_length=LENGTH)

@@ -4,8 +4,8 @@ And about going on when the newest checkpoint is damaged: the run goes on from t
 """
 
 import shutil
-import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,7 +31,6 @@ from tests.training_run import (
     quiet,
     start,
     stop_and_go_on,
-    without_measures,
 )
 
 Damage = Callable[[bytearray], object]
@@ -40,6 +39,21 @@ MODES = ("fixed", "dynamic", "bucketed", "packed")
 PRECISIONS = ("fp32", "bf16", "fp16")
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 OVERFLOW = 2.0**14
+AVERAGE: dict[str, Any] = {"average_weights": 0.8, "restore_best": True}
+
+# What a run is made of: a mode of batching, an optimizer, and settings of the loop.
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{
+        f"{mode} {precision} {device}": (mode, "adamw", {"precision": precision, "device": device})
+        for mode in MODES
+        for precision in PRECISIONS
+        for device in DEVICES
+    },
+    "muon": ("bucketed", "muon", {"restore_best": True}),
+    "average": ("bucketed", "adamw", AVERAGE),
+    "muon and average": ("bucketed", "muon", AVERAGE),
+}
+PLAIN = "bucketed fp32 cpu"
 
 
 def loss_of(precision: str) -> Callable[..., Tensor]:
@@ -52,18 +66,20 @@ def loss_of(precision: str) -> Callable[..., Tensor]:
     return loss_fn
 
 
-def run(folder: Path, mode: str, precision: str, device: str = "cpu", act: Act = quiet) -> Trainer:
-    config = configure(folder, precision=precision, device=device, eval_steps=3, on_nonfinite="skip")
-    return start(config, *loaders(mode), counting(act, loss_of(precision)))
+def run(folder: Path, case: str, act: Act = quiet) -> Trainer:
+    mode, optimizer, training = CASES[case]
+    config = configure(folder, eval_steps=3, on_nonfinite="skip", **training)
+    config = replace(config, optimizer=replace(config.optimizer, type=optimizer))
+    return start(config, *loaders(mode), counting(act, loss_of(config.training.precision)))
 
 
 @cache
-def straight(mode: str, precision: str, device: str = "cpu") -> tuple[dict[str, Any], list[int]]:
+def straight(case: str) -> tuple[dict[str, Any], list[int]]:
     """What the run leaves when nothing stops it, and the number of its last micro-batch in each completed step."""
     folder = Path(mkdtemp())
     counts: list[int] = []
-    trainer = run(folder, mode, precision, device, counts.append)
-    per_epoch = len(loaders(mode)[0])
+    trainer = run(folder, case, counts.append)
+    per_epoch = len(loaders(CASES[case][0])[0])
     ends = [
         epoch * per_epoch + min(batch + 3, per_epoch)
         for epoch in range(trainer.settings.num_epochs)
@@ -75,33 +91,29 @@ def straight(mode: str, precision: str, device: str = "cpu") -> tuple[dict[str, 
     return left, ends
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_run_that_is_stopped_after_each_step_is_the_same_to_the_bit(tmp_path, mode, precision, device):
-    left, ends = straight(mode, precision, device)
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_is_stopped_after_each_step_is_the_same_to_the_bit(tmp_path, case):
+    left, ends = straight(case)
     stops = 0
-    while run(tmp_path, mode, precision, device, interrupt_at(1)).interrupted:
+    while run(tmp_path, case, interrupt_at(1)).interrupted:
         stops += 1
         assert stops <= len(ends)
     assert stops == len(ends)
     assert_same(outcome(tmp_path), left)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("mode", MODES)
-def test_a_run_that_is_stopped_once_is_the_same_to_the_bit(tmp_path, mode, precision, device):
-    left, ends = straight(mode, precision, device)
-    for micro_batch in draws(f"{mode} {precision}").sample(ends, of_set(1, len(ends))):
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_is_stopped_once_is_the_same_to_the_bit(tmp_path, case):
+    left, ends = straight(case)
+    for micro_batch in draws(case).sample(ends, of_set(1, len(ends))):
         folder = tmp_path / str(micro_batch)
-        stop_and_go_on(partial(run, folder, mode, precision, device), micro_batch)
+        stop_and_go_on(partial(run, folder, case), micro_batch)
         assert_same(outcome(folder), left, f"stopped at micro-batch {micro_batch}")
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_in_fp16_steps_overflow_and_the_run_learns_on(mode):
-    left, ends = straight(mode, "fp16")
+    left, ends = straight(f"{mode} fp16 cpu")
     state = left["checkpoints"]["checkpoint_last.safetensors"]
     assert 0 < state["skipped"] < len(ends) == state["step"] + state["skipped"]
     assert state["scaler"]["scale"] < 2.0**16
@@ -114,8 +126,8 @@ def test_in_fp16_steps_overflow_and_the_run_learns_on(mode):
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that was stopped in the middle."""
     folder = tmp_path_factory.mktemp("stopped")
-    middle = straight("bucketed", "fp32")[1][6]
-    run(folder, "bucketed", "fp32", act=interrupt_at(middle))
+    middle = straight(PLAIN)[1][6]
+    run(folder, PLAIN, interrupt_at(middle))
     return folder
 
 
@@ -132,34 +144,52 @@ def ranking(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
     return names
 
 
-def go_on_damaged(stopped: Path, folder: Path, ranking: list[str], damages: list[Damage]) -> None:
-    """Each damage to the newest checkpoint of a copy: it is passed over with a warning, and the next one is found.
+def flip(place: float, bit: int) -> Damage:
+    def damage(content: bytearray) -> None:
+        content[int(place * len(content))] ^= 1 << bit
 
-    With some of them the run then goes on to its end, as if nothing had happened.
-    """
-    followed = draws("damage").sample(damages, of_set(5, len(damages)))
-    for number, damage in enumerate(damages):
-        pass_over_damaged(stopped, folder / str(number), ranking, damage, damage in followed)
+    return damage
 
 
-def pass_over_damaged(stopped: Path, folder: Path, ranking: list[str], damage: Damage, to_the_end: bool) -> None:
-    shutil.copytree(stopped, folder)
-    newest = folder / NAME / ranking[0]
-    content = bytearray(newest.read_bytes())
+def cut(length: int) -> Damage:
+    return lambda content: content.__delitem__(slice(length, None))
+
+
+def damages(kind: str, size: int) -> list[Damage]:
+    """A checkpoint of this size cut at each 4 KiB; or a bit of it flipped, at many places of the day."""
+    draw = draws("flips")
+    if kind == "cut":
+        return [cut(length) for length in range(0, size, 4096)]
+    return [flip(draw.random(), draw.randrange(8)) for _ in range(of_set(100, 400))]
+
+
+def damaged(path: Path, damage: Damage) -> None:
+    content = bytearray(path.read_bytes())
     damage(content)
-    newest.write_bytes(content)
-    with pytest.warns(
-        UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.safetensors is (cut short|damaged)"
-    ):
-        found = latest_checkpoint(folder / NAME)
-    assert found is not None and found.name == ranking[1]
-    assert_same(load_checkpoint(found), intact(stopped / NAME / found.name))
-    if to_the_end:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="passing over a checkpoint")
-            run(folder, "bucketed", "fp32")
-        assert_same(outcome(folder), straight("bucketed", "fp32")[0])
-    shutil.rmtree(folder)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["cut", "flipped"])
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning_and_the_next_one_is_found(
+    stopped, ranking, tmp_path, kind
+):
+    """With some of the damages the run then goes on to its end, as if nothing had happened."""
+    every = damages(kind, (stopped / NAME / ranking[0]).stat().st_size)
+    followed = draws("damage").sample(every, of_set(5, len(every)))
+    for number, damage in enumerate(every):
+        folder = shutil.copytree(stopped, tmp_path / str(number))
+        damaged(folder / NAME / ranking[0], damage)
+        with pytest.warns(
+            UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.safetensors is (cut short|damaged)"
+        ):
+            found = latest_checkpoint(folder / NAME)
+        assert found is not None and found.name == ranking[1]
+        assert_same(load_checkpoint(found), intact(stopped / NAME / found.name))
+        if damage in followed:
+            with pytest.warns(UserWarning, match="passing over a checkpoint"):
+                run(folder, PLAIN)
+            assert_same(outcome(folder), straight(PLAIN)[0])
+        shutil.rmtree(folder)
 
 
 @cache
@@ -167,56 +197,15 @@ def intact(path: Path) -> dict[str, Any]:
     return load_checkpoint(path)
 
 
-def cuts(stopped: Path) -> list[Damage]:
-    size = (stopped / NAME / "checkpoint_last.safetensors").stat().st_size
-
-    def cut(length: int) -> Damage:
-        return lambda content: content.__delitem__(slice(length, None))
-
-    return [cut(length) for length in range(0, size, 4096)]
-
-
-def test_a_newest_checkpoint_cut_at_any_4_kib_is_passed_over(stopped, ranking, tmp_path):
-    go_on_damaged(stopped, tmp_path, ranking, cuts(stopped))
-
-
-def flips(count: int) -> list[Damage]:
-    draw = draws("flips")
-
-    def flip(place: float, bit: int) -> Damage:
-        def damage(content: bytearray) -> None:
-            content[int(place * len(content))] ^= 1 << bit
-
-        return damage
-
-    return [flip(draw.random(), draw.randrange(8)) for _ in range(count)]
-
-
-def test_a_newest_checkpoint_with_any_bit_flipped_is_passed_over(stopped, ranking, tmp_path):
-    go_on_damaged(stopped, tmp_path, ranking, flips(of_set(100, 400)))
-
-
-@pytest.mark.parametrize("place", [1, 2])
-def test_a_run_with_every_checkpoint_but_one_damaged_goes_on_from_that_one(stopped, ranking, tmp_path, place):
-    damage_all_but(stopped, tmp_path, ranking, place)
-    with pytest.warns(UserWarning, match="passing over a checkpoint"):
-        run(tmp_path, "bucketed", "fp32")
-    assert_same(outcome(tmp_path), straight("bucketed", "fp32")[0])
-
-
-def test_a_run_with_nothing_but_its_best_goes_on_from_there(stopped, ranking, tmp_path, capsys):
-    damage_all_but(stopped, tmp_path, ranking, 3)
-    with pytest.warns(UserWarning, match="passing over a checkpoint"):
-        run(tmp_path, "bucketed", "fp32")
-    assert "checkpoint_best.safetensors" in capsys.readouterr().out
-    last = without_measures(load_checkpoint(tmp_path / NAME / "checkpoint_last.safetensors"))
-    assert_same(last, straight("bucketed", "fp32")[0]["checkpoints"]["checkpoint_last.safetensors"])
-
-
-def damage_all_but(stopped: Path, folder: Path, ranking: list[str], place: int) -> None:
-    shutil.copytree(stopped, folder, dirs_exist_ok=True)
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_run_with_every_checkpoint_but_one_damaged_goes_on_from_that_one(stopped, ranking, tmp_path, place, capsys):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     for name in ranking[:place] + ranking[place + 1 :]:
-        path = folder / NAME / name
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+        damaged(tmp_path / NAME / name, flip(0.5, 0))
+    with pytest.warns(UserWarning, match="passing over a checkpoint"):
+        run(tmp_path, PLAIN)
+    assert f"resumed {tmp_path / NAME / ranking[place]}" in capsys.readouterr().out
+    last = "checkpoint_last.safetensors"
+    mine, other = outcome(tmp_path)["checkpoints"], straight(PLAIN)[0]["checkpoints"]
+    # the best one is the oldest: numbered checkpoints that were pruned since are written again
+    assert_same(mine if place < 3 else mine[last], other if place < 3 else other[last])

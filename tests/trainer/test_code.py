@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from course_lm.loss import LossConfig, build_loss, next_token_loss
+from course_lm.model import GPT, ModelConfig
 from course_lm.trainer import Trainer, resume
 from course_lm.trainer.code import digest_of, digests_of_modules
-from tests.training_run import configure, loaders, model_of
+from tests.training_run import LENGTH, VOCABULARY, configure, loaders, model_of
 
 HEAD = "import functools, torch\nfrom torch import nn\nfrom course_lm.loss import next_token_loss\n"
 LOSS = """
@@ -66,56 +67,47 @@ def made(source: str, *changes: tuple[str, str]) -> Any:
     return vars(cell)["part"]
 
 
+def digests(source: str, *changes: tuple[str, str]) -> object:
+    part = made(source, *changes)
+    return digests_of_modules(part) if isinstance(part, nn.Module) else digest_of(part)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("source", "change"),
     [
-        ("* scale", "/ scale"),
-        ("make(2.0", "make(3.0"),
-        ("torch.ones(2)", "torch.zeros(2)"),
-        ("Settings(0.0)", "Settings(1.0)"),
-        ("power = 1", "power = 2"),
-        ("FACTOR = 0.5", "FACTOR = 0.25"),
-        ("value * FACTOR", "value / FACTOR"),
-        ("offset=0.0", "offset=1.0"),
-        ('"gain": 1.0', '"gain": 2.0'),
+        (LOSS, ("* scale", "/ scale")),
+        (LOSS, ("make(2.0", "make(3.0")),
+        (LOSS, ("torch.ones(2)", "torch.zeros(2)")),
+        (LOSS, ("Settings(0.0)", "Settings(1.0)")),
+        (LOSS, ("power = 1", "power = 2")),
+        (LOSS, ("FACTOR = 0.5", "FACTOR = 0.25")),
+        (LOSS, ("value * FACTOR", "value / FACTOR")),
+        (LOSS, ("offset=0.0", "offset=1.0")),
+        (LOSS, ('"gain": 1.0', '"gain": 2.0')),
+        (MODEL, ("x * self.scale", "x / self.scale")),
+        (MODEL, ("self.scale, self.calls, self.act = 1.0", "self.scale, self.calls, self.act = 2.0")),
+        (MODEL, ("x.relu()", "x.tanh()")),
+        (MODEL, ("self.act(self.mix(", "self.mix(self.act(")),
     ],
 )
-def test_a_loss_that_computes_something_else_has_another_digest(change):
-    assert digest_of(made(LOSS, change)) != digest_of(made(LOSS))
+def test_what_computes_something_else_has_another_digest(source, change):
+    assert digests(source, change) != digests(source)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [("'''A loss.'''", "'''Another text.'''"), ("nonlocal count", "nonlocal count  # why"), ("count = 0", "count = 7")],
-)
-def test_words_and_counts_are_no_part_of_the_digest(change):
-    assert digest_of(made(LOSS, change)) == digest_of(made(LOSS))
-
-
-@pytest.mark.parametrize(
-    "change",
+    ("source", "change"),
     [
-        ("x * self.scale", "x / self.scale"),
-        ("self.scale, self.calls, self.act = 1.0", "self.scale, self.calls, self.act = 2.0"),
-        ("x.relu()", "x.tanh()"),
-        ("self.act(self.mix(", "self.mix(self.act("),
+        (LOSS, ("'''A loss.'''", "'''Another text.'''")),
+        (LOSS, ("nonlocal count", "nonlocal count  # why")),
+        (LOSS, ("count = 0", "count = 7")),
+        (MODEL, ("# a comment", "\n")),
+        (MODEL, ("self.calls, self.act = 1.0, 0", "self.calls, self.act = 1.0, 9")),
+        (MODEL, ("return 1", "return 2")),
+        (MODEL, ("self.seen = {}", "self.seen = {1: 2}")),
     ],
 )
-def test_a_model_that_computes_something_else_has_another_digest(change):
-    assert digests_of_modules(made(MODEL, change)) != digests_of_modules(made(MODEL))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("# a comment", "\n"),
-        ("self.calls, self.act = 1.0, 0", "self.calls, self.act = 1.0, 9"),
-        ("return 1", "return 2"),
-        ("self.seen = {}", "self.seen = {1: 2}"),
-    ],
-)
-def test_what_no_forward_pass_reads_is_no_part_of_a_model(change):
-    assert digests_of_modules(made(MODEL, change)) == digests_of_modules(made(MODEL))
+def test_words_counts_and_what_no_forward_pass_reads_are_no_part_of_the_digest(source, change):
+    assert digests(source, change) == digests(source)
 
 
 def test_what_libraries_bring_has_no_digest():
@@ -167,23 +159,48 @@ def trained(folder: Path, model: nn.Module | None = None, **parts: Any) -> Train
     return trainer
 
 
-CHANGES: dict[str, tuple[Any, Any]] = {
-    "loss": ({"loss_fn": made(LOSS)}, {"loss_fn": made(LOSS, ("value * FACTOR", "value / FACTOR"))}),
-    "loss of one's own": ({}, {"loss_fn": made(LOSS)}),
-    "clip": ({"clip": lambda p, n: clip_grad_norm_(p, n)}, {"clip": lambda p, n: clip_grad_norm_(p, n / 2)}),
-    "schedule": ({"schedule": lambda k: 1e-2 / (k + 1)}, {"schedule": lambda k: 1e-2 / (k + 1.0)}),
-    "schedule of one's own": ({}, {"schedule": lambda k: 0.0}),
-    "model": ({"model": made(MODEL)}, {"model": made(MODEL, ("x * self.scale", "x / self.scale"))}),
-}  # fmt: skip
+def dropping(share: float) -> nn.Module:
+    torch.manual_seed(0)
+    return GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=share), VOCABULARY, LENGTH)
+
+
+HALF, HALVED = (lambda p, n: clip_grad_norm_(p, n)), (lambda p, n: clip_grad_norm_(p, n / 2))
+CHANGES: dict[str, tuple[Any, Any, str]] = {
+    "loss": ({"loss_fn": made(LOSS)}, {"loss_fn": made(LOSS, ("value * F", "value / F"))}, "the loss_fn is not "),
+    "loss of one's own": ({}, {"loss_fn": made(LOSS)}, "the loss_fn is not .* had next_token_loss for make.*loss"),
+    "loss with a number": (
+        {},
+        {"loss_fn": build_loss(LossConfig(z_loss=1e-4))},
+        r"the loss_fn is not .* for next_token_loss\(label_smoothing=0.0, z_loss=0.0001\)",
+    ),
+    "clip": ({"clip": HALF}, {"clip": HALVED}, "the clip is not .*lambda> has changed since"),
+    "clip of a library": (
+        {},
+        {"clip": functools.partial(clip_grad_norm_, norm_type=1.0)},
+        r"the clip is not .* had clip_gradients for clip_grad_norm_\(norm_type=1.0\)",
+    ),
+    "schedule": (
+        {"schedule": lambda k: 1e-2 / (k + 1)},
+        {"schedule": lambda k: 1e-2 / (k + 1.0)},
+        "the schedule is not ",
+    ),
+    "schedule of one's own": ({}, {"schedule": lambda k: 0.0}, "learning rate|the schedule is not "),
+    "model": (
+        {"model": made(MODEL)},
+        {"model": made(MODEL, ("x * self.scale", "x / self.scale"))},
+        "the model's Model is not .*Model has changed since",
+    ),
+    "dropout": ({"model": dropping(0.2)}, {"model": dropping(0.4)}, "the model is not .*p=0.2.* for .*p=0.4"),
+}
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_run_with_other_code_is_refused_in_one_line_and_the_same_code_goes_on(tmp_path, what, capsys):
-    first, second = CHANGES[what]
+def test_a_run_with_another_part_is_refused_in_one_line_and_the_same_part_goes_on(tmp_path, what, capsys):
+    first, second, said = CHANGES[what]
     trained(tmp_path, **first)
     trained(tmp_path, **first)
     assert "resumed" in capsys.readouterr().out
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=said) as caught:
         trained(tmp_path, **second)
     assert resume.WHAT_TO_DO in str(caught.value) and "\n" not in str(caught.value)
 

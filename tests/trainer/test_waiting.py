@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import os, subprocess, sys, threading, time, torch
 from course_lm.trainer import waiting
 
 def holds():
-    return any(thread.name == "idle OpenMP threads" for thread in threading.enumerate())
+    return any(thread.name == "idle threads" for thread in threading.enumerate())
 
 x = torch.randn(1000, 1000, generator=torch.Generator().manual_seed(0))
 def compute():
@@ -32,9 +33,13 @@ def processor_seconds(regions=60):
 SAVES = f"""{CHILD}
 openmp, straight = waiting._libgomp(), compute()
 spinning = processor_seconds()
-held = waiting._IdleThreads(openmp)
+over = threading.Event()
+owner = threading.Thread(target=waiting._hold_idle_threads, args=(openmp, over), daemon=True)
+owner.start()
+time.sleep(0.5)
 calm, same = processor_seconds(), torch.equal(compute(), straight)
-held.end()
+over.set()
+owner.join()
 print(spinning, calm, processor_seconds(), same)
 """
 NOTICES = f"""{CHILD}
@@ -79,15 +84,14 @@ def test_it_holds_while_threads_wait_for_cores_and_no_longer(monkeypatch):
     shares, held = [0.01, 0.5, 0.05, 0.01, 0.05], []
     total, clock = iter([0.0, *(sum(shares[: n + 1]) for n in range(len(shares)))]), iter(range(99))
 
-    class Held:
-        def __init__(self, openmp: object) -> None:
-            held.append(len(seen))
+    def thread(**_: object) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: held.append(len(seen)))
 
-        def end(self) -> None:
-            held.append(-len(seen))
+    def event() -> SimpleNamespace:
+        return SimpleNamespace(set=lambda: held.append(-len(seen)))
 
     seen: list[float] = []
-    monkeypatch.setattr(waiting, "_IdleThreads", Held)
+    monkeypatch.setattr(waiting, "threading", SimpleNamespace(Thread=thread, Event=event))
     monkeypatch.setattr(waiting, "seconds_waited", lambda: next(total))
     monkeypatch.setattr(waiting.time, "perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr(waiting.time, "sleep", seen.append)

@@ -92,7 +92,7 @@ def undivided(folder: Path, division: str) -> str:
 
 
 @pytest.fixture(scope="module", params=[None, "lines", "length"])
-def divided(request, source, store, tmp_path_factory) -> tuple[str, TokenStore, str]:
+def divided(request, source, store, tmp_path_factory) -> tuple[str, TokenStore, str | None]:
     """A text of each kind and its store, and what divides it where blank lines do not."""
     if request.param is None:
         return source, store, request.param

@@ -219,6 +219,16 @@ def test_labels_equal_a_plain_loop_on_either_padding_side(data, rows: int, width
             assert labels[row, t] == expected
 
 
+def test_a_real_eos_counts_and_padding_never_does_where_both_share_an_id() -> None:
+    ids = torch.tensor([[1, 5, 1, 1, 1]])
+    assert labels_of(ids, torch.tensor([[1, 1, 1, 0, 0]])).tolist() == [[1, 5, 1, -100, -100]]
+
+
+def test_the_first_real_token_after_left_padding_is_no_target() -> None:
+    ids = torch.tensor([[0, 0, 1, 5, 1]])
+    assert labels_of(ids, torch.tensor([[0, 0, 1, 1, 1]])).tolist() == [[-100, -100, -100, 5, 1]]
+
+
 def test_labels_leave_their_inputs_as_they_were() -> None:
     ids, mask = torch.tensor([[1, 5, 0]]), torch.tensor([[True, True, False]])
     assert labels_of(ids, mask).tolist() == [[1, 5, -100]]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from course_lm.batching import MODES, Loader, make_loader
-from course_lm.loss import count_targets
+from course_lm.forward import forward_logits
+from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
 from course_lm.precision import Precision
@@ -46,6 +47,18 @@ def test_the_metrics_do_not_depend_on_batch_size_or_mode(mode, batch_size):
     model = make_model()
     expected = evaluate(model, batches_of("fixed", 1))
     assert evaluate(model, batches_of(mode, batch_size)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_every_token_weighs_the_same_and_not_every_batch():
+    model, batches = make_model(), [*batches_of(documents=["a"]), *batches_of(documents=DOCUMENTS[:3])]
+    losses = [next_token_loss(forward_logits(model, b), b["labels"], reduction="none").detach() for b in batches]
+    counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
+    sums = [float(loss.sum()) for loss in losses]
+    metrics = evaluate(model, batches)
+    assert metrics["tokens"] == sum(counts)
+    assert metrics["val_loss"] == pytest.approx(sum(sums) / sum(counts), rel=1e-12)
+    mean_of_means = sum(one / count for one, count in zip(sums, counts)) / len(batches)
+    assert abs(metrics["val_loss"] - mean_of_means) > 0.01
 
 
 class Table(nn.Module):

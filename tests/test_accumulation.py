@@ -12,24 +12,12 @@ from torch import Tensor, nn
 
 from course_lm.accumulation import count_window_targets, windows
 from course_lm.batching import make_loader
-from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.step import train_step
 from course_lm.tokenizer import train_tokenizer
 
 VOCAB = 11
 DOCUMENTS = ["the cat sat on the mat " * (1 + number * number % 7) for number in range(23)]
-
-
-def ragged_batches(seed: int, lengths: list[int]) -> list[dict[str, Tensor]]:
-    """Micro-batches of two rows with different lengths and different shares of ignored labels."""
-    generator = torch.Generator().manual_seed(seed)
-    batches = []
-    for length in lengths:
-        input_ids = torch.randint(0, VOCAB, (2, length), generator=generator)
-        ignored = torch.rand(2, length, generator=generator) < torch.rand(1, generator=generator)
-        batches.append({"input_ids": input_ids, "labels": input_ids.masked_fill(ignored, -100)})
-    return batches
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
@@ -85,30 +73,6 @@ def test_another_ignore_index_is_honoured():
     assert int(count_window_targets([{"labels": torch.tensor([[1, 0, 2, 0]])}], ignore_index=0)) == 1
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 10_000), st.lists(st.integers(2, 7), min_size=1, max_size=5))
-def test_sums_over_the_window_count_give_the_gradient_of_one_big_batch(seed, lengths):
-    batches = ragged_batches(seed, lengths)
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Embedding(11, 6), nn.Tanh(), nn.Linear(6, 11)).double()
-    longest = max(lengths)
-    concatenated = {
-        key: torch.cat(
-            [nn.functional.pad(batch[key], (0, longest - batch[key].shape[1]), value=fill) for batch in batches]
-        )
-        for key, fill in (("input_ids", 0), ("labels", -100))
-    }
-    gradients = []
-    for window in (batches, [concatenated]):
-        model.zero_grad()
-        count = count_window_targets(window).clamp(min=1)
-        for batch in window:
-            loss = next_token_loss(model(batch["input_ids"]), batch["labels"], reduction="sum")
-            (loss / count).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)
-
-
 def ragged_rows(lengths: Sequence[int], seed: int, ignored: float = 0.2) -> dict[str, Tensor]:
     """One batch, padded on the right; a share of the labels is ignored."""
     generator = torch.Generator().manual_seed(seed)
@@ -141,22 +105,6 @@ def assert_same_gradient(actual: Tensor, expected: Tensor) -> None:
     assert (actual - expected).norm() <= 1e-10 * expected.norm()
 
 
-@st.composite
-def rows_and_places(draw):
-    lengths = [*draw(st.lists(st.integers(1, 12), min_size=1, max_size=9)), 12]
-    places = draw(st.sets(st.integers(1, len(lengths) - 1)))
-    return lengths, sorted(places)
-
-
-@settings(max_examples=40)
-@given(rows_and_places(), st.integers(0, 10_000))
-def test_wherever_a_ragged_batch_is_cut_its_step_has_the_same_gradient(rows, seed):
-    lengths, places = rows
-    model, batch = tiny_model(seed), ragged_rows(lengths, seed)
-    batch["labels"][-1, 1] = 3  # there is a target
-    assert_same_gradient(gradient_of_step(model, cut(batch, places)), gradient_of_step(model, [batch]))
-
-
 @settings(max_examples=15)
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 10_000))
 def test_each_window_of_an_epoch_has_the_gradient_of_its_own_rows_the_tail_included(batches, accumulation_steps, seed):
@@ -179,14 +127,6 @@ def test_an_empty_micro_batch_among_full_ones_changes_nothing(place):
     empty = ragged_rows([5, 3], seed=2)
     empty["labels"] = torch.full_like(empty["labels"], -100)
     window.insert(place, empty)
-    assert_same_gradient(gradient_of_step(model, window), expected)
-
-
-def test_gradients_left_over_from_before_are_no_part_of_a_step():
-    model, window = tiny_model(), [ragged_rows([7, 3], seed=0)]
-    expected = gradient_of_step(model, window)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
     assert_same_gradient(gradient_of_step(model, window), expected)
 
 

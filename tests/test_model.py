@@ -98,16 +98,6 @@ def test_a_packed_document_has_the_logits_that_it_has_alone(lengths, pads, plain
             torch.testing.assert_close(together[inside], alone, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_without_document_ids_packed_documents_would_see_each_other(plain):
-    model = make_model()
-    ids, document_ids, mask = packed([4, 5], 0, seed=1)
-    with attention_path(plain):
-        mixed = model(ids, attention_mask=mask)[0, 4:]
-        apart = model(ids, attention_mask=mask, document_ids=document_ids)[0, 4:]
-    assert (mixed - apart).abs().max() > 1e-3
-
-
 @settings(max_examples=20)
 @given(st.integers(1, 9), st.booleans(), kinds_of_positions, seeds)
 def test_no_position_sees_a_later_token(position, plain, positions, seed):
@@ -235,19 +225,6 @@ def test_given_positions_replace_the_counted_ones():
     counted = model(ids)
     torch.testing.assert_close(model(ids, position_ids=torch.arange(5)[None]), counted)
     assert not torch.allclose(model(ids, position_ids=shifted), counted)
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), seeds)
-def test_a_product_of_turned_vectors_depends_on_their_distance_alone(query_at, key_at, further, seed):
-    generator = torch.Generator().manual_seed(seed)
-    query, key = torch.randn(2, 6, generator=generator)
-
-    def product(at: int, other: int) -> Tensor:
-        turned = Rotation(torch.tensor([[at, other]]), 6).turn(torch.stack([query, key])[None, :, None, None])
-        return turned[0, 0].flatten() @ turned[0, 1].flatten()
-
-    torch.testing.assert_close(product(query_at + further, key_at + further), product(query_at, key_at))
 
 
 def test_a_pair_of_elements_turns_by_its_position_times_its_rate():

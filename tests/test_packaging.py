@@ -256,13 +256,6 @@ def test_the_installed_wheel_loads_its_corpus_and_its_configurations(site):
     assert int(stories) > 1000
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]], ids=" ".join)
-def test_the_installed_command_runs(site, arguments):
-    result = run(site / "bin" / "course-lm", *arguments, cwd=site.parent, PYTHONPATH=str(site))
-    assert result.returncode == 0, result.stderr
-    assert "course-lm" in result.stdout
-
-
 def test_the_installed_command_opens_copies_of_its_own_lessons(site, tmp_path):
     fake = tmp_path / "fake" / "jupyterlab.py"
     fake.parent.mkdir()

@@ -351,20 +351,18 @@ def kept(loader: Any) -> Iterator[None]:
 
     A copy of a loader shares its samplers and its dataset, so what the copy is told or draws is told to them.
     """
-    generators = [(generator, generator.get_state()) for generator in _generators(loader)]
     epochs = [(part, part.epoch) for part in _parts_of(loader) if hasattr(part, "set_epoch") and hasattr(part, "epoch")]
     keeps_place = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-    position = deepcopy(loader.state_dict()) if keeps_place else None  # it may return what it goes on changing
-    try:
-        yield
-    finally:
-        for part, epoch in epochs:
-            if part.epoch != epoch:
-                part.set_epoch(epoch)
-        if keeps_place and not _equal(loader.state_dict(), position):  # loading it anew would end a running pass
-            loader.load_state_dict(position)
-        for generator, state in generators:
-            generator.set_state(state)
+    with _own_generators_kept(loader):
+        position = deepcopy(loader.state_dict()) if keeps_place else None  # it may return what it goes on changing
+        try:
+            yield
+        finally:
+            for part, epoch in epochs:
+                if part.epoch != epoch:
+                    part.set_epoch(epoch)
+            if keeps_place and not _equal(loader.state_dict(), position):  # loading it anew would end a running pass
+                loader.load_state_dict(position)
 
 
 def second_reader(loader: Any, *, fresh_workers: bool = False) -> Any:
@@ -458,23 +456,27 @@ def digest_of(batch: Any) -> str:
 
 @contextmanager
 def _seeded_own(loader: Any, *place: int) -> Iterator[None]:
-    """Let the generators that a loader holds begin with seeds of this place, and of their own; then they are as before.
+    """Let the generators that a loader holds begin with seeds of this place and of their own for a while."""
+    with _own_generators_kept(loader) as generators:
+        for number, generator in enumerate(generators):
+            generator.manual_seed(seed_of(*place, generator.initial_seed(), number))
+        yield
+
+
+@contextmanager
+def _own_generators_kept(loader: Any) -> Iterator[list[torch.Generator]]:
+    """The generators that a loader holds, which have their states back when the body ends.
 
     Attributes alone: a generator in a list or a closure is out of sight.
     """
-    before = [(generator, generator.get_state()) for generator in _generators(loader)]
-    for number, (generator, _) in enumerate(before):
-        generator.manual_seed(seed_of(*place, generator.initial_seed(), number))
-    try:
-        yield
-    finally:
-        for generator, state in before:
-            generator.set_state(state)
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
     held = (value for part in _parts_of(loader) for value in getattr(part, "__dict__", {}).values())
-    return list({id(value): value for value in held if isinstance(value, torch.Generator)}.values())
+    generators = list({id(value): value for value in held if isinstance(value, torch.Generator)}.values())
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield generators
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def _parts_of(loader: object) -> list[Any]:

@@ -366,19 +366,17 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def _rows_at(batch_size: int | None, tokens_per_batch: int | None, max_length: int) -> Callable[[int], int]:
-    # Partials and no closures: a loader is pickled for worker processes that are spawned.
-    if batch_size is not None and tokens_per_batch is None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        return partial(_rows_of_batch, batch_size, None)
-    if tokens_per_batch is not None and batch_size is None:
-        if tokens_per_batch < max_length:
-            raise ValueError(f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}")
-        return partial(_rows_of_batch, None, tokens_per_batch)
-    raise ValueError(
-        f"give either batch_size or tokens_per_batch, got batch_size={batch_size} "
-        f"and tokens_per_batch={tokens_per_batch}"
-    )
+    if (batch_size is None) == (tokens_per_batch is None):
+        raise ValueError(
+            f"give either batch_size or tokens_per_batch, got batch_size={batch_size} "
+            f"and tokens_per_batch={tokens_per_batch}"
+        )
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if tokens_per_batch is not None and tokens_per_batch < max_length:
+        raise ValueError(f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}")
+    # A partial and no closure: a loader is pickled for worker processes that are spawned.
+    return partial(_rows_of_batch, batch_size, tokens_per_batch)
 
 
 def _rows_of_batch(batch_size: int | None, tokens_per_batch: int | None, width: int) -> int:

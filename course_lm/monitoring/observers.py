@@ -56,40 +56,34 @@ class Observers:
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Tell every observer that a run starts after `step` completed steps."""
-        self._tell("start", lambda observer: observer.start(step, total_steps))
+        self._tell("start", lambda observer: observer.start(step, total_steps), self.active)
 
     def log(self, record: Record) -> None:
         """Give every observer a copy of `record`."""
-        self._tell("log", lambda observer: observer.log(dict(record)))
+        self._tell("log", lambda observer: observer.log(dict(record)), self.active)
 
     def close(self) -> None:
         """Close every observer, the last one first: a progress bar below what others print ends before they do."""
-        self._tell("close", lambda observer: observer.close(), reverse=True)
+        self._tell("close", lambda observer: observer.close(), self.active[::-1])
 
     def show_validation(self, done: int, total: int | None) -> None:
         """Show how far a validation is."""
-        self._show("show_validation", lambda display: display.show_validation(done, total))
+        self._tell("show_validation", lambda display: display.show_validation(done, total), self._displays)
 
     def end_validation(self) -> None:
         """Show no validation any more."""
-        self._show("end_validation", lambda display: display.end_validation())
+        self._tell("end_validation", lambda display: display.end_validation(), self._displays)
 
     def say(self, text: str) -> None:
         """Show a line of text."""
-        self._show("say", lambda display: display.say(text))
+        self._tell("say", lambda display: display.say(text), self._displays)
 
-    def _show(self, method: str, call: Callable[[Display], None]) -> None:
-        """As `_tell`, for those that can."""
-        for observer in self.active[:]:
-            if isinstance(observer, Display):
-                try:
-                    call(observer)
-                except Exception as error:
-                    self._leave_out(observer, method, error)
+    @property
+    def _displays(self) -> list[Any]:
+        return [observer for observer in self.active if isinstance(observer, Display)]
 
-    def _tell(self, method: str, call: Callable[[Observer], None], reverse: bool = False) -> None:
-        # over a copy, since an observer that fails is taken out
-        for observer in self.active[::-1] if reverse else self.active[:]:
+    def _tell(self, method: str, call: Callable[[Any], None], observers: list[Any]) -> None:
+        for observer in observers[:]:  # a copy, since an observer that fails is taken out
             try:
                 call(observer)
             except Exception as error:  # not BaseException: Ctrl-C in an observer ends the run

@@ -82,15 +82,6 @@ def test_a_small_text_gives_the_tokenizer_that_it_gives_when_it_is_held(store, s
     assert store.tokenizer.to_str() == train_tokenizer(part_of(source, "train"), 270).to_str()
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_store_gives_the_batches_of_the_text_that_is_held(store, source, mode, split):
-    def loader(documents: Any) -> Loader:
-        return make_loader(documents, store.tokenizer, mode=mode, batch_size=3, max_length=16, seed=5)
-
-    assert_same_batches(loader(part_of(source, split)), loader(store.corpus(split).documents))
-
-
 def undivided(folder: Path, division: str) -> str:
     """A file that no blank line divides: of many lines, some of them equal, or of one that is long."""
     draw = random.Random(0)
@@ -100,27 +91,24 @@ def undivided(folder: Path, division: str) -> str:
     return str(folder / "text.txt")
 
 
+@pytest.fixture(scope="module", params=[None, "lines", "length"])
+def divided(request, source, store, tmp_path_factory) -> tuple[str, TokenStore, str | None]:
+    """A text of each kind and its store, and what divides it where blank lines do not."""
+    if request.param is None:
+        return source, store, request.param
+    other = undivided(tmp_path_factory.mktemp("text"), request.param)
+    return other, open_token_store(text_of(other), RECIPE, tmp_path_factory.mktemp("cache")), request.param
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("division", ["lines", "length"])
-def test_a_store_gives_the_batches_of_a_text_that_no_blank_line_divides(tmp_path, mode, division):
-    source = undivided(tmp_path, division)
-    store = open_token_store(text_of(source), RECIPE, tmp_path / "cache")
+def test_a_store_gives_the_batches_of_the_text_that_is_held(divided, mode):
+    source, store, _ = divided
 
     def loader(documents: Any) -> Loader:
         return make_loader(documents, store.tokenizer, mode=mode, batch_size=3, max_length=16, seed=5)
 
     for split in ("train", "validation", "test"):
         assert_same_batches(loader(part_of(source, split)), loader(store.corpus(split).documents))
-
-
-@pytest.mark.parametrize("division", ["lines", "length"])
-def test_a_store_that_is_found_knows_how_its_text_was_cut(tmp_path, monkeypatch, division):
-    source = undivided(tmp_path, division)
-    open_token_store(text_of(source), RECIPE, tmp_path / "cache")
-    monkeypatch.setattr(FilesText, "documents", refuse_to_read)
-    monkeypatch.setattr(large, "find_division", refuse_to_read)
-    store = open_token_store(text_of(source), RECIPE, tmp_path / "cache")
-    assert store.corpus("train").division == load_corpus(source).division == division
 
 
 def configure(source: str, cache: Path, **parts: Any) -> TrainingConfig:
@@ -161,11 +149,6 @@ def test_ids_of_a_large_vocabulary_are_four_bytes_wide(store, source, monkeypatc
     assert_same_batches(*loaders)
 
 
-def test_of_equal_documents_in_two_files_the_first_stays(store, source):
-    counts = {split: len(store.corpus(split).documents) for split in ("train", "validation", "test")}
-    assert counts == {split: len(part_of(source, split)) for split in counts}
-
-
 def test_a_stored_document_that_is_asked_for_is_the_text_that_it_was(store, source):
     documents = store.corpus("train").documents
     expected = part_of(source, "train")
@@ -183,10 +166,6 @@ def test_repeated_documents_are_found_where_only_half_of_a_digest_is_equal():
         repeated += [number] if digest in seen else []
         seen.add(digest)
     assert sorted(token_store._repeated(digests)) == repeated
-
-
-def test_no_document_is_repeated_where_all_digests_differ():
-    assert not len(token_store._repeated(np.arange(20, dtype=np.uint64).reshape(-1, 2)))
 
 
 # The sample for the tokenizer
@@ -213,10 +192,13 @@ def test_the_sample_is_spread_over_the_text(tmp_path, monkeypatch):
 # Found again, whole or not at all
 
 
-def test_a_store_is_found_again_without_reading_the_text(store, source, monkeypatch):
+def test_a_store_is_found_again_without_reading_the_text_and_knows_how_it_was_cut(divided, monkeypatch):
+    source, store, division = divided
     monkeypatch.setattr(FilesText, "documents", refuse_to_read)
+    monkeypatch.setattr(large, "find_division", refuse_to_read)
     again = open_token_store(text_of(source), RECIPE, store.folder.parent)
     assert (again.folder, again.facts) == (store.folder, store.facts)
+    assert again.corpus("train").division == load_corpus(source).division == division
 
 
 @pytest.mark.parametrize(
@@ -420,32 +402,21 @@ def test_a_curriculum_over_a_large_text_is_refused_before_it_is_read(source, tmp
     assert_one_line(caught.value, "curriculum.enabled must be false", source)
 
 
-def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("stage", "added"), [("_encode", "\n\none more"), ("_write", "")])
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, stage, added):
     source = write_text(tmp_path)
-    encode = token_store._encode
+    build_on = getattr(token_store, stage)
 
-    def append_then_encode(*arguments: Any) -> object:
+    def change_then_build_on(*arguments: Any) -> object:
         with (tmp_path / "b.txt").open("a") as file:
-            file.write("\n\none more")
-        return encode(*arguments)
+            file.write(added)
+        os.utime(tmp_path / "b.txt", ns=(1, 1))
+        return build_on(*arguments)
 
-    monkeypatch.setattr(token_store, "_encode", append_then_encode)
+    monkeypatch.setattr(token_store, stage, change_then_build_on)
     with pytest.raises(ValueError) as caught:
         open_token_store(text_of(source), RECIPE, tmp_path / "cache")
     assert_one_line(caught.value, source, "was changed while it was read")
-
-
-def test_a_text_that_keeps_its_documents_and_changes_is_refused(tmp_path, monkeypatch):
-    source = write_text(tmp_path)
-    write = token_store._write
-
-    def touch_then_write(*arguments: Any) -> object:
-        os.utime(tmp_path / "b.txt", ns=(1, 1))
-        return write(*arguments)
-
-    monkeypatch.setattr(token_store, "_write", touch_then_write)
-    with pytest.raises(ValueError, match="was changed while it was read"):
-        open_token_store(text_of(source), RECIPE, tmp_path / "cache")
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 

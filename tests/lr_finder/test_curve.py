@@ -17,7 +17,6 @@ from course_lm.monitoring import smooth
 
 RATES = np.geomspace(1e-6, 1.0, 100).tolist()
 STEP = RATES[1] / RATES[0]
-losses = st.lists(st.floats(0.1, 20), min_size=1, max_size=30)
 
 
 def descent(centre: float = 1e-3, width: float = 0.5, noise: float = 0.0, seed: int = 0) -> list[float]:
@@ -37,27 +36,6 @@ def between(reading: Suggestion, low: float, high: float) -> bool:
 
 
 # Smoothing
-
-
-def test_the_average_by_hand():
-    assert smooth([4.0, 2.0, 0.0], 0.5) == pytest.approx([4.0, (0.5 * 4 + 2) / 1.5, (0.25 * 4 + 0.5 * 2 + 0) / 1.75])
-
-
-@given(losses)
-def test_no_smoothing_changes_nothing(values):
-    assert smooth(values, 0.0) == pytest.approx(values)
-
-
-@given(losses, st.floats(0, 0.999))
-def test_the_average_starts_at_the_first_loss_and_stays_between_the_extremes(values, smoothing):
-    curve = smooth(values, smoothing)
-    assert curve[0] == pytest.approx(values[0])
-    assert all(min(values) - 1e-6 <= value <= max(values) + 1e-6 for value in curve)
-
-
-@given(st.floats(0.1, 20), st.integers(1, 50), st.floats(0, 0.999))
-def test_a_constant_loss_stays_what_it_is(value, count, smoothing):
-    assert smooth([value] * count, smoothing) == pytest.approx([value] * count)
 
 
 def test_a_straight_descent_shows_up_late_by_the_promised_number_of_steps():
@@ -174,14 +152,10 @@ def test_flat_noise_is_called_noise():
     assert_unusable(suggest(RATES, flat(0.5, 0)), "which noise alone can do")
 
 
-def test_a_fall_of_less_than_a_hundredth_is_no_descent():
-    values = [6 - 0.05 * (loss < 5.5) for loss in descent()]
-    assert_unusable(suggest(RATES, values), "falls by 0.050 from 6.000, less than 1% of it")
-
-
-def test_of_losses_below_zero_a_hundredth_counts_as_well():
-    values = [-6 - 0.05 * (loss < 5.5) for loss in descent()]
-    assert_unusable(suggest(RATES, values), "falls by 0.050 from -6.000, less than 1% of it")
+@pytest.mark.parametrize("level", [6, -6])
+def test_a_fall_of_less_than_a_hundredth_is_no_descent(level):
+    values = [level - 0.05 * (loss < 5.5) for loss in descent()]
+    assert_unusable(suggest(RATES, values), f"falls by 0.050 from {level}.000, less than 1% of it")
 
 
 @pytest.mark.parametrize("values", [[6.0] * 100, [6 + step / 10 for step in range(100)]], ids=["constant", "rising"])
@@ -194,16 +168,10 @@ def test_too_few_points_are_not_read(count, left):
     assert_unusable(suggest(RATES[:count], descent()[:count]), f"{left} points are left to read, 5 are needed")
 
 
-def test_nothing_but_nan_is_not_read():
-    assert_unusable(suggest(RATES, [math.nan] * 100), "0 points")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
-        ({"smoothing": -0.1}, r"smoothing must be in \[0, 1\), got -0.1"),
-        ({"smoothing": math.nan}, "smoothing must be in"),
         ({"skip_start": -1}, "skip_start must be a whole number of at least 0, got -1"),
         ({"skip_end": 2.5}, "skip_end must be a whole number of at least 0, got 2.5"),
     ],

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from course_lm.batching import MODES, Loader, make_loader
 from course_lm.forward import forward_logits
 from course_lm.loss import count_targets, next_token_loss
-from course_lm.model import GPT, ModelConfig, evaluation_mode
+from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
 from course_lm.precision import Precision
 from course_lm.tokenizer import train_tokenizer
@@ -95,14 +95,6 @@ def test_a_small_loss_is_not_lost_beside_a_huge_sum():
     assert metrics["val_loss"] * 51 == pytest.approx(2.0**24 + 50 * math.log(2), rel=1e-9)
 
 
-def test_bytes_are_summed_over_batches():
-    batches = batches_of(batch_size=2)
-    metrics = evaluate(make_model(), batches)
-    num_bytes = sum(len(document.encode()) for document in DOCUMENTS)
-    bits = metrics["val_loss"] * metrics["tokens"] / math.log(2)
-    assert metrics["bits_per_byte"] == pytest.approx(bits / num_bytes)
-
-
 def test_without_num_bytes_only_bits_per_byte_is_nan():
     batches = [{name: part for name, part in batch.items() if name != "num_bytes"} for batch in batches_of()]
     metrics = evaluate(make_model(), batches)
@@ -128,26 +120,6 @@ def test_each_module_gets_its_own_mode_back():
     modes = mixed_modes(model)
     evaluate(model, batches_of())
     assert [module.training for module in model.modules()] == modes
-
-
-def test_each_module_gets_its_own_mode_back_after_an_error_too():
-    model = make_model()
-    modes = mixed_modes(model)
-
-    def breaks_off():
-        yield batches_of()[0]
-        raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        evaluate(model, breaks_off())
-    assert [module.training for module in model.modules()] == modes
-
-
-def test_inside_everything_is_in_eval_mode():
-    model = make_model()
-    mixed_modes(model)
-    with evaluation_mode(model):
-        assert not any(module.training for module in model.modules())
 
 
 def test_nothing_is_dropped_out():
@@ -216,16 +188,6 @@ def test_the_standard_error_is_that_of_a_ratio_of_sums_over_documents(mode):
     spread = np.sum((nats - nats.sum() / tokens.sum() * tokens) ** 2) / (count - 1)
     expected = math.sqrt(spread / count) / mean_tokens  # Cochran 1977, (6.13), of a small share of all documents
     assert evaluate(model, loader_of(mode, DOCUMENTS))["val_loss_se"] == pytest.approx(expected, rel=1e-9)
-
-
-def test_the_standard_error_is_the_spread_of_losses_of_other_documents():
-    draw = np.random.default_rng(0)
-    documents = [" ".join(map(str, draw.choice(WORDS, draw.integers(2, 20)))) for _ in range(150)]
-    model = make_model()
-    sums = sums_of(model, documents)
-    resampled = sums[draw.integers(len(sums), size=(4000, len(sums)))].sum(1)  # bootstrap: (4000, 2)
-    found = evaluate(model, loader_of("packed", documents))["val_loss_se"]
-    assert found == pytest.approx(np.std(resampled[:, 0] / resampled[:, 1]), rel=0.08)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -14,7 +14,6 @@ import pytest
 from tqdm import tqdm
 
 from course_lm.monitoring import Observers, ProgressBar, progress
-from course_lm.monitoring.progress import _LEAST_WIDTH
 from tests.fork_server import ROOT, Process, environment, python
 from tests.records import Recorder, train_record, validation_record
 
@@ -90,21 +89,6 @@ def terminal_output(columns: int) -> str:
 
 # A number in the postfix that is whole, with its name or its unit.
 METRIC = r"(loss|val) \d+\.\d{3}|[\d,]+ tok/s|lr \d\.\de-\d\d|norm \d+\.\d\d"
-
-
-def test_metrics_are_shown_as_long_as_the_whole_line_fits() -> None:
-    bar = ProgressBar()
-    bar.start(0, 200)
-    bar.log(train_record(7))
-    assert bar._bar is not None
-    line, seen = bar._bar.format_dict, set()
-    for columns in range(40, 160):
-        shown = bar._fitting({**line, "ncols": columns})
-        whole = tqdm.format_meter(**(line | {"postfix": shown or None, "ncols": None}))  # with a bar of 10
-        assert not shown or len(whole) - 10 + _LEAST_WIDTH <= columns
-        seen.add(shown)
-    bar.close()
-    assert len(seen) > 3
 
 
 @pytest.mark.parametrize(

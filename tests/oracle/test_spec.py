@@ -118,27 +118,27 @@ OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] =
 }
 
 
+HYPERPARAMETERS: dict[str, Any] = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "momentum": 0.8, "max_grad_norm": 0.5}
+
+
+def train_by_torch(
+    model: nn.Module, batches: list[Batch], optimizer: torch.optim.Optimizer, max_norm: float = math.inf
+) -> None:
+    for batch in batches:
+        optimizer.zero_grad()
+        mean_loss(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_weights_and_moments_equal_those_of_torch(name: str, decay: float) -> None:
     model, batches = tiny(), random_batches(6)
-    settings = Settings(
-        optimizer=name,
-        schedule=lambda k: 0.05,
-        beta1=0.8,
-        beta2=0.95,
-        epsilon=1e-6,
-        momentum=0.8,
-        weight_decay=decay,
-        max_grad_norm=0.5,
-    )
+    settings = Settings(optimizer=name, schedule=lambda k: 0.05, weight_decay=decay, **HYPERPARAMETERS)
     result = train(model, [batches], settings)
     optimizer = OPTIMIZERS[name](groups(model, decay))
-    for batch in batches:
-        optimizer.zero_grad()
-        mean_loss(model, batch).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
+    train_by_torch(model, batches, optimizer, max_norm=0.5)
     assert_weights(result.weights, model)
     for weight_name, weight in model.named_parameters():
         for kind, value in optimizer.state[weight].items() if weight.requires_grad else ():
@@ -462,10 +462,7 @@ def test_a_fault_of_the_decay_is_another_torch_optimizer(
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     params: Any = groups(model, 0.3) if has_groups else trained
     optimizer = optimizer_type(params, lr=0.05, weight_decay=0.3, foreach=False)
-    for batch in batches:
-        optimizer.zero_grad()
-        mean_loss(model, batch).backward()
-        optimizer.step()
+    train_by_torch(model, batches, optimizer)
     assert_weights(result.weights, model)
 
 
@@ -474,10 +471,7 @@ def test_exchanged_betas_are_those_of_torch_the_other_way_round() -> None:
     settings = Settings(schedule=lambda k: 0.05, beta1=0.8, beta2=0.95)
     result = train(model, [batches], settings, {"betas_exchanged"})
     optimizer = torch.optim.AdamW(groups(model, 0.0), lr=0.05, betas=(0.95, 0.8), foreach=False)
-    for batch in batches:
-        optimizer.zero_grad()
-        mean_loss(model, batch).backward()
-        optimizer.step()
+    train_by_torch(model, batches, optimizer)
     assert_weights(result.weights, model)
 
 
@@ -508,16 +502,7 @@ def test_without_bias_correction_adams_first_step_is_the_longer_by_the_moments_s
 def test_a_step_on_an_empty_window_is_what_torch_makes_of_a_mean_over_nothing(name: str) -> None:
     model, b = tiny(), random_batches(3)
     batches = [b[0], without_targets(b[1]), b[2]]
-    settings = Settings(
-        optimizer=name,
-        schedule=Decay(0.05, 0.7),
-        beta1=0.8,
-        beta2=0.95,
-        epsilon=1e-6,
-        momentum=0.8,
-        weight_decay=0.3,
-        max_grad_norm=0.5,
-    )
+    settings = Settings(optimizer=name, schedule=Decay(0.05, 0.7), weight_decay=0.3, **HYPERPARAMETERS)
     result = train(model, [batches], settings, {"steps_on_empty_window"})
     optimizer = OPTIMIZERS[name](groups(model, 0.3))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.7**k)

@@ -106,8 +106,9 @@ def mutate(tree: Any, draw: random.Random, odd: list[Any]) -> Any:
         tensors = [place for place in every if isinstance(place[0][place[1]], Tensor)]
         container, key = draw.choice(tensors if tensors and draw.random() < 0.4 else every)
         value, kind = container[key], draw.randrange(6)
-        if isinstance(value, Tensor) and not value.is_meta and kind < 4:
-            container[key] = draw.choice(TENSOR_CHANGES)(value)
+        if isinstance(value, Tensor) and kind < 4:
+            if value.is_cpu and value.layout == torch.strided and not value.is_quantized:  # not changed already
+                container[key] = draw.choice(TENSOR_CHANGES)(value)
         elif kind == 0:
             del container[key]
         elif kind == 1 and isinstance(container, dict):

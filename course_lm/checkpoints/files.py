@@ -81,11 +81,11 @@ def write_checkpoint(path: str | os.PathLike[str], apart: TakenApart, serial: in
     """Write the file itself; parts: the digest of the list of the files that hold its sharded tensors."""
     step = apart.plain.get("step")
     step = min(max(step, 0), 10**17) if type(step) is int else 0
-    known = {"format": FORMAT_VERSION, "serial": serial, "step": step}
-    start = {"sha256": _ZEROS} | {name: str(number) for name, number in known.items()}
-    start |= {} if parts is None else {"parts": parts}
+    about = {"sha256": _ZEROS, "format": str(FORMAT_VERSION), "serial": str(serial), "step": str(step)}
+    about |= {} if parts is None else {"parts": parts}
+    about["state"] = json.dumps(apart.plain, separators=(",", ":"))
     with atomic_file(path) as file:
-        digest = write_file(file, apart.tensors, start | {"state": json.dumps(apart.plain, separators=(",", ":"))})
+        digest = write_file(file, apart.tensors, about)
         file.seek(_DIGITS_AT)
         file.write(digest.encode())
     remove_stray_parts(Path(path).parent, _serial)  # those of the checkpoint that was replaced

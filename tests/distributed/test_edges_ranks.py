@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,9 @@ from course_lm.batching import Loader, Share
 from course_lm.config import TrainingConfig
 from course_lm.distributed import DistributedConfig, Group, RankError, connect, leave, share
 from course_lm.loss import next_token_loss
-from course_lm.lr_finder import find_lr
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
-from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.optim import OptimizerConfig
 from course_lm.shards import gathered, is_sharded
 from course_lm.trainer import Trainer
 from tests.distributed.pool import JOINED, Pool, free_port
@@ -453,29 +452,6 @@ def shards_after_a_broken_validation() -> dict[str, Any]:
 
 def test_a_validation_that_is_broken_off_on_all_ranks_leaves_each_its_part_of_the_weights(ranks: Ranks) -> None:
     assert ranks(2).run(shards_after_a_broken_validation) == [{"done": [2], "sharded": True}] * 2
-
-
-# The range test.
-
-
-def sweep(make: Callable[[], Made]) -> Sequence[float]:
-    """On a rank: the losses of a range test, each rank over the same data."""
-    model, _ = make()
-    optimizer = build_optimizer(model, OptimizerConfig(type="sgd", learning_rate=0.1))
-    train_loader, val_loader = loaders("bucketed")
-    return find_lr(model, train_loader, optimizer, num_iter=6, accumulation_steps=3, val_loader=val_loader).losses
-
-
-def quiet_in_ddp() -> Made:
-    model = gpt(dropout=0.0)
-    return (DistributedDataParallel(model) if connect().world > 1 else model), {}
-
-
-@pytest.mark.parametrize("make", [partial(plain, dropout=0.0), quiet_in_ddp], ids=["plain", "ddp"])
-def test_a_range_test_on_many_ranks_gives_the_losses_of_one(ranks: Ranks, make: Any) -> None:
-    (alone,) = ranks(1).run(sweep, make)
-    for losses in ranks(2).run(sweep, make):
-        assert losses == pytest.approx(alone, rel=1e-9)
 
 
 # Shares.

@@ -140,11 +140,6 @@ def test_literal_torchrun_trains_as_a_forked_one_does(runs, tmp_path):
     assert_same(end_state(tmp_path), end_state(output))
 
 
-def test_literal_torchrun_refuses_bad_input_once(runs, tmp_path):
-    assert_refused(runs.run(2, tmp_path, "--training.max_stps=3", start=anew), "max_stps")
-    assert not (tmp_path / NAME).exists()
-
-
 # The number of processes
 
 
@@ -184,20 +179,6 @@ def test_a_run_stopped_under_four_processes_goes_on_under_fewer(runs, tmp_path, 
     went_on = runs.run(then, tmp_path, *settings, *LONG)
     assert went_on.code == 0 and went_on.out.count("resumed ") == 1, went_on.err
     assert_close(tmp_path, runs.made(1, *LONG)[0], absolute=1e-4)  # rounding grows from step to step
-
-
-@pytest.mark.parametrize(
-    ("ranks", "settings"),
-    [(2, (FSDP,)), (2, SHARDED), (3, (DDP,))],
-)
-def test_a_stopped_run_ends_bit_for_bit_like_one_never_stopped(runs, tmp_path, ranks, settings):
-    stopped = runs.stop(ranks, tmp_path, terminate_a_rank, *settings, *LONG)
-    assert exit_codes(stopped) == [143] * ranks, stopped.err
-    assert stopped.out.count("stopped by SIGTERM after step") == 1 and not stopped.own
-    assert 4 <= steps(tmp_path) < 40
-    went_on = runs.run(ranks, tmp_path, *settings, *LONG)
-    assert went_on.code == 0 and went_on.out.count("resumed ") == 1, went_on.err
-    assert_same(end_state(tmp_path), end_state(runs.made(ranks, *settings, *LONG)[0]))
 
 
 def test_ctrl_c_before_the_first_step_says_so_once(runs, tmp_path):
@@ -404,35 +385,6 @@ def test_a_rank_that_hangs_ends_the_run_after_the_time_out_that_the_message_name
     assert exit_codes(ended)[-1] == 1 and set(exit_codes(ended)) <= {1, -9, -15}, ended.err
 
 
-SCRIPT = """
-import sys
-from course_lm.distributed import connect
-from course_lm.trainer import Trainer
-from tests.training_run import configure, counting, loaders, model_of
-
-rank = connect().rank
-
-def act(count):
-    if rank == 1 and count == 2:
-        open("trouble", "w").close()
-        raise LookupError("the dog has" + " eaten it")
-
-Trainer(model_of(), configure("runs"), loss_fn=counting(act)).train(*loaders("packed"))
-"""
-
-
-def test_a_program_of_ones_own_ends_when_a_rank_raises_and_every_rank_says_which(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    with started(tmp_path, torchrun(3, program=[str(script)])) as command:
-        command.wait_until((tmp_path / "trouble").exists, "the trouble")
-        ended = command.end(30)
-    assert ended.err.count("LookupError: the dog has eaten it") == 1, ended.err
-    assert 1 in exit_codes(ended) and set(exit_codes(ended)) <= {1, -15}
-    others = ended.err.count("RankError: rank 1: the dog has eaten it")  # of those that torchrun has not ended before
-    assert ended.err.count("the dog has eaten it") == 1 + others and others <= 2, ended.err
-
-
 # Bad input
 
 BAD = {
@@ -479,12 +431,6 @@ def test_a_misspelt_key_is_said_once_whichever_rank_is_late(runs, tmp_path, late
     words = torchrun(2, program=[str(script), *train(runs.text, tmp_path, "--training.max_stps=3")])
     with started(tmp_path, words) as command:
         assert_refused(command.end(), "max_stps")
-
-
-def test_world_size_without_torchrun_is_refused(runs, tmp_path):
-    with started(tmp_path, runs.command(None, tmp_path), {"WORLD_SIZE": "2"}) as command:
-        assert_refused(command.end(), "WORLD_SIZE is 2", "torchrun")
-    assert not (tmp_path / NAME).exists()
 
 
 def test_a_range_test_on_several_ranks_is_refused(runs, tmp_path):

@@ -212,7 +212,7 @@ def share(window: Sequence[AnyBatch], group: Group) -> list[AnyBatch]:
     mine = list(window[group.rank :: group.world])
     missing = math.ceil(len(window) / group.world) - len(mine)
     if missing:
-        mine += [_without_targets(mine[0] if mine else window[0])] * missing
+        mine += [without_targets(mine[0] if mine else window[0])] * missing
     return mine
 
 
@@ -232,7 +232,7 @@ def check_same_batches(window: Sequence[AnyBatch], group: Group) -> None:
         )
 
 
-def _without_targets(batch: AnyBatch) -> AnyBatch:
+def without_targets(batch: AnyBatch) -> AnyBatch:
     """The first row of a batch, with no target."""
     row: dict[str, Any] = {name: value[:1] if isinstance(value, Tensor) else value for name, value in batch.items()}
     return {**row, "labels": torch.full_like(row["labels"], IGNORE_INDEX), "num_bytes": 0}

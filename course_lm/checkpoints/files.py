@@ -81,20 +81,18 @@ def write_checkpoint(path: str | os.PathLike[str], apart: TakenApart, serial: in
     """Write the file itself; parts: the digest of the list of the files that hold its sharded tensors."""
     step = apart.plain.get("step")
     step = min(max(step, 0), 10**17) if type(step) is int else 0
-    known = {"format": FORMAT_VERSION, "serial": serial, "step": step}
-    start = {"sha256": _ZEROS} | {name: str(number) for name, number in known.items()}
-    start |= {} if parts is None else {"parts": parts}
+    about = {"sha256": _ZEROS, "format": str(FORMAT_VERSION), "serial": str(serial), "step": str(step)}
+    about |= {} if parts is None else {"parts": parts}
+    about["state"] = json.dumps(apart.plain, separators=(",", ":"))
     with atomic_file(path) as file:
-        digest = write_file(file, apart.tensors, start | {"state": json.dumps(apart.plain, separators=(",", ":"))})
+        digest = write_file(file, apart.tensors, about)
         file.seek(_DIGITS_AT)
         file.write(digest.encode())
     remove_stray_parts(Path(path).parent, _serial)  # those of the checkpoint that was replaced
 
 
-def load_checkpoint(
-    path: str | os.PathLike[str], map_location: str | torch.device = "cpu", target: Target = whole_on_cpu
-) -> dict[str, Any]:
-    """Return the state that `save_checkpoint` stored, its tensors on `map_location`.
+def load_checkpoint(path: str | os.PathLike[str], target: Target = whole_on_cpu) -> dict[str, Any]:
+    """Return the state that `save_checkpoint` stored, its tensors on the CPU.
 
     Tensors that were saved in parts are read into the memory that `target(keys, shape, dtype)` gives, by any number of
     ranks: by default whole, on the CPU. Raises CheckpointError, naming the file and what is wrong with it, and
@@ -102,15 +100,13 @@ def load_checkpoint(
     """
     path = Path(path)
     with open(path, "rb") as file:
-        return _read(path, file, _verify(path, file), map_location, target)
+        return _read(path, file, _verify(path, file), target)
 
 
-def load_latest(
-    folder: str | os.PathLike[str], map_location: str | torch.device = "cpu", target: Target = whole_on_cpu
-) -> tuple[Path, dict[str, Any]] | None:
+def load_latest(folder: str | os.PathLike[str], target: Target = whole_on_cpu) -> tuple[Path, dict[str, Any]] | None:
     """The path and the state of what `latest_checkpoint` finds; its checksum is computed once."""
     with _latest(Path(folder)) as found:
-        return None if found is None else (found[0], _read(*found, map_location, target))
+        return None if found is None else (found[0], _read(*found, target))
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
@@ -137,14 +133,14 @@ def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
     newest_first = _newest_first(Path(folder))
     numbered = (path for path in newest_first if path.name.startswith(_RETAINED))
     surplus = [path for path in numbered if _serial(path) is not None][keep:]
-    if surplus:  # looking for damage reads whole files
-        newest = next((path for path in newest_first if _is_intact(path)), None)
-        surplus = [path for path in surplus if path != newest]
-    for path in surplus:
+    if not surplus:  # looking for damage reads whole files
+        return []
+    newest = next((path for path in newest_first if _is_intact(path)), None)
+    deleted = [path for path in surplus if path != newest]
+    for path in deleted:
         path.unlink()
-    if surplus:
-        remove_stray_parts(Path(folder), _serial)
-    return surplus
+    remove_stray_parts(Path(folder), _serial)
+    return deleted
 
 
 def export_weights(
@@ -175,21 +171,22 @@ def export_weights(
         write_file(file, apart.tensors, dict(sorted((tied | texts).items())))
 
 
+def saved_step(path: str | os.PathLike[str]) -> int | None:
+    """The step of the run when a checkpoint was saved, by its header alone; None where it cannot be read."""
+    return _serial_and_step(Path(path))[1]
+
+
 def library_versions() -> dict[str, str]:
     """Versions of everything that a run's numbers depend on; another one may round differently."""
-    installed = {name: _installed_version(name) for name in ("numpy", "tokenizers")}
     return {
         "python": platform.python_version(),
         "course_lm": __version__,
         "torch": str(torch.__version__),
-        **installed,
+        **{name: _version(name) for name in ("numpy", "tokenizers")},
     }
 
 
-@cache
-def _installed_version(name: str) -> str:
-    """Looked up once: it takes milliseconds, and every checkpoint asks."""
-    return metadata.version(name)
+_version = cache(metadata.version)  # looked up once: it takes milliseconds, and every checkpoint asks
 
 
 @contextmanager
@@ -251,13 +248,11 @@ def _check_format(path: Path, file: BinaryIO, start: re.Match[bytes]) -> None:
         raise CheckpointError(f"{path} has checkpoint format {int(start['format'])}; {reads}")
 
 
-def _read(
-    path: Path, file: BinaryIO, start: re.Match[bytes], map_location: str | torch.device, target: Target
-) -> dict[str, Any]:
+def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) -> dict[str, Any]:
     """The state in a file whose checksum is right."""
     _check_format(path, file, start)
     try:
-        about, tensors = read_file(file, map_location)
+        about, tensors = read_file(file)
         parts = Parts(parts_folder(path, int(start["serial"])), target)
         state = put_together(about["state"], tensors, parts.claim)
         ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
@@ -277,31 +272,25 @@ def _is_intact(path: Path) -> bool:
         return False
 
 
-def _peek(path: Path) -> re.Match[bytes] | None:
+def _serial_and_step(path: Path) -> tuple[int, int] | tuple[None, None]:
     """What the file says of itself, its checksum not looked at; None where it says nothing, or cannot be read."""
     try:
         with open(path, "rb") as file:
-            return _start_of(file)
+            start = _start_of(file)
     except OSError:
-        return None
-
-
-def saved_step(path: str | os.PathLike[str]) -> int | None:
-    """The step of the run when a checkpoint was saved, by its header alone; None where it cannot be read."""
-    start = _peek(Path(path))
-    return None if start is None else int(start["step"])
+        start = None
+    return (None, None) if start is None else (int(start["serial"]), int(start["step"]))
 
 
 def _serial(path: Path) -> int | None:
-    start = _peek(path)
-    return None if start is None else int(start["serial"])
+    return _serial_and_step(path)[0]
 
 
 def _newest_first(folder: Path) -> list[Path]:
     """Sort by serial, then step. A file without them may be the newest, cut short: it comes first, to be looked at."""
 
     def age(path: Path) -> tuple[float, int]:
-        start = _peek(path)
-        return (math.inf, 0) if start is None else (int(start["serial"]), int(start["step"]))
+        serial, step = _serial_and_step(path)
+        return (math.inf, 0) if serial is None else (serial, step or 0)
 
     return sorted((path for pattern in RESUMABLE for path in sorted(folder.glob(pattern))), key=age, reverse=True)

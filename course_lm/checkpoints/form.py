@@ -29,7 +29,6 @@ KINDS = {  # the format's names of types
     **{"F8_E5M2": torch.float8_e5m2, "F8_E5M2FNUZ": torch.float8_e5m2fnuz},
 }
 _NAMES = {kind: name for name, kind in KINDS.items()}
-_AS_THEY_ARE = frozenset((str, int, bool, type(None)))
 _MOST_HEADER_BYTES = 100_000_000  # programs that read the format refuse longer headers
 _MOST_DEPTH = 100  # `TakenApart` calls itself for each level, and a list may hold itself
 
@@ -61,7 +60,7 @@ class TakenApart:
 
     def _convert(self, value: Any, way: tuple[Any, ...]) -> Any:
         """way: the keys that lead to the value; a tuple is itself a key of a dict."""
-        if type(value) in _AS_THEY_ARE:
+        if type(value) in (str, int, bool, type(None)):
             return value
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -72,11 +71,10 @@ class TakenApart:
         if len(way) == _MOST_DEPTH:
             raise _error(f"lies more than {_MOST_DEPTH} dicts and lists deep", way)
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        # most parts of a long state are such scalars: a call for each would take half of the time
-        parts = [part if type(part) in _AS_THEY_ARE else self._convert(part, (*way, key)) for key, part in items]
+        parts = [self._convert(part, (*way, key)) for key, part in items]
         if not isinstance(value, dict):
             return parts if isinstance(value, list) else {"$tuple": parts}
-        keys = [key if type(key) is str else self._convert_key(key, way) for key in value]
+        keys = [self._convert_key(key, way) for key in value]
         named = all(type(key) is str and not key.startswith("$") for key in keys)
         return dict(zip(keys, parts)) if named else {"$dict": list(zip(keys, parts))}
 
@@ -189,7 +187,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def read_file(file: BinaryIO, map_location: str | torch.device) -> tuple[dict[str, str], dict[str, Tensor]]:
+def read_file(file: BinaryIO) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and the tensors of a safetensors file; ValueError unless they fill it, one after the other."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -204,7 +202,7 @@ def read_file(file: BinaryIO, map_location: str | torch.device) -> tuple[dict[st
         content, kind = bytearray(end - begin), KINDS[entry["dtype"]]
         file.readinto(content)  # type: ignore[attr-defined]
         flat = torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
-        tensors[name] = flat.reshape(entry["shape"]).to(map_location)
+        tensors[name] = flat.reshape(entry["shape"])
     return about, tensors
 
 

@@ -1,12 +1,13 @@
-"""The ranks of a run, and what they say to each other besides gradients.
+"""The ranks of a run, how they share a window out, and what they say to each other besides gradients.
 
 All ranks take every decision together: on a sum or a maximum over all of them, or by rank 0, which tells the others. A
 group of one decides at once, and makes no collective call.
 """
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from course_lm.batching import Share
+from course_lm.batching import IGNORE_INDEX, AnyBatch, Share
+from course_lm.batching.data import digest_of
 from course_lm.reproducibility import resolve_device
 from course_lm.validation import one_line
 
@@ -156,7 +158,8 @@ class Group:
             why = self._why_lost(error) if _is_lost_connection(error) else None
             if not isinstance(error, RankError):
                 self._leave_word(why or error)
-            self._part()
+            with suppress(Exception):  # no other rank is to wait for this one
+                dist.destroy_process_group()
             if why is not None:
                 vars(why)["__notes__"] = vars(error).pop("__notes__", [])  # what it says of the saving stands last
                 raise why from error
@@ -165,16 +168,11 @@ class Group:
     def speaks_first(self) -> bool:
         """Whether this rank is the first to ask: of an error that several ranks have, one line is printed."""
         if self._first is None:
-            self._first = self._asks_first()
+            try:
+                self._first = self.leads if self._store is None else self._store.add("said", 1) == 1
+            except RuntimeError:  # rank 0 keeps the store, and has ended
+                self._first = False
         return self._first
-
-    def _asks_first(self) -> bool:
-        if self._store is None:
-            return self.leads
-        try:
-            return self._store.add("said", 1) == 1
-        except RuntimeError:  # rank 0 keeps the store, and has ended
-            return False
 
     def _why_lost(self, error: BaseException) -> Exception:
         """What ended the connection to another rank, as an error in one line."""
@@ -203,10 +201,41 @@ class Group:
             if self._store is not None:
                 self._store.compare_set("error", "", json.dumps(told))
 
-    def _part(self) -> None:
-        """Close the connections, so that no other rank waits for this one."""
-        with suppress(Exception):
-            dist.destroy_process_group()
+
+def share(window: Sequence[AnyBatch], group: Group) -> list[AnyBatch]:
+    """The micro-batches of a window that this rank computes: of W ranks, rank r takes r, r + W, r + 2W, …
+
+    Every rank gets equally many, for the ranks of a sharded model meet in each pass: where there is none left for a
+    rank, it gets one without a target. So with more ranks than micro-batches the surplus ranks work for nothing. Only a
+    rank's own micro-batches are looked at, or the first one where it has none: the others may be None.
+    """
+    mine = list(window[group.rank :: group.world])
+    missing = math.ceil(len(window) / group.world) - len(mine)
+    if missing:
+        mine += [without_targets(mine[0] if mine else window[0])] * missing
+    return mine
+
+
+def check_same_batches(window: Sequence[AnyBatch], group: Group) -> None:
+    """Raise ValueError, on every rank, where the batches of a rank are not those of rank 0.
+
+    Each rank takes its share of the same window: a loader must not share its data out a second time. Batches of our own
+    loaders are not all there, and need no look.
+    """
+    if group.world == 1 or group.largest(any(batch is None for batch in window)):
+        return
+    mine = [digest_of(batch) for batch in window]
+    if group.largest(group.tell(mine) != mine):
+        raise ValueError(
+            "the ranks must read the same batches, of which each takes its share, got others on some than on rank 0: "
+            "give every rank the same loader with the same seed, and no DistributedSampler"
+        )
+
+
+def without_targets(batch: AnyBatch) -> AnyBatch:
+    """The first row of a batch, with no target."""
+    row: dict[str, Any] = {name: value[:1] if isinstance(value, Tensor) else value for name, value in batch.items()}
+    return {**row, "labels": torch.full_like(row["labels"], IGNORE_INDEX), "num_bytes": 0}
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader
 from course_lm.accumulation import windows
 from course_lm.batching import EVERYTHING, IGNORE_INDEX, Loader
 from course_lm.batching.data import length_of, read_from_start
-from course_lm.distributed import Group, share
-from course_lm.distributed.sharing import check_same_batches
+from course_lm.distributed import Group, check_same_batches, share
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.guard import check_batch, check_labels, checked_precision
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity

@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 from course_lm.batching import AnyBatch
 from course_lm.batching.data import fingerprint_of, length_of
 from course_lm.config import TrainingConfig
-from course_lm.distributed import Group
-from course_lm.distributed.sharing import check_same_batches
+from course_lm.distributed import Group, check_same_batches
 
 
 def check_parameters(optimizer: Optimizer, model: nn.Module, group: Group) -> None:

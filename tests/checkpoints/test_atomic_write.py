@@ -27,12 +27,6 @@ def test_the_file_holds_what_the_body_wrote(tmp_path: Path) -> None:
     assert names_in(tmp_path) == {"a"}
 
 
-def test_a_path_may_be_text(tmp_path: Path) -> None:
-    with atomic_file(str(tmp_path / "a")) as file:
-        file.write(b"one")
-    assert (tmp_path / "a").read_bytes() == b"one"
-
-
 def test_until_the_body_ends_the_old_file_is_there(tmp_path: Path) -> None:
     write(tmp_path / "a", b"one")
     with atomic_file(tmp_path / "a") as file:

@@ -6,13 +6,10 @@ import math
 import multiprocessing
 import os
 import re
-import resource
 import shutil
 import signal
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from course_lm.checkpoints import (
     CheckpointError,
@@ -32,13 +29,12 @@ from course_lm.checkpoints import (
     latest_checkpoint,
     library_versions,
     load_checkpoint,
-    load_latest,
     prune_checkpoints,
     save_checkpoint,
 )
 from course_lm.checkpoints import files as checkpoints
 from tests.checkpoints.by_hand import beginning, sealed
-from tests.full_disk import leaving_free, make_read_only, small_disk
+from tests.full_disk import leaving_free, small_disk
 
 
 def small_state(step: int = 0) -> dict[str, Any]:
@@ -114,36 +110,6 @@ def test_any_plain_state_survives_a_round_trip(scratch: Path, state: dict[str, A
     assert same(load_checkpoint(scratch / "round_trip.safetensors"), state)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t[:, 1],
-        lambda t: t[:1, 1],
-        lambda t: t[1, 1],
-        lambda t: t.t(),
-        lambda t: t[:1, :1],
-        lambda t: t[:0, 1],
-    ],
-)
-def test_a_view_of_any_strides_survives_a_round_trip(
-    tmp_path: Path, view: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    whole = torch.arange(6.0).reshape(3, 2)
-    save_checkpoint(tmp_path / "a.safetensors", {"view": view(whole)})
-    assert torch.equal(load_checkpoint(tmp_path / "a.safetensors")["view"], view(whole))
-
-
-def test_model_and_optimizer_state_survive_a_round_trip(tmp_path: Path) -> None:
-    model = torch.nn.Linear(3, 3)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    save_checkpoint(tmp_path / "a.safetensors", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    state = load_checkpoint(tmp_path / "a.safetensors")
-    assert same(state["optimizer"], optimizer.state_dict())
-    torch.nn.Linear(3, 3).load_state_dict(state["model"])
-
-
 def test_the_library_alone_reads_every_tensor_under_its_name(tmp_path: Path) -> None:
     state = {"model": {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2)}, "moments": [torch.arange(3)]}
     save_checkpoint(tmp_path / "a.safetensors", state)
@@ -195,11 +161,13 @@ def test_a_tensor_of_every_type_of_the_format_is_read_back_here_and_by_the_libra
         torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
         torch.ones(1, 3).expand(4, 3),
         torch.arange(10.0)[::3],
-        torch.tensor(7),
+        torch.arange(6.0).reshape(3, 2)[:1, 1],
+        torch.arange(6.0).reshape(3, 2)[:0, 1],
+        torch.arange(6.0).reshape(3, 2)[1, 1],
         torch.empty(0, 3),
         torch.empty(2, 0, dtype=torch.bfloat16),
     ],
-    ids=["transposed", "channels_last", "expanded", "stepped", "0-d", "empty", "empty bf16"],
+    ids=["transposed", "channels_last", "expanded", "stepped", "one", "none", "0-d", "empty", "empty bf16"],
 )
 def test_a_tensor_of_any_layout_is_read_back_in_rows(tmp_path: Path, tensor: torch.Tensor) -> None:
     save_checkpoint(tmp_path / "a.safetensors", {"x": tensor, "y": torch.ones(2)})
@@ -245,48 +213,10 @@ def test_keys_that_look_alike_or_like_marks_stay_apart(tmp_path: Path, state: di
     load_file(tmp_path / "a.safetensors")
 
 
-def test_ten_thousand_records_are_saved_without_a_walk_that_is_felt(tmp_path: Path) -> None:
-    record = {"event": "train", "step": 1, "loss": 2.5, "lr": 1e-3, "tokens": 99, "skipped": 0, "grad_norm": math.nan}
-    state = {"history": [dict(record) for _ in range(10_000)]}
-    times = []
-    for _ in range(3):
-        started = time.process_time()  # whatever else the machine does
-        save_checkpoint(tmp_path / "a.safetensors", state)
-        times.append(time.process_time() - started)
-    assert len(load_checkpoint(tmp_path / "a.safetensors")["history"]) == 10_000
-    assert min(times) < 0.5  # 0.13 on a quiet machine
-
-
 def test_a_state_that_other_programs_could_not_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(form, "_MOST_HEADER_BYTES", 1000)
     with pytest.raises(ValueError, match="bytes that are no tensor's; at most 1000 can be read"):
         save_checkpoint(tmp_path / "a.safetensors", {"text": "x" * 1000})
-    assert names_in(tmp_path) == set()
-
-
-def test_a_large_integer_is_read_back(tmp_path: Path) -> None:
-    state = {"most": 2**2000 - 1, "least": 1 - 2**2000}
-    save_checkpoint(tmp_path / "a.safetensors", state)
-    assert load_checkpoint(tmp_path / "a.safetensors") == state
-
-
-@pytest.mark.parametrize(
-    ("value", "place"),
-    [
-        (np.ones(1), r"state\['x'\]\['y'\]"),
-        (object(), r"state\['x'\]\['y'\]"),
-        ([1, {2}], r"\['y'\]\[1\]"),
-        (
-            torch.ones(2).to_sparse(),
-            r"\['y'\] is a sparse, quantised, nested, conjugated or meta Tensor of torch.float32",
-        ),
-        (torch.ones(2, dtype=torch.complex128), r"\['y'\] is a dense Tensor of torch.complex128; a checkpoint holds"),
-        (torch.ones(2).to(torch.float8_e8m0fnu), r"\['y'\] is a dense Tensor of torch.float8_e8m0fnu"),
-    ],
-)
-def test_a_value_that_could_not_be_loaded_again_is_refused_by_its_place(tmp_path: Path, value: Any, place: str) -> None:
-    with pytest.raises(ValueError, match=place):
-        save_checkpoint(tmp_path / "a.safetensors", {"x": {"y": value}})
     assert names_in(tmp_path) == set()
 
 
@@ -380,57 +310,6 @@ def test_an_error_at_any_file_operation_leaves_the_old_or_the_new_file_and_nothi
         assert names_in(tmp_path) == {path.name}
 
 
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_file_size_limit_is_one_clear_error_at_any_size(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint_last.safetensors"
-    save_checkpoint(path, small_state(1))
-    full = path.stat().st_size
-    for size in [*range(0, full, 500), full - 1]:
-        with (
-            file_size_limit(size),
-            pytest.raises(OSError, match=r"cannot write .*last\.safetensors: File too large"),
-        ):
-            save_checkpoint(path, small_state(2))
-        assert names_in(tmp_path) == {path.name}
-        assert step_of(path) == 1
-
-
-def test_a_missing_folder_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"cannot write .*none/a\.safetensors"):
-        save_checkpoint(tmp_path / "none" / "a.safetensors", {})
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes to read-only folders")
-def test_a_read_only_folder_is_one_clear_error(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "checkpoint_last.safetensors", small_state(1))
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError, match="cannot write"):
-            save_checkpoint(tmp_path / "checkpoint_last.safetensors", small_state(2))
-        assert step_of(tmp_path / "checkpoint_last.safetensors") == 1
-    finally:
-        tmp_path.chmod(0o700)
-
-
-def test_a_disk_that_became_read_only_is_one_clear_error(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", megabytes=1) as folder:
-        save_checkpoint(folder / "checkpoint_last.safetensors", small_state(1))
-        make_read_only(folder)
-        with pytest.raises(OSError, match=r"cannot write .*last\.safetensors: Read-only file system"):
-            save_checkpoint(folder / "checkpoint_last.safetensors", small_state(2))
-        assert names_in(folder) == {"checkpoint_last.safetensors"}
-        assert step_of(folder / "checkpoint_last.safetensors") == 1
-
-
 def test_a_disk_that_is_full_at_any_byte_is_one_clear_error(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", megabytes=1) as folder:
         path = folder / "checkpoint_last.safetensors"
@@ -456,54 +335,28 @@ def intact(scratch: Path) -> bytes:
     return (scratch / "intact.safetensors").read_bytes()
 
 
-@settings(max_examples=200)
-@given(data=st.data())
-def test_a_file_cut_at_any_byte_is_recognised(scratch: Path, intact: bytes, data: st.DataObject) -> None:
-    path = scratch / "cut.safetensors"
-    path.write_bytes(intact[: data.draw(st.integers(0, len(intact) - 1))])
-    with pytest.raises(CheckpointError, match=r"cut\.safetensors is cut short"):
-        load_checkpoint(path)
+def test_every_flipped_bit_of_the_start_and_some_of_the_rest_are_recognised(scratch: Path, intact: bytes) -> None:
+    for bit in [*range(8 * 160), *range(8 * 160, 8 * len(intact), 41)]:
+        changed = bytearray(intact)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert_recognised(scratch / "flipped.safetensors", bytes(changed))
 
 
-@settings(max_examples=300)
-@given(data=st.data())
-def test_any_flipped_bit_is_recognised(scratch: Path, intact: bytes, data: st.DataObject) -> None:
-    path = scratch / "flipped.safetensors"
-    path.write_bytes(intact)
-    flip_bit(path, data.draw(st.integers(0, 8 * len(intact) - 1)))
-    with pytest.raises(CheckpointError, match=r"flipped\.safetensors is cut short"):
-        load_checkpoint(path)
+def test_a_file_that_is_cut_or_has_grown_is_recognised(scratch: Path, intact: bytes) -> None:
+    for size in [*range(0, len(intact), 10), len(intact) - 1]:
+        assert_recognised(scratch / "cut.safetensors", intact[:size])
+    assert_recognised(scratch / "grown.safetensors", intact + b"\0")
 
 
-def test_every_flipped_bit_of_the_start_is_recognised(scratch: Path, intact: bytes) -> None:
-    path = scratch / "start.safetensors"
-    for bit in range(8 * 160):
-        content = bytearray(intact)
-        content[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError):
-            load_checkpoint(path)
-
-
-@settings(max_examples=30)
-@given(extra=st.binary(min_size=1, max_size=300))
-def test_anything_appended_is_recognised(scratch: Path, intact: bytes, extra: bytes) -> None:
-    (scratch / "longer.safetensors").write_bytes(intact + extra)
-    with pytest.raises(CheckpointError):
-        load_checkpoint(scratch / "longer.safetensors")
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", bytes(500), b'{"a": 1}' * 50])
+@pytest.mark.parametrize("content", [b"", bytes(500), b'{"a": 1}' * 50, save({"weight": torch.ones(3)}, {"step": "1"})])
 def test_a_foreign_file_is_recognised(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "foreign.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"foreign\.safetensors is .*not a course_lm checkpoint"):
-        load_checkpoint(tmp_path / "foreign.safetensors")
+    assert_recognised(tmp_path / "foreign.safetensors", content, "not a course_lm checkpoint")
 
 
-def test_a_file_of_another_program_in_the_same_format_is_foreign(tmp_path: Path) -> None:
-    save_file({"weight": torch.ones(3)}, tmp_path / "foreign.safetensors", {"step": "1"})
-    with pytest.raises(CheckpointError, match="is cut short, or not a course_lm checkpoint"):
-        load_checkpoint(tmp_path / "foreign.safetensors")
+def assert_recognised(path: Path, content: bytes, told: str = "is cut short") -> None:
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{path.name} .*{told}"):
+        load_checkpoint(path)
 
 
 def save_as_format(path: Path, version: int) -> None:
@@ -529,13 +382,6 @@ def test_a_file_of_the_old_format_is_refused_by_what_it_is(tmp_path: Path) -> No
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("find", [latest_checkpoint, load_latest])
-def test_a_folder_with_a_file_of_the_old_format_is_refused(tmp_path: Path, find: Callable[[Path], Any]) -> None:
-    torch.save(small_state(), tmp_path / "checkpoint_step_5.pt")
-    with pytest.raises(CheckpointError, match=rf"checkpoint_step_5\.pt {OLD}: finish the run with that version, or"):
-        find(tmp_path)
-
-
 def test_a_missing_checkpoint_is_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
         load_checkpoint(tmp_path / "none.safetensors")
@@ -550,12 +396,6 @@ def test_a_start_without_a_state_behind_it_is_one_clear_error(tmp_path: Path, re
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_that_holds_no_dict_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "odd.safetensors").write_bytes(sealed({"__metadata__": beginning(state="[1,2]")}))
-    with pytest.raises(CheckpointError, match="not the state of a run: it holds a list"):
-        load_checkpoint(tmp_path / "odd.safetensors")
-
-
 def test_latest_is_the_last_one_saved_whatever_its_step_and_modification_time(tmp_path: Path) -> None:
     save_all(
         tmp_path,
@@ -567,21 +407,23 @@ def test_latest_is_the_last_one_saved_whatever_its_step_and_modification_time(tm
     for age, path in enumerate(sorted(tmp_path.iterdir())):
         os.utime(path, (1_000_000 - age, 1_000_000 - age))
     os.utime(tmp_path / "checkpoint_step_500.safetensors", None)
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_20.safetensors"
+    flip_bit(tmp_path / "checkpoint_last.safetensors", 5000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a damaged file that is older nothing is said
+        assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_20.safetensors"
 
 
-@pytest.mark.parametrize("touched", ["checkpoint_last", "checkpoint_step_20"])
-def test_of_two_files_with_one_serial_the_later_step_is_the_newer_whatever_their_modification_times(
-    tmp_path: Path, touched: str
-) -> None:
+@pytest.mark.parametrize("steps", [(20, 30), (30, 20)])
+def test_of_two_files_with_one_serial_the_later_step_is_the_newer(tmp_path: Path, steps: tuple[int, int]) -> None:
     """As two runs leave them whose folders are copied into one: each file is the first of its run."""
-    for step, name in ((30, "checkpoint_last"), (20, "checkpoint_step_20")):
-        (tmp_path / "run").mkdir()
-        save_checkpoint(tmp_path / "run" / "checkpoint_last.safetensors", small_state(step))
-        shutil.move(tmp_path / "run" / "checkpoint_last.safetensors", tmp_path / f"{name}.safetensors")
-        (tmp_path / "run").rmdir()
-        os.utime(tmp_path / f"{name}.safetensors", (1_000_000 * (1 + (name == touched)),) * 2)
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_last.safetensors"
+    for step in steps:
+        (tmp_path / str(step)).mkdir()
+        save_checkpoint(tmp_path / str(step) / "checkpoint_last.safetensors", small_state(step))
+        shutil.move(
+            tmp_path / str(step) / "checkpoint_last.safetensors", tmp_path / f"checkpoint_epoch_{step}.safetensors"
+        )
+    shutil.copy(tmp_path / "checkpoint_epoch_20.safetensors", tmp_path / "checkpoint_last.safetensors")
+    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_epoch_30.safetensors"
 
 
 def test_latest_passes_over_damaged_files_and_names_them(tmp_path: Path) -> None:
@@ -594,14 +436,6 @@ def test_latest_passes_over_damaged_files_and_names_them(tmp_path: Path) -> None
     assert len(messages) == 2
     assert "checkpoint_last.safetensors is cut short" in messages[0]
     assert "checkpoint_step_2.safetensors is cut short or damaged" in messages[1]
-
-
-def test_latest_is_silent_when_the_newest_is_intact(tmp_path: Path) -> None:
-    save_all(tmp_path, "checkpoint_step_1.safetensors", "checkpoint_last.safetensors")
-    flip_bit(tmp_path / "checkpoint_step_1.safetensors", 5000)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_last.safetensors"
 
 
 @pytest.mark.filterwarnings("ignore:passing over")
@@ -667,25 +501,6 @@ def test_pruning_keeps_the_newest_step_and_epoch_checkpoints_and_every_other_fil
     deleted = prune_checkpoints(tmp_path, keep=2)
     assert {path.name for path in deleted} == set(numbered[:3])
     assert names_in(tmp_path) == {*others, *numbered[3:], "checkpoint_step_7.safetensors"}
-
-
-def test_pruning_spares_the_only_intact_checkpoint(tmp_path: Path) -> None:
-    save_all(tmp_path, *(f"checkpoint_step_{n}.safetensors" for n in (1, 2, 3, 4)), "checkpoint_last.safetensors")
-    for name in ("checkpoint_step_3.safetensors", "checkpoint_step_4.safetensors", "checkpoint_last.safetensors"):
-        flip_bit(tmp_path / name, 5000)
-    prune_checkpoints(tmp_path, keep=1)
-    assert names_in(tmp_path) == {
-        "checkpoint_step_2.safetensors",
-        "checkpoint_step_4.safetensors",
-        "checkpoint_last.safetensors",
-    }
-
-
-def test_pruning_spares_an_intact_checkpoint_that_is_newer_than_an_intact_last(tmp_path: Path) -> None:
-    save_all(tmp_path, "checkpoint_last.safetensors", "checkpoint_step_1.safetensors", "checkpoint_step_2.safetensors")
-    flip_bit(tmp_path / "checkpoint_step_2.safetensors", 5000)
-    prune_checkpoints(tmp_path, keep=1)
-    assert (tmp_path / "checkpoint_step_1.safetensors").exists()
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {

@@ -98,32 +98,32 @@ def places(value: Any, above: tuple[Any, Any] = (None, None)) -> list[tuple[Any,
     return found
 
 
-def mutate(state: dict[str, Any], draw: random.Random) -> Any:
-    """Change one to three things in a copy."""
-    state = copy.deepcopy(state)
+def mutate(tree: Any, draw: random.Random, odd: list[Any]) -> Any:
+    """Change one to three things in a copy: values, keys, and what lies where."""
+    tree = copy.deepcopy(tree)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        every = places(state)
+        every = places(tree)
         tensors = [place for place in every if isinstance(place[0][place[1]], Tensor)]
-        container, key = draw.choice(tensors if draw.random() < 0.4 else every)
-        value = container[key]
-        kind = draw.randrange(6)
+        container, key = draw.choice(tensors if tensors and draw.random() < 0.4 else every)
+        value, kind = container[key], draw.randrange(6)
         if isinstance(value, Tensor) and kind < 4:
-            container[key] = draw.choice(TENSOR_CHANGES)(value)
+            if value.is_cpu and value.layout == torch.strided and not value.is_quantized:  # not changed already
+                container[key] = draw.choice(TENSOR_CHANGES)(value)
         elif kind == 0:
             del container[key]
         elif kind == 1 and isinstance(container, dict):
-            container[draw.choice(("other", "", 3, "step"))] = container.pop(key)
+            container[draw.choice(("other", "", 3, "step", "$tuple", "__metadata__", "dtype"))] = container.pop(key)
         elif kind == 2:
             other, its_key = draw.choice(every)
-            value, its = container[key], other.get(its_key) if isinstance(other, dict) else None
-            container[key] = its if its is not container else 1
+            has = its_key in other if isinstance(other, dict) else its_key < len(other)
+            container[key] = copy.deepcopy(other[its_key]) if has else None  # another change may have taken it away
         elif kind == 3 and isinstance(value, list):
             del value[draw.randrange(len(value) + 1) :]
         elif kind == 4 and type(value) in (int, float):
             container[key] = draw.choice((-value, value + 1, value * 10**9, type(value)(0), float(value), str(value)))
         else:
-            container[key] = copy.deepcopy(draw.choice(ODD_VALUES))
-    return state
+            container[key] = copy.deepcopy(draw.choice(odd))
+    return tree
 
 
 START_BYTES = 130  # of a header: its checksum, format, serial and step
@@ -134,30 +134,6 @@ ODD_JSON: list[Any] = [
     *({"$dict": [[[], 1]]}, {"$dict": [1]}, {"$dict": "ab"}, {"$dict": [[{"$tuple": [1]}, 2]]}, {"$float": "x"}),
     *({"$float": []}, {"$sharded": [1]}, {"$sharded": ["a", ["a"], [2**40], "F32"]}, {"$other": 1}),
 ]
-
-
-def mutate_json(tree: Any, draw: random.Random) -> Any:
-    """Change one to three things in a copy: values, keys, and what lies where."""
-    tree = json.loads(json.dumps(tree))
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        every = places(tree)
-        container, key = draw.choice(every)
-        kind = draw.randrange(4)
-        if kind == 0:
-            del container[key]
-        elif kind == 1 and isinstance(container, dict):
-            container[draw.choice(("other", "$tuple", "__metadata__", "dtype", "model.norm.weight"))] = container.pop(
-                key
-            )
-        elif kind == 2:
-            other, its_key = draw.choice(every)
-            try:
-                container[key] = json.loads(json.dumps(other[its_key]))
-            except LookupError:  # another change has taken it away
-                container[key] = None
-        else:
-            container[key] = draw.choice(ODD_JSON)
-    return tree
 
 
 def mutate_text(text: bytes, first: int, draw: random.Random) -> bytes:
@@ -195,13 +171,13 @@ def mutate_file(content: bytes, draw: random.Random) -> bytes:
         return sealed(header, body, length=draw.choice((0, 1, length - 8, length + 8, len(content), 2**40, 2**64 - 1)))
     about = header.pop("__metadata__")
     if kind == 3:
-        about["state"] = json.dumps(mutate_json(json.loads(about["state"]), draw))
+        about["state"] = json.dumps(mutate(json.loads(about["state"]), draw, ODD_JSON))
     elif kind == 4:
         about["state"] = draw.choice(
             ("[" * 100_000, '{"a":' * 100_000, "9" * 5000, '{"a":' + "[" * 900 + "]" * 900 + "}")
         )
     else:
-        header = mutate_json(header, draw)
+        header = mutate(header, draw, ODD_JSON)
     return sealed({"__metadata__": about, **header}, body)
 
 
@@ -238,7 +214,7 @@ def run_cases(seeds: range, folder: Path) -> int:
             path.write_bytes(mutate_file(content, draw))
         else:
             try:
-                path.write_bytes(saved(folder, mutate(saved_state(), draw)))
+                path.write_bytes(saved(folder, mutate(saved_state(), draw, ODD_VALUES)))
             except ValueError as error:  # no checkpoint can hold it
                 assert "\n" not in str(error) and str(error).startswith("state"), str(error)
                 continue
@@ -247,10 +223,6 @@ def run_cases(seeds: range, folder: Path) -> int:
             trainer = fresh_trainer()
             before = trainer.state_dict()
     return taken
-
-
-def test_any_mutant_is_loaded_right_or_refused_in_one_line_and_changes_nothing(tmp_path):
-    assert run_cases(range(60), tmp_path) < 30
 
 
 @pytest.mark.parametrize("first", range(0, 2000, 250))
@@ -289,7 +261,7 @@ def trainer() -> Trainer:
 
 
 def changed(state: dict[str, Any], *way: Any, to: Any) -> dict[str, Any]:
-    """A copy of `state` in which one value is another; None as the new one's function removes it."""
+    """A copy of `state` in which one value is another: `to`, or what the function `to` makes of it."""
     state = copy.deepcopy(state)
     inner = state
     for step in way[:-1]:
@@ -319,11 +291,11 @@ def assert_refused(trainer: Trainer, state: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("state", "match"),
     [
-        ({}, r"lacks 'tokens', 'skipped', 'skipped_in_a_row' and others: it was written by an older version"),
         ([], r"the state must be a dict, got \[\]"),
-        (None, "the state must be a dict, got None"),
-        ({"weight": torch.ones(2)}, "lacks 'tokens'"),
+        ({}, r"lacks 'tokens', 'skipped', 'skipped_in_a_row' and others: it was written by an older version"),
+        ({**saved_state(), "extra": 1}, "has 'extra', which this version"),
     ],
+    ids=["no dict", "empty", "more"],
 )
 def test_what_is_no_state_is_refused(trainer, state, match):
     assert_refused(trainer, state, match)
@@ -334,27 +306,21 @@ def test_a_state_without_one_of_its_parts_is_refused_by_its_name(trainer, name):
     assert_refused(trainer, without(saved_state(), name), f"the state lacks '{name}': it was written by an older")
 
 
-def test_a_state_with_a_part_too_many_is_refused(trainer):
-    assert_refused(trainer, {**saved_state(), "extra": 1}, "has 'extra', which this version")
-
-
 @pytest.mark.parametrize(
     ("way", "value", "match"),
     [
         (("step",), -1, "the state's step must be 0 or more, got -1"),
-        (("step",), True, "the state's step must be an int .of at most 64 bits., got True"),
         (("total_steps",), "6", "the state's total_steps must be an int .* or null, got '6'"),
         (("scaler", "scale"), "x", "the state's scaler must be keys and values, each of them a float, got"),
         (("pending", "loss"), 1.0, "the state's pending must be keys and values, each of them Tensor, got"),
-        (("batch",), None, "the state's batch must be an int"),
         (("data", "untaken"), [1], "the state's data's untaken must be a list, each item"),
         (("machine", "torch"), 2, "the state's machine must be keys and values, each of them a str"),
         (("config", "data"), None, "the checkpoint was saved with data.corpus None"),
         (("optimizer", "state", "norm.weight", "exp_avg"), torch.ones(3), r"exp_avg of norm\.weight is \(3,\) float32"),
         (("optimizer", "groups"), None, "this is not the state of such a run: TypeError"),
-        (("scaler", "growth_factor"), "2", "the state's scaler must be"),
         (("history",), torch.ones(3, dtype=torch.uint8), "the history must hold a line of JSON for each record"),
-        (("format_version",), 1, "the state's format_version must be"),
+        (("pending", "loss"), lambda value: value[:-1], "pending must be columns of one length"),
+        (("config", "training", "seed"), [1], r"saved with training\.seed \[1\], this run has 42"),
         (("best_weights", "norm.weight"), torch.ones(2), r"best_weights are those of another model: norm\.weight is"),
     ],
 )
@@ -373,12 +339,6 @@ def test_a_run_that_has_refused_a_state_goes_on_as_if_it_had_not_been_asked():
         trainer.train_epoch(small_batches(3), small_batches(1))
         ends.append(loaded_parts(trainer.state_dict()))
     assert_same(without_measures(ends[1]), without_measures(ends[0]))
-
-
-def test_a_state_of_another_run_of_this_form_is_loaded_whole(trainer):
-    trainer = fresh_trainer()
-    trainer.load_state_dict(saved_state())
-    assert_same(loaded_parts(trainer.state_dict()), loaded_parts(saved_state()))
 
 
 def test_a_state_stays_as_it_is_while_training_goes_on_and_the_trainer_while_it_changes():
@@ -491,14 +451,12 @@ def nested(depth: int) -> list[Any]:
     [
         ({"a": [1, {2}]}, r"^state\['a'\]\[1\] is a builtins\.set; a checkpoint holds"),
         ({"a": np.zeros(2)}, r"^state\['a'\] is a numpy\.ndarray"),
-        ({"a": 1j}, "is a builtins.complex"),
         ({"a": b"x"}, "is a builtins.bytes"),
-        ({"a": np.datetime64("2020")}, "is a numpy.datetime64"),
         ({(1, 2): 3}, "has a tuple as a key"),
         ({"a": {b"k": 3}}, r"^state\['a'\]'s key b'k' is a builtins\.bytes"),
         ({"a": torch.eye(2).to_sparse()}, "is a sparse, quantised, nested"),
-        ({"a": torch.ones(2, device="meta")}, "is a sparse, quantised, nested"),
         ({"a": torch.ones(2, dtype=torch.complex128)}, r"^state\['a'\] is a dense Tensor of torch.complex128"),
+        ({"a": torch.ones(2).to(torch.float8_e8m0fnu)}, r"^state\['a'\] is a dense Tensor of torch.float8_e8m0fnu"),
         ({"a": nested(101)}, "lies more than 100 dicts and lists deep"),
     ],
 )
@@ -538,17 +496,14 @@ def test_the_header_that_the_next_tests_change_is_a_right_one(tmp_path):
     [
         ({"a": entry([4], 0, 8)}, "'a' does not lie behind"),
         ({"a": entry([8], 0, 32)}, "'a' lies outside of the file"),
-        ({"a": entry([2**40], 0, 2**42)}, "'a' lies outside of the file"),
         ({"a": entry([2**61, 2**61], 0, 16)}, "'a' does not lie behind"),
         ({"a": entry([2**64], 0, 16)}, "holds no tensor of"),
         ({"a": entry([-4], 0, 16)}, "holds no tensor of"),
         ({"a": entry([1] * 65, 0, 4)}, "holds no tensor of"),
-        ({"a": entry(["4"], 0, 16)}, "holds no tensor of"),
         ({"a": entry([4], 0, 16, "F33")}, "holds no tensor of"),
         ({"a": entry([4], 0, 16), "b": entry([4], 0, 16)}, "'b' does not lie behind"),
         ({"a": entry([2], 0, 8), "b": entry([1], 12, 16)}, "'b' does not lie behind"),
         ({"a": entry([2], 8, 16)}, "'a' does not lie behind"),
-        ({"a": {"dtype": "F32"}}, "not the state of a run"),
         ({"a": None}, "not the state of a run"),
     ],
 )

@@ -383,14 +383,6 @@ def test_loading_moments_moves_neither_weights_nor_gradients_and_tells_no_hook(n
     assert told == []
 
 
-def test_moments_are_loaded_over_moments():
-    net, optimizer = trained("adamw")
-    saved = copy.deepcopy(optimizer_state(optimizer, net))
-    step(net, optimizer, 3)
-    load_optimizer(saved, optimizer, net)
-    assert_same(optimizer_state(optimizer, net), saved)
-
-
 def test_a_parameter_that_has_had_no_gradient_has_no_state():
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters())

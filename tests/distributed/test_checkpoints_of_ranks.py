@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from course_lm.checkpoints import (
     CheckpointError,
@@ -99,14 +98,13 @@ def same_values(mine: dict[str, Any], other: dict[str, Any]) -> None:
     assert_same({**mine, "config": None}, {**other, "config": None})
 
 
-def test_four_ranks_write_one_file_of_parts_each(kept: tuple[Path, dict[str, Any]]) -> None:
-    names = sorted(path.name for path in shards_of(kept[0] / "checkpoint_last.safetensors").iterdir())
+def test_four_ranks_write_one_file_of_parts_each_and_a_list_that_sha256sum_reads(
+    kept: tuple[Path, dict[str, Any]],
+) -> None:
+    folder = shards_of(kept[0] / "checkpoint_last.safetensors")
+    names = sorted(path.name for path in folder.iterdir())
     assert len(names) == 5
     assert names[0] == SUMS
-
-
-def test_the_list_of_checksums_is_one_that_sha256sum_reads(kept: tuple[Path, dict[str, Any]]) -> None:
-    folder = shards_of(kept[0] / "checkpoint_last.safetensors")
     assert os.system(f"cd '{folder}' && sha256sum --quiet --check {SUMS}") == 0
 
 
@@ -136,12 +134,6 @@ def test_a_full_checkpoint_of_a_sharded_model_is_the_same_state_in_one_file(
     assert not list((tmp_path / NAME).glob("*.shards"))
 
 
-def test_ranks_that_hold_the_whole_model_write_one_file(ranks: Ranks, tmp_path: Path) -> None:
-    (state, *_) = ranks(2).run(run, tmp_path, DDP)
-    same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.safetensors"), state)
-    assert not list((tmp_path / NAME).glob("*.shards"))
-
-
 @pytest.mark.parametrize("distributed", [SHARDED, FULL, DDP], ids=["sharded", "full", "ddp"])
 def test_an_average_of_the_weights_goes_on_to_the_bit(ranks: Ranks, tmp_path: Path, distributed: Any) -> None:
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -150,14 +142,10 @@ def test_an_average_of_the_weights_goes_on_to_the_bit(ranks: Ranks, tmp_path: Pa
     (state, *_) = ranks(2).run(run_averaged, stopped, distributed, 5)
     same_values(state, expected)
     same_values(load_checkpoint(stopped / NAME / "checkpoint_last.safetensors"), state)
+    assert bool(folders_in(stopped / NAME)) == (distributed is SHARDED)
 
 
 # Damage to the newest checkpoint: each is seen, and the one before it is used.
-
-
-def truncate(newest: Path) -> None:
-    shard = first_shard(newest)
-    shard.write_bytes(shard.read_bytes()[:-7])
 
 
 def flip_a_bit(newest: Path) -> None:
@@ -185,38 +173,18 @@ def remove_the_sums(newest: Path) -> None:
     (shards_of(newest) / SUMS).unlink()
 
 
-def rename_the_folder_away(newest: Path) -> None:
-    folder = shards_of(newest)
-    folder.rename(folder.with_name("moved"))
-
-
-def put_the_older_file_in_its_place(newest: Path) -> None:
-    shutil.copy(newest.with_name("checkpoint_step_4.safetensors"), newest)
-
-
 def put_the_older_parts_in_its_place(newest: Path) -> None:
     folder = shards_of(newest)
     shutil.rmtree(folder)
     shutil.copytree(shards_of(newest.with_name("checkpoint_step_4.safetensors")), folder)
 
 
-def swap_two_shards(newest: Path) -> None:
-    one, two, *_ = sorted(shards_of(newest).glob("*.safetensors"))
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
-    two.write_bytes(first)
-
-
 DAMAGE: dict[Callable[[Path], None], str] = {
-    truncate: "is damaged: its bytes do not match its checksum",
     flip_a_bit: "is damaged: its bytes do not match its checksum",
-    swap_two_shards: "is damaged: its bytes do not match its checksum",
     remove_a_shard: "is missing",
     add_a_file: "has a file more, shard-00009-model-00001-of-00001.safetensors",
     edit_the_sums: f"{SUMS} is not the one that was written",
     remove_the_sums: f"{SUMS} is missing",
-    rename_the_folder_away: "is missing",
-    put_the_older_file_in_its_place: "is missing",
     put_the_older_parts_in_its_place: f"{SUMS} is not the one that was written",
 }
 
@@ -305,13 +273,9 @@ def refused_in_one_line(path: Path) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("writer", [pickle.dumps, torch.save], ids=["pickle", "torch"])
-def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path: Path, writer: Any) -> None:
+def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path: Path) -> None:
     path, target = damaged / "checkpoint_last.safetensors", tmp_path / "was_here"
-    if writer is pickle.dumps:
-        first_shard(path).write_bytes(pickle.dumps(Payload(target)))
-    else:
-        torch.save(Payload(target), first_shard(path))
+    first_shard(path).write_bytes(pickle.dumps(Payload(target)))
     seal_again(path)
     refused_in_one_line(path)
     assert not target.exists()
@@ -325,56 +289,14 @@ def test_metadata_with_code_in_it_is_not_read(kept: tuple[Path, dict[str, Any]],
     assert not target.exists()
 
 
-def weight_in(state: dict[str, Any]) -> tuple[str, list[Any]]:
-    """The name of a weight that lies in parts, and what stands for it: its name there, its keys, its shape and type."""
-    return next((name, value["$sharded"]) for name, value in state["model"].items() if "$sharded" in value)
+@pytest.mark.parametrize("shape", [[2**40], [3, 5], None], ids=["larger by far", "another", "no list"])
+def test_a_shape_that_does_not_fit_the_shards_is_refused_in_one_line(damaged: Path, shape: Any) -> None:
+    def claim(state: dict[str, Any]) -> None:
+        entry = next(value["$sharded"] for value in state["model"].values() if "$sharded" in value)
+        entry[2] = shape  # behind the tensor's name there and the keys that lead to it
 
-
-def claim_a_shape(shape: list[Any]) -> Callable[[dict[str, Any]], None]:
-    def change(state: dict[str, Any]) -> None:
-        weight_in(state)[1][2] = shape
-
-    return change
-
-
-def claim_a_type(name: Any) -> Callable[[dict[str, Any]], None]:
-    def change(state: dict[str, Any]) -> None:
-        weight_in(state)[1][3] = name
-
-    return change
-
-
-def claim_another_tensor(state: dict[str, Any]) -> None:
-    state["model"]["unwritten"] = {"$sharded": ["model.unwritten", ["model", "unwritten"], [2, 2], "F32"]}
-
-
-LIES = {
-    "larger by far": claim_a_shape([2**40]),
-    "beyond any address": claim_a_shape([2**61, 2**61]),
-    "another shape": claim_a_shape([3, 5]),
-    "negative": claim_a_shape([-1]),
-    "no numbers": claim_a_shape(["a"]),
-    "no list": claim_a_shape(None),  # type: ignore[arg-type]
-    "no type": claim_a_type("load"),
-    "type that is no text": claim_a_type(3),
-    "a tensor that no shard holds": claim_another_tensor,
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_state_that_does_not_fit_its_shards_is_refused_in_one_line(damaged: Path, lie: str) -> None:
-    seal_again(damaged / "checkpoint_last.safetensors", LIES[lie])
+    seal_again(damaged / "checkpoint_last.safetensors", claim)
     refused_in_one_line(damaged / "checkpoint_last.safetensors")
-
-
-def with_header(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the header of a safetensors file."""
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    change(header)
-    new = json.dumps(header).encode()
-    path.write_bytes(len(new).to_bytes(8, "little") + new + content[8 + length :])
 
 
 def huge_offsets(header: dict[str, Any]) -> None:
@@ -386,14 +308,14 @@ def renamed_tensor(header: dict[str, Any]) -> None:
     header["other"] = header.pop(name)
 
 
-def without_metadata(header: dict[str, Any]) -> None:
-    header.pop("__metadata__", None)
-
-
-@pytest.mark.parametrize("change", [huge_offsets, renamed_tensor, without_metadata], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("change", [huge_offsets, renamed_tensor], ids=lambda one: one.__name__)
 def test_a_shard_with_a_header_that_lies_is_refused_in_one_line(damaged: Path, change: Any) -> None:
     path = damaged / "checkpoint_last.safetensors"
-    with_header(max(shards_of(path).glob("*.safetensors")), change)
+    shard = max(shards_of(path).glob("*.safetensors"))
+    header, body = taken_apart(shard.read_bytes())
+    change(header)
+    text = json.dumps(header).encode()
+    shard.write_bytes(len(text).to_bytes(8, "little") + text + body)
     seal_again(path)
     refused_in_one_line(path)
 

@@ -1,44 +1,24 @@
 """The records of the layers do not depend on how many ranks share a run, nor on how they hold its weights."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 
-from course_lm.batching import labels_of
-from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import DistributedConfig
-from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring.records import Record
 from course_lm.trainer import Trainer
 from tests.distributed.pool import Pool
-
-
-def batches() -> list[dict[str, Any]]:
-    draw = torch.Generator().manual_seed(0)
-    rows = [torch.randint(13, (2, 8), generator=draw) for _ in range(4)]
-    masks = [torch.ones_like(ids) for ids in rows]
-    return [
-        {"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask), "num_bytes": ids.numel()}
-        for ids, mask in zip(rows, masks)
-    ]
+from tests.training_run import configure, loaders, model_of
 
 
 def layers(distributed: DistributedConfig) -> list[Record]:
     """What a run of three steps records, whose second step comes after a validation."""
-    torch.manual_seed(0)
-    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.0), 13, 8).double()
-    loop = LoopConfig(
-        max_steps=3,
-        eval_steps=1,
-        layer_statistics=1,
-        gradient_accumulation_steps=2,
-        precision="fp32",
-        device="cpu",
-        output_dir=None,
-    )
-    history = Trainer(model, TrainingConfig(training=loop, distributed=distributed)).train(batches(), batches())
+    config = configure("", output_dir=None, max_steps=3, eval_steps=1, layer_statistics=1)
+    trainer = Trainer(model_of(dtype=torch.float64), replace(config, distributed=distributed))
+    history = trainer.train(*loaders("bucketed"))
     return [record for record in history.records if record.pop("event") == "layers"]
 
 

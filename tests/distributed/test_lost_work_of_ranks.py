@@ -110,7 +110,10 @@ def assert_failed(outcomes: list[Outcome], rank: int, message: str) -> None:
     """Every rank has ended within seconds, by the error of this one."""
     for number, ended in enumerate(outcomes):
         assert ended.seconds < 30 and message in str(ended.error), (number, ended)
-        assert isinstance(ended.error, OSError if number == rank else RankError), (number, ended.error)
+        if number == rank:
+            assert isinstance(ended.error, OSError)
+        else:
+            assert isinstance(ended.error, RankError) and ended.error.exit_code == 2
 
 
 def saved_steps(folder: Path) -> dict[str, int]:

@@ -57,11 +57,9 @@ class Runs:
     def command(self, ranks: int | None, output: Path, *arguments: str) -> list[str]:
         return course_lm(ranks, *train(self.text, output, *arguments))
 
-    def stop(
-        self, ranks: int, output: Path, end: Callable[[Command], None], *arguments: str, start: Start = forked
-    ) -> Ended:
+    def stop(self, ranks: int, output: Path, end: Callable[[Command], None], *arguments: str) -> Ended:
         """Start a run, and end it once it has made some steps; `end` gets the command."""
-        with started(output, self.command(ranks, output, *arguments), start=start) as command:
+        with started(output, self.command(ranks, output, *arguments)) as command:
             command.wait_until(lambda: steps(output) >= 4, "the fourth step")
             end(command)
             return command.end()
@@ -142,20 +140,6 @@ def test_literal_torchrun_trains_as_a_forked_one_does(runs, tmp_path):
     assert_same(end_state(tmp_path), end_state(output))
 
 
-def test_literal_torchrun_that_is_terminated_stops_its_ranks_and_the_run_goes_on(runs, tmp_path):
-    stopped = runs.stop(2, tmp_path, terminate_torchrun, *LONG, start=anew)
-    assert stopped.out.count("stopped by SIGTERM after step") == 1 and not stopped.own, stopped.err
-    assert 4 <= steps(tmp_path) < 40
-    went_on = runs.run(None, tmp_path, *LONG)
-    assert went_on.code == 0 and went_on.out.count("resumed ") == 1, went_on.err
-    assert_close(tmp_path, runs.made(1, *LONG)[0], absolute=1e-4)
-
-
-def test_literal_torchrun_refuses_bad_input_once(runs, tmp_path):
-    assert_refused(runs.run(2, tmp_path, "--training.max_stps=3", start=anew), "max_stps")
-    assert not (tmp_path / NAME).exists()
-
-
 # The number of processes
 
 
@@ -164,15 +148,6 @@ def test_the_records_are_the_same_whatever_the_number_of_processes(runs, ranks, 
     one, _ = runs.made(1, "--model.dropout=0.1")
     many, _ = runs.made(ranks, "--model.dropout=0.1", strategy)
     assert_close(many, one)
-
-
-def test_under_torchrun_one_rank_does_to_the_bit_what_a_plain_command_does(runs):
-    under, alone = (runs.made(ranks, "--model.dropout=0.1")[0] for ranks in (1, None))
-    assert_same(end_state(under), end_state(alone))
-
-
-def test_the_records_under_torchrun_are_those_of_a_plain_command(runs):
-    assert_close(runs.made(2, "--model.dropout=0.1")[0], runs.made(None, "--model.dropout=0.1")[0])
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, DDP), (4, FSDP)])
@@ -206,20 +181,6 @@ def test_a_run_stopped_under_four_processes_goes_on_under_fewer(runs, tmp_path, 
     assert_close(tmp_path, runs.made(1, *LONG)[0], absolute=1e-4)  # rounding grows from step to step
 
 
-@pytest.mark.parametrize(
-    ("ranks", "settings"),
-    [(2, (DDP,)), (2, (FSDP,)), (2, SHARDED), (3, (DDP,)), (3, SHARDED)],
-)
-def test_a_stopped_run_ends_bit_for_bit_like_one_never_stopped(runs, tmp_path, ranks, settings):
-    stopped = runs.stop(ranks, tmp_path, terminate_a_rank, *settings, *LONG)
-    assert exit_codes(stopped) == [143] * ranks, stopped.err
-    assert stopped.out.count("stopped by SIGTERM after step") == 1 and not stopped.own
-    assert 4 <= steps(tmp_path) < 40
-    went_on = runs.run(ranks, tmp_path, *settings, *LONG)
-    assert went_on.code == 0 and went_on.out.count("resumed ") == 1, went_on.err
-    assert_same(end_state(tmp_path), end_state(runs.made(ranks, *settings, *LONG)[0]))
-
-
 def test_ctrl_c_before_the_first_step_says_so_once(runs, tmp_path):
     with started(tmp_path, runs.command(2, tmp_path)) as command:
         # the text is read, and the ranks have joined, from the moment that the folder is locked
@@ -230,9 +191,10 @@ def test_ctrl_c_before_the_first_step_says_so_once(runs, tmp_path):
     assert "Traceback" not in ended.err.partition("torch/distributed/run.py")[0].rpartition("Traceback")[0], ended.err
 
 
-# Signals where a run may take minutes
+# Signals within a compile
 
-# The command, with trouble until there is a file that says `go on`; each rank notes its exit code.
+# The command, whose fourth step compiles anew, for a minute, until there is a file that says `go on`; each rank notes
+# its exit code.
 NOTED = """
 import os, runpy, signal, time
 from pathlib import Path
@@ -249,25 +211,6 @@ def is_time():
     return three.exists() and not Path("go on").exists()
 
 os._exit = noted
-TROUBLE
-runpy.run_module("course_lm", run_name="__main__", alter_sys=True)
-"""
-# Each batch of a validation takes a second, and there are dozens.
-SLOW_VALIDATION = """
-evaluate = loop.evaluate
-
-def slow(*arguments, on_batch, **options):
-    def slowly(done):
-        if is_time():
-            Path(f"trouble{rank}").touch()
-            time.sleep(1)
-        on_batch(done)
-    return evaluate(*arguments, on_batch=slowly, **options)
-
-loop.evaluate = slow
-"""
-# The fourth step compiles anew, which takes minutes.
-SLOW_COMPILE = """
 compile, take_step = torch.compile, loop.take_step
 
 def backend(graph, inputs):
@@ -283,75 +226,60 @@ def anew(*arguments, **options):
     return take_step(*arguments, **options)
 
 torch.compile, loop.take_step = lambda model: compile(model, backend=backend), anew
+runpy.run_module("course_lm", run_name="__main__", alter_sys=True)
 """
-TROUBLES = {
-    "validation": (SLOW_VALIDATION, ["--data.val_fraction=0.5", "--training.batch_size=1"]),
-    "compile": (SLOW_COMPILE, ["--training.compile=true", "--training.max_steps=4"]),
-}
 
 
-def with_trouble(runs: Runs, folder: Path, place: str, *settings: str) -> list[str]:
+def compiling(runs: Runs, folder: Path, strategy: str) -> list[str]:
     """The words of a run of three ranks."""
-    trouble, arguments = TROUBLES[place]
     script = folder / "script.py"
-    script.write_text(NOTED.replace("TROUBLE", trouble))
-    return torchrun(3, program=[str(script), *train(runs.text, folder / "runs", *arguments, *settings)])
+    script.write_text(NOTED)
+    compiled = ["--training.compile=true", "--training.max_steps=4"]
+    return torchrun(3, program=[str(script), *train(runs.text, folder / "runs", *compiled, strategy)])
 
 
-def go_on(runs: Runs, folder: Path, place: str, *settings: str) -> Ended:
+def go_on(runs: Runs, folder: Path) -> Ended:
     """The end of a run of three ranks without trouble."""
     (folder / "go on").touch()
-    with started(folder, with_trouble(runs, folder, place, *settings)) as command:
+    with started(folder, compiling(runs, folder, DDP)) as command:
         ended = command.end()
     assert ended.code == 0, ended.err
     return ended
 
 
+def stop_within_a_compile(runs: Runs, folder: Path, strategy: str, end: Callable[[Command], None]) -> Ended:
+    with started(folder, compiling(runs, folder, strategy)) as command:
+        command.wait_until(lambda: len(list(folder.glob("trouble*"))) == 3, "the trouble of all ranks")
+        end(command)
+        return command.end(20)
+
+
 @pytest.fixture(scope="session")
-def untroubled(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`untroubled(place, *settings)` is the output folder of a run that nobody disturbs."""
-    made: dict[tuple[str, ...], Path] = {}
-
-    def folder_of(*key: str) -> Path:
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp(key[0])
-            go_on(runs, made[key], *key)
-        return made[key] / "runs"
-
-    return folder_of
+def untroubled(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of such a run that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("untroubled")
+    go_on(runs, folder)
+    return folder / "runs"
 
 
 @pytest.mark.parametrize(
     "end", [terminate_torchrun, press_ctrl_c, terminate_a_rank, terminate_the_first_rank, terminate_all]
 )
-@pytest.mark.parametrize("place", TROUBLES)
-def test_a_signal_ends_what_may_take_minutes_and_no_completed_step_is_lost(runs, untroubled, tmp_path, place, end):
-    whole = untroubled(place, DDP)
-    with started(tmp_path, with_trouble(runs, tmp_path, place, DDP)) as command:
-        command.wait_until(lambda: len(list(tmp_path.glob("trouble*"))) == 3, "the trouble of all ranks")
-        end(command)
-        stopped = command.end(20)
+def test_a_signal_ends_a_compile_and_no_completed_step_is_lost(runs, untroubled, tmp_path, end):
+    stopped, folder = stop_within_a_compile(runs, tmp_path, DDP, end), tmp_path / "runs" / NAME
     name, code = ("SIGINT", 130) if end is press_ctrl_c else ("SIGTERM", 143)
-    done = load_checkpoint(tmp_path / "runs" / NAME / "checkpoint_last.safetensors")["step"]
-    assert done == (5 if place == "validation" else 3)
-    saved = "" if place == "validation" else f"all {done} steps are saved: "
-    told = f"stopped by {name} after step {done}: {saved}run it again to go on from {tmp_path / 'runs' / NAME}"
+    assert load_checkpoint(folder / "checkpoint_last.safetensors")["step"] == 3
+    told = f"stopped by {name} after step 3: all 3 steps are saved: run it again to go on from {folder}"
     assert stopped.out.count("stopped by") == stopped.out.splitlines().count(told) == 1, stopped.out
     assert not stopped.own, stopped.err
     codes = {path.name: int(path.read_text()) for path in tmp_path.glob("code*")}
     assert codes == {f"code{rank}": code for rank in range(3)}, stopped.err
-    went_on = go_on(runs, tmp_path, place, DDP)
-    assert went_on.out.count("resumed ") == 1
-    assert_same(end_state(tmp_path / "runs"), end_state(whole))
+    assert go_on(runs, tmp_path).out.count("resumed ") == 1
+    assert_same(end_state(tmp_path / "runs"), end_state(untroubled))
 
 
 def test_a_signal_within_a_compile_of_a_sharded_model_says_that_the_step_is_not_saved(runs, tmp_path):
-    words = with_trouble(runs, tmp_path, "compile", FSDP)
-    with started(tmp_path, words) as command:
-        command.wait_until(lambda: len(list(tmp_path.glob("trouble*"))) == 3, "the trouble of all ranks")
-        terminate_torchrun(command)
-        stopped = command.end(20)
-    folder = tmp_path / "runs" / NAME
+    stopped, folder = stop_within_a_compile(runs, tmp_path, FSDP, terminate_torchrun), tmp_path / "runs" / NAME
     told = f"step 3 could not be saved: the newest checkpoint in {folder} is where it goes on"
     assert stopped.out.splitlines().count(f"stopped by SIGTERM after step 3: {told}") == 1, stopped.out
     assert sorted(int(path.read_text()) for path in tmp_path.glob("code*")) == [143] * 3 and not stopped.own
@@ -457,40 +385,9 @@ def test_a_rank_that_hangs_ends_the_run_after_the_time_out_that_the_message_name
     assert exit_codes(ended)[-1] == 1 and set(exit_codes(ended)) <= {1, -9, -15}, ended.err
 
 
-SCRIPT = """
-import sys
-from course_lm.distributed import connect
-from course_lm.trainer import Trainer
-from tests.training_run import configure, counting, loaders, model_of
-
-rank = connect().rank
-
-def act(count):
-    if rank == 1 and count == 2:
-        open("trouble", "w").close()
-        raise LookupError("the dog has" + " eaten it")
-
-Trainer(model_of(), configure("runs"), loss_fn=counting(act)).train(*loaders("packed"))
-"""
-
-
-def test_a_program_of_ones_own_ends_when_a_rank_raises_and_every_rank_says_which(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    with started(tmp_path, torchrun(3, program=[str(script)])) as command:
-        command.wait_until((tmp_path / "trouble").exists, "the trouble")
-        ended = command.end(30)
-    assert ended.err.count("LookupError: the dog has eaten it") == 1, ended.err
-    assert 1 in exit_codes(ended) and set(exit_codes(ended)) <= {1, -15}
-    others = ended.err.count("RankError: rank 1: the dog has eaten it")  # of those that torchrun has not ended before
-    assert ended.err.count("the dog has eaten it") == 1 + others and others <= 2, ended.err
-
-
 # Bad input
 
 BAD = {
-    "a misspelt key": (["--training.max_stps=3"], "max_stps"),
-    "a bad value": (["--training.batch_size=0"], "batch_size must be at least 1, got 0"),
     "no corpus": (["--data.corpus=/nowhere/text.txt"], "no file /nowhere/text.txt"),
     "an optimizer that cannot be sharded": ([FSDP, "--optimizer.type=adafactor"], "Adafactor"),
     "a shard size that does not divide": (
@@ -517,11 +414,6 @@ def test_bad_input_is_refused_once_and_nothing_is_written(runs, tmp_path, case):
     assert not (tmp_path / NAME).exists()
 
 
-def test_a_shard_size_that_does_not_divide_four_ranks_is_refused_once(runs, tmp_path):
-    arguments = ["--distributed.strategy=hybrid", "--distributed.shard_size=3"]
-    assert_refused(runs.run(4, tmp_path, *arguments), "divide the number of ranks, 4, got 3")
-
-
 # The command, for which one rank comes late.
 LATE = """
 import os, runpy, time
@@ -539,12 +431,6 @@ def test_a_misspelt_key_is_said_once_whichever_rank_is_late(runs, tmp_path, late
     words = torchrun(2, program=[str(script), *train(runs.text, tmp_path, "--training.max_stps=3")])
     with started(tmp_path, words) as command:
         assert_refused(command.end(), "max_stps")
-
-
-def test_world_size_without_torchrun_is_refused(runs, tmp_path):
-    with started(tmp_path, runs.command(None, tmp_path), {"WORLD_SIZE": "2"}) as command:
-        assert_refused(command.end(), "WORLD_SIZE is 2", "torchrun")
-    assert not (tmp_path / NAME).exists()
 
 
 def test_a_range_test_on_several_ranks_is_refused(runs, tmp_path):
@@ -582,8 +468,6 @@ SETTINGS = {
         "--training.eval_steps=2",
         "--training.max_steps=40",
     ],
-    "gradient checkpointing": ["--model.gradient_checkpointing=true"],
-    "no accumulation": ["--training.gradient_accumulation_steps=1"],
     "epochs": ["--training.max_steps=null", "--training.num_epochs=2"],
 }
 
@@ -596,16 +480,6 @@ def test_settings_mean_under_torchrun_what_they_mean_without(runs, case, strateg
     assert_close(together, alone)
     if case == "early stopping":
         assert steps(together) == 4
-
-
-def test_gradient_checkpointing_under_fsdp_changes_nothing(runs):
-    assert_close(runs.made(2, FSDP, "--model.gradient_checkpointing=true")[0], runs.made(2, FSDP)[0])
-
-
-@pytest.mark.parametrize("strategy", [DDP, FSDP])
-def test_bf16_is_as_near_to_one_process_as_its_rounding(runs, strategy):
-    arguments = ["--training.precision=bf16"]
-    assert_close(runs.made(2, strategy, *arguments)[0], runs.made(None, *arguments)[0], absolute=3e-3)
 
 
 @pytest.mark.parametrize("settings", [(DDP,), SHARDED])

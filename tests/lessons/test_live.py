@@ -4,18 +4,13 @@ import base64
 import io
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 import warnings
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import IPython.display
-import nbformat
 import numpy as np
 import pytest
 from jupyter_client.manager import start_new_kernel
@@ -248,24 +243,6 @@ def test_the_bar_in_a_notebook_ends_full_with_every_metric(notebook: Any) -> Non
         assert part in line
     bars = [part["state"] for part in state if part["model_name"] == "FloatProgressModel"]
     assert [(bar["value"], bar["bar_style"]) for bar in bars] == [(200.0, "success")]
-
-
-def test_a_cell_with_a_live_picture_passes_nbval_when_its_output_is_not_compared(notebook: Any, tmp_path: Path) -> None:
-    path = tmp_path / "live.ipynb"
-    nbformat.write(notebook, path)
-    assert nbval(path) == pytest.ExitCode.OK
-
-
-def nbval(path: Path) -> int:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*command, "--rootdir", path.parent, path], env=environment, cwd=path.parent).returncode
-
-
-def test_a_picture_with_another_floor_is_a_partial_function(screen: Screen, clock: Clock) -> None:
-    plot = LivePlot(partial(draw_run, floor=1.0))
-    plot.log(train_record(1))
-    assert plot.drawings == 1
 
 
 ENDLESS = """

@@ -166,10 +166,8 @@ BREAKS = [
     (rules.predictions_tell_nothing, "an answer", put(27, "source", 'checks.predict("Which?", {"a": "Yes."})')),
     (rules.minutes_of_the_card, "none", put(0, "source", "one two three")),
     (rules.minutes_of_the_card, "other minutes", put(22, "source", "### Exercise 1 ●○○ · 5 minutes")),
-    (rules.names_exist, "a wrong import", put(3, "source", "from course_lm.loss import no_such_loss")),
-    (rules.names_exist, "a wrong attribute", put(3, "source", "loss.no_such_loss(1)")),
-    (rules.names_exist, "a wrong module", put(3, "source", "import course_lm\ncourse_lm.no_such_module")),
-    (rules.names_exist, "a private name", put(3, "source", "from course_lm.loss import _check_inputs")),
+    (rules.public_names, "imported", put(3, "source", "from course_lm.loss import _check_inputs")),
+    (rules.public_names, "an attribute", put(3, "source", "course_lm.loss._check_inputs(1)")),
 ]
 
 

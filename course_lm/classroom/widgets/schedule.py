@@ -131,7 +131,7 @@ def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> Explorer:
 
     flat = {f"{name} {key}": control for name, controls in curves.items() for key, control in controls.items()}
     column = ipywidgets.VBox([_arranged(controls, own) for controls in curves.values()])
-    return Explorer(draw, flat, arranged=column)
+    return Explorer(draw, flat, None, column)
 
 
 def _first_types(own: Mapping[str, Schedule]) -> dict[str, str]:

@@ -93,23 +93,16 @@ def test_an_explorer_draws_at_once_and_after_each_change():
 
     def draw(temperature):
         drawn.append(temperature)
-        return plt.subplots()[0], f"<{temperature}>"
+        return plt.subplots()[0], f"<{temperature}>\nmore"
 
     slider = ipywidgets.FloatSlider(value=1.0, max=2.0)
-    _, picture, words = parts(widgets.explorer(draw, {"temperature": slider}))
-    first = picture.value
+    box = widgets.explorer(draw, {"temperature": slider}, labels="9em")
+    assert ' alt="&lt;1.0&gt;" ' in box.picture.value and slider.style.description_width == "9em"
     slider.value = 2.0
-    assert drawn == [1.0, 2.0]
-    assert words.value.startswith("<pre aria-live='polite' ") and words.value.endswith(">&lt;2.0&gt;</pre>")
-    assert b64decode(first.strip('">')).startswith(b"\x89PNG") and plt.get_fignums() == []
-
-
-def test_the_picture_says_in_words_what_it_shows():
-    slider = ipywidgets.IntSlider(value=3)
-    box = widgets.explorer(lambda size: (plt.subplots()[0], f"size {size}\nmore"), {"size": slider})
-    assert ' alt="size 3" ' in box.picture.value
-    slider.value = 5
-    assert ' alt="size 5" ' in box.picture.value
+    assert drawn == [1.0, 2.0] and ' alt="&lt;2.0&gt;" ' in box.picture.value
+    words = box.words.value
+    assert words.startswith("<pre aria-live='polite' ") and words.endswith(">&lt;2.0&gt;\nmore</pre>")
+    assert b64decode(parts(box)[1].value.strip('">')).startswith(b"\x89PNG") and plt.get_fignums() == []
 
 
 def test_the_axes_stay_in_their_place_when_a_label_grows_and_shrinks():

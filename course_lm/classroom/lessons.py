@@ -201,10 +201,10 @@ def _run_one(path: Path, notebook: Any, advance: Callable[[int], object]) -> Les
     try:
         client.execute()
     except CellExecutionError as failure:
-        error = f"code cell {code_cells}: {failure.ename}: {_last_line(failure.evalue)}"
+        error = f"code cell {code_cells}: {failure.ename}: {_lines(failure.evalue)[-1]}"
     except (CellControlSignal, DeadKernelError) as failure:
         # A cell that times out or loses its kernel never counts as executed; one that raises does.
-        error = f"code cell {code_cells + 1}: {type(failure).__name__}: {_first_line(str(failure))}"
+        error = f"code cell {code_cells + 1}: {type(failure).__name__}: {_lines(str(failure))[0]}"
     return LessonResult(path.stem, time.perf_counter() - started, error)
 
 
@@ -224,12 +224,8 @@ def format_table(results: Sequence[LessonResult]) -> str:
     return table([("lesson", "seconds", ""), *rows, total], left=(0, 2))
 
 
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()] or [""]
 
 
 def _need(module: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from course_lm.display import BLUE, GREY, INK, RED
 from course_lm.loss import perplexity
 from course_lm.monitoring import History, Record, smooth
+from course_lm.validation import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,10 +57,8 @@ class LivePlot:
     """
 
     def __init__(self, draw: Callable[[History], "Figure"] = draw_run, every: float = 2.0, share: float = 0.05) -> None:
-        if not every >= 0:
-            raise ValueError(f"every must be a number of seconds of at least 0, got {every}")
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {share}")
+        require(every >= 0, "every", "a number of seconds of at least 0", every)
+        require(0 < share <= 1, "share", "in (0, 1]", share)
         self.draw, self.every, self.share = draw, every, share
         self.history = History()
         self.drawings, self.seconds = 0, 0.0

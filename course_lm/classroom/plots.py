@@ -117,14 +117,12 @@ def loss_curve(
     validation text pays for it: on text that it was not trained on, no model goes lower, other than by chance. `band`
     is (steps, lowest, highest) of reference runs. Raises ValueError for unequal lengths.
     """
-    _check_same_length(steps, losses, "training")
     figure, axes = plt.subplots()
     if band is not None:
         axes.fill_between(*band, color=BAND, linewidth=0)
     axes.plot(steps, losses, color=BLUE, linewidth=1.6)
     ends = [(float(losses[-1]), "training", BLUE)]
     if validation is not None:
-        _check_same_length(*validation, "validation")
         axes.plot(*validation, color=RED, marker="o", markersize=6, linewidth=1.6)
         ends.append((float(validation[1][-1]), "validation", RED))
     if floor is not None:
@@ -599,14 +597,10 @@ def ink(colour: str) -> str:
 
 def contrast(one: Any, other: Any) -> float:
     """The contrast of two colours of matplotlib's, 1 to 21: "Web Content Accessibility Guidelines 2"."""
-    dark, light = sorted(_luminance(colour) for colour in (one, other))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: Any) -> float:
-    rgb = np.array(mpl.colors.to_rgb(colour))
+    rgb = np.array([mpl.colors.to_rgb(colour) for colour in (one, other)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    return float(linear @ (0.2126, 0.7152, 0.0722))
+    dark, light = sorted(linear @ (0.2126, 0.7152, 0.0722))  # their luminances
+    return float((light + 0.05) / (dark + 0.05))
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], gap: float = 0.07) -> None:
@@ -632,55 +626,30 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-def _check_same_length(steps: Sequence[int], losses: Sequence[float], name: str) -> None:
-    if len(steps) != len(losses) or len(steps) == 0:
-        got = f"{len(steps)} steps and {len(losses)} losses"
-        raise ValueError(f"the {name} curve needs one loss per step, got {got}")
-
-
-# Each part of the loop: its place in the picture (column, row), and what it does.
+# Each part of the loop: its place in the picture (column, row), what it does, and the lesson that replaces it.
 _PARTS = {
-    "next window": (0, 0, "the micro-batches\nof one step"),
-    "forward": (1, 0, "tokens to logits"),
-    "loss": (2, 0, "nats per\ntarget token"),
-    "backward": (3, 0, "a gradient for\neach weight"),
-    "schedule": (0, 1, "this step's\nlearning rate"),
-    "step": (1, 1, "the optimizer\nmoves the weights"),
-    "clip": (2, 1, "bound the norm of\nthe gradient"),
-    "unscale": (3, 1, "undo the scaling\nthat fp16 needs"),
-    "log": (0, 2, "write down\nwhat happened"),
-    "validate": (1, 2, "the loss on\nunseen text"),
-    "checkpoint": (2, 2, "save all that\na resume needs"),
-    "stop": (3, 2, "at the end, or when\nnothing improves"),
+    "next window": (0, 0, "the micro-batches\nof one step", "02_batching.ipynb"),
+    "forward": (1, 0, "tokens to logits", "07_mixed_precision.ipynb"),
+    "loss": (2, 0, "nats per\ntarget token", "03_loss.ipynb"),
+    "backward": (3, 0, "a gradient for\neach weight", "08_accumulation.ipynb"),
+    "schedule": (0, 1, "this step's\nlearning rate", "05_schedules.ipynb"),
+    "step": (1, 1, "the optimizer\nmoves the weights", "04_optimizers.ipynb"),
+    "clip": (2, 1, "bound the norm of\nthe gradient", "09_clipping.ipynb"),
+    "unscale": (3, 1, "undo the scaling\nthat fp16 needs", "07_mixed_precision.ipynb"),
+    "log": (0, 2, "write down\nwhat happened", "10_monitoring.ipynb"),
+    "validate": (1, 2, "the loss on\nunseen text", "10_monitoring.ipynb"),
+    "checkpoint": (2, 2, "save all that\na resume needs", "11_checkpoints.ipynb"),
+    "stop": (3, 2, "at the end, or when\nnothing improves", "10_monitoring.ipynb"),
 }
 LOOP_PARTS = tuple(_PARTS)
-LOOP_LESSONS = {
-    "next window": "02_batching.ipynb",
-    "forward": "07_mixed_precision.ipynb",
-    "loss": "03_loss.ipynb",
-    "backward": "08_accumulation.ipynb",
-    "schedule": "05_schedules.ipynb",
-    "step": "04_optimizers.ipynb",
-    "clip": "09_clipping.ipynb",
-    "unscale": "07_mixed_precision.ipynb",
-    "log": "10_monitoring.ipynb",
-    "validate": "10_monitoring.ipynb",
-    "checkpoint": "11_checkpoints.ipynb",
-    "stop": "10_monitoring.ipynb",
-}
+LOOP_LESSONS = {part: lesson for part, (*_, lesson) in _PARTS.items()}
 _FILLS, _EDGES = ("#E3F0F8", "#FDF1DA", "#E0F3EC"), (BLUE, "#B87A00", GREEN)
 _WIDTH, _HEIGHT, _COLUMN, _ROW = 2.3, 1.3, 3.0, 2.35
+# Along each row of names an arrow leads from one to the next.
 _ARROWS = (
-    ("next window", "forward"),
-    ("forward", "loss"),
-    ("loss", "backward"),
-    ("backward", "unscale"),
-    ("unscale", "clip"),
-    ("clip", "step"),
+    ("next window", "forward", "loss", "backward", "unscale", "clip", "step"),
     ("schedule", "step"),
-    ("log", "validate"),
-    ("validate", "checkpoint"),
-    ("checkpoint", "stop"),
+    ("log", "validate", "checkpoint", "stop"),
 )
 
 
@@ -701,7 +670,7 @@ def loop_picture(links: Mapping[str, str]) -> Figure:
     _frame(axes, 0, 2, 3, "after each step, in this order")
     for part in LOOP_PARTS:
         _box(axes, part, links.get(part))
-    for start, end in _ARROWS:
+    for start, end in (pair for parts in _ARROWS for pair in pairwise(parts)):
         _arrow(axes, *_between(start, end))
     left, bottom = _corner("step")
     _arrow(axes, (left + _WIDTH / 2, bottom), (left + _WIDTH / 2, 0.22 - 2 * _ROW))
@@ -710,12 +679,12 @@ def loop_picture(links: Mapping[str, str]) -> Figure:
 
 
 def _corner(part: str) -> tuple[float, float]:
-    column, row, _ = _PARTS[part]
+    column, row, *_ = _PARTS[part]
     return column * _COLUMN, -row * _ROW - _HEIGHT
 
 
 def _box(axes: Axes, part: str, link: str | None) -> None:
-    (x, y), (_, row, purpose) = _corner(part), _PARTS[part]
+    (x, y), (_, row, purpose, _) = _corner(part), _PARTS[part]
     box = FancyBboxPatch((x, y), _WIDTH, _HEIGHT, "round,pad=0,rounding_size=0.14", linewidth=1.5)
     box.set(facecolor=_FILLS[row], edgecolor=_EDGES[row], url=link)
     axes.add_patch(box)
@@ -723,13 +692,9 @@ def _box(axes: Axes, part: str, link: str | None) -> None:
     axes.text(middle, y + 1.06, part, ha="center", va="center", size=14, weight="bold")
     axes.text(middle, y + 0.63, purpose, ha="center", va="center", size=10, linespacing=1.1)
     if link:
-        label = axes.text(middle, y + 0.19, _lesson_label(link), ha="center", va="center", size=10)
+        lesson = link.removesuffix(".ipynb").replace("_", " ")
+        label = axes.text(middle, y + 0.19, lesson, ha="center", va="center", size=10)
         label.set(color=BLUE, weight="bold", url=link)
-
-
-def _lesson_label(link: str) -> str:
-    number, _, name = link.removesuffix(".ipynb").partition("_")
-    return f"{number} {name.replace('_', ' ')}"
 
 
 def _frame(axes: Axes, first: int, row: int, last: int, label: str) -> None:

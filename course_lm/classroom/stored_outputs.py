@@ -7,8 +7,8 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 _KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 _ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# The name of a cell's file holds the process id of its kernel. It is looked for where a word begins, not at each letter
-# of it: a picture is one word.
+# The name of a cell's file holds the process id of its kernel. It is looked for from the start of a word alone, since a
+# picture is one word of 100,000 letters.
 _KERNEL_FILE = re.compile(r"(?<!\S)\S*ipykernel_\d+[/\\]+\d+\.py")
 _PICTURE = re.compile(r"(data:image/[\w+]+;base64,)[\w+/=]+")
 # With the spaces before it, since a table pads a shorter number.

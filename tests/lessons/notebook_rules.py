@@ -1,15 +1,13 @@
 """The rules that every stored lesson keeps. Each takes a notebook and returns its violations, a line each."""
 
-import ast
+import copy
 import re
 import statistics
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
-from course_lm.classroom.stored_outputs import find_absolute_path
+from course_lm.classroom.stored_outputs import clean, refuse_absolute_paths
 
-ANSI = "\x1b["
 DETAILS = re.compile(r"<details.*?</details>", re.DOTALL)
 CODE_FENCE = re.compile(r"```.*?```", re.DOTALL)
 MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
@@ -55,33 +53,26 @@ def figures_have_alternative_text(notebook: Any) -> list[str]:
     return problems
 
 
+def is_clean(notebook: Any) -> list[str]:
+    """A lesson is stored as `course-lm lessons --write` stores it: without colours, widgets and what a machine adds."""
+    cleaned = copy.deepcopy(notebook)
+    clean(cleaned)
+    problems = [] if cleaned.metadata == notebook.metadata else ["other metadata than a stored lesson has"]
+    cells = enumerate(zip(notebook.cells, cleaned.cells, strict=True))
+    return problems + [f"cell {number}: not as it would be stored" for number, (old, new) in cells if old != new]
+
+
 def no_absolute_paths(notebook: Any) -> list[str]:
-    places: list[tuple[str, Any]] = [("the notebook's metadata", notebook.metadata)]
-    for number, cell in enumerate(notebook.cells):
-        places.append((f"cell {number}'s metadata", cell.metadata))
-        for output in cell.get("outputs", []):
-            places.append((f"cell {number}'s output", output))
-    found = [(place, find_absolute_path(text)) for place, value in places for text in _strings(value)]
-    return [f"{place} holds an absolute path: {path}" for place, path in found if path]
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from (text for pair in value.items() for item in pair for text in _strings(item))
-    elif isinstance(value, list):
-        yield from (text for item in value for text in _strings(item))
+    try:
+        refuse_absolute_paths("the lesson", notebook)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def no_stored_errors(notebook: Any) -> list[str]:
     errors = [(number, output) for number, output in outputs(notebook) if output.output_type == "error"]
     return [f"cell {number}: a stored error, {output.ename}" for number, output in errors]
-
-
-def no_ansi_codes(notebook: Any) -> list[str]:
-    found = [number for number, output in outputs(notebook) if any(ANSI in text for text in _strings(output))]
-    return [f"cell {number}: ANSI colour codes in the output" for number in found]
 
 
 def no_unexpected_warnings(notebook: Any) -> list[str]:
@@ -91,24 +82,6 @@ def no_unexpected_warnings(notebook: Any) -> list[str]:
         for number, output in outputs(notebook)
         if output.get("name") == "stderr" and "nbval-ignore-output" in notebook.cells[number].metadata.get("tags", [])
     ]
-
-
-def no_widget_state(notebook: Any) -> list[str]:
-    problems = ["the metadata hold widget state"] if "widgets" in notebook.metadata else []
-    for number, output in outputs(notebook):
-        if any("widget" in kind for kind in output.get("data", {})):
-            problems.append(f"cell {number}: a stored widget view")
-    return problems
-
-
-def plain_metadata(notebook: Any) -> list[str]:
-    language = dict(notebook.metadata.get("language_info", {}))
-    return [] if language == {"name": "python"} else [f"language_info is {language}, not only its name"]
-
-
-def stable_ids(notebook: Any) -> list[str]:
-    ids = [cell.get("id") for cell in notebook.cells]
-    return [] if all(ids) and len(set(ids)) == len(ids) else ["cell ids are missing or not unique"]
 
 
 def starts_with_setup(notebook: Any) -> list[str]:
@@ -123,8 +96,17 @@ def has_a_proof(notebook: Any) -> list[str]:
     return [] if proofs else ["no code cell is tagged `prove`"]
 
 
-def number_of_cells(notebook: Any) -> list[str]:
-    return _between("cells", len(notebook.cells), 30, 60)
+def of_the_usual_size(notebook: Any) -> list[str]:
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    prose = MARKUP.sub(" ", CODE_FENCE.sub(" ", DETAILS.sub(" ", "\n".join(texts))))
+    figures = sum(len(pictures(output.get("data", {}))) for _, output in outputs(notebook))
+    exercises = sum("exercise" in cell.metadata.get("tags", []) for cell in code_cells(notebook))
+    return [
+        *_between("cells", len(notebook.cells), 30, 60),
+        *_between("words", len(WORD.findall(prose)), 900, 2000),
+        *_between("figures", figures, 4, 8),
+        *_between("exercises", exercises, 3, 5),
+    ]
 
 
 def short_code_cells(notebook: Any) -> list[str]:
@@ -132,22 +114,6 @@ def short_code_cells(notebook: Any) -> list[str]:
     median, longest = statistics.median(lengths), max(lengths)
     problems = [f"the median code cell has {median} lines, more than 6"] if median > 6 else []
     return problems + ([f"the longest code cell has {longest} lines, more than 25"] if longest > 25 else [])
-
-
-def number_of_words(notebook: Any) -> list[str]:
-    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    prose = MARKUP.sub(" ", CODE_FENCE.sub(" ", DETAILS.sub(" ", "\n".join(texts))))
-    return _between("words", len(WORD.findall(prose)), 900, 2000)
-
-
-def number_of_figures(notebook: Any) -> list[str]:
-    figures = sum(len(pictures(output.get("data", {}))) for _, output in outputs(notebook))
-    return _between("figures", figures, 4, 8)
-
-
-def number_of_exercises(notebook: Any) -> list[str]:
-    exercises = sum("exercise" in cell.metadata.get("tags", []) for cell in code_cells(notebook))
-    return _between("exercises", exercises, 3, 5)
 
 
 ASKED = re.compile(r'checks\.predict\("(\w+)", "(\w+)"\)')
@@ -175,88 +141,30 @@ def minutes_of_the_card(notebook: Any) -> list[str]:
     return [] if int(card[2]) == exercises else [f"the card says {card[2]} minutes, its exercises together {exercises}"]
 
 
-def names_exist(notebook: Any) -> list[str]:
-    """Every name that the code takes from course_lm is there and public."""
-    tree = ast.parse("\n".join(_without_magics(cell.source) for cell in code_cells(notebook)))
-    used = {name for node in ast.walk(tree) for name in _imported(node)}
-    aliases = _aliases(tree)
-    for node in ast.walk(tree):
-        name = _dotted(node)
-        if name and name.partition(".")[0] in aliases:
-            head, _, rest = name.partition(".")
-            used.add(f"{aliases[head]}.{rest}")
-    return [f"{name} does not exist or is not public" for name in sorted(used) if not _exists(name)]
+# From an import or as an attribute; torch's own, and those of a NamedTuple, have no other name.
+PRIVATE = re.compile(
+    r"^from course_lm\S* import .*\b_\w+|(?<![\w.])(?!torch\b)[a-z]\w*(?:\.\w+)*\._(?!asdict|replace)[a-z]\w*", re.M
+)
 
 
-def _without_magics(source: str) -> str:
-    return "\n".join(line for line in source.splitlines() if not line.lstrip().startswith(("%", "!")))
-
-
-def _imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "course_lm":
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names if alias.name.partition(".")[0] == "course_lm"]
-    return []
-
-
-def _aliases(tree: ast.Module) -> dict[str, str]:
-    """The names under which the lesson knows course_lm and its modules."""
-    aliases = {}
-    for node in ast.walk(tree):
-        for name, alias in zip(_imported(node), getattr(node, "names", []), strict=False):
-            if isinstance(node, ast.Import) and alias.asname is None:
-                aliases["course_lm"] = "course_lm"
-            elif _is_module(name):
-                aliases[alias.asname or alias.name] = name
-    return aliases
-
-
-def _dotted(node: ast.AST) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if parts and isinstance(node, ast.Name) else ""
-
-
-def _is_module(name: str) -> bool:
-    try:
-        import_module(name)
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
-def _exists(name: str) -> bool:
-    thing, checked = import_module("course_lm"), "course_lm"
-    for part in name.split(".")[1:]:
-        checked = f"{checked}.{part}"
-        private = part.startswith("_") and part != "__version__"
-        if private or not (hasattr(thing, part) or _is_module(checked)):
-            return False
-        thing = getattr(thing, part)
-    return True
+def public_names(notebook: Any) -> list[str]:
+    """What a lesson shows, a reader may use. That a name exists is seen when the lesson runs."""
+    private = PRIVATE.findall("\n".join(cell.source for cell in code_cells(notebook)))
+    return [f"a private name: {name}" for name in private]
 
 
 RULES = (
     executed_in_order,
     figures_have_alternative_text,
+    is_clean,
     no_absolute_paths,
     no_stored_errors,
-    no_ansi_codes,
     no_unexpected_warnings,
-    no_widget_state,
-    plain_metadata,
-    stable_ids,
     starts_with_setup,
     has_a_proof,
-    number_of_cells,
+    of_the_usual_size,
     short_code_cells,
-    number_of_words,
-    number_of_figures,
-    number_of_exercises,
     predictions_tell_nothing,
     minutes_of_the_card,
-    names_exist,
+    public_names,
 )

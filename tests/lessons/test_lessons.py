@@ -66,76 +66,42 @@ def test_warnings_after_setup_name_no_file():
     assert python(program).endswith("UserWarning: careful\n")
 
 
-def test_show_source_shows_the_function_as_it_stands(monkeypatch):
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
-    lessons.show_source(lessons.format_table)
-    [bundle] = shown
-    source = bundle["text/plain"]
-    assert source.startswith("def format_table(") and source.endswith("left=(0, 2))")
-    assert bundle["text/markdown"] == f"````python\n{source}\n````"
-
-
-def test_show_source_folds_the_source_where_it_is_told_to(monkeypatch):
+def test_show_source_shows_the_function_as_it_stands_and_folds_it_where_it_is_told_to(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     lessons.show_source(lessons.format_table)
     lessons.show_source(lessons.format_table, folded=True)
+    source = shown[0]["text/plain"]
+    assert source.startswith("def format_table(") and source.endswith("left=(0, 2))")
     [plain, folded] = (bundle["text/markdown"] for bundle in shown)
+    assert plain == f"````python\n{source}\n````" and source == shown[1]["text/plain"]
     assert folded == f"<details><summary>The source of format_table</summary>\n\n{plain}\n\n</details>"
-    assert shown[0]["text/plain"] == shown[1]["text/plain"]
 
 
 def test_show_source_prints_where_there_is_no_notebook(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython.display", None)
-    lessons.show_source(lessons.format_table)
-    assert capsys.readouterr().out.startswith("def format_table(")
-
-
-def test_show_source_moves_a_method_to_the_left(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "IPython.display", None)
     lessons.show_source(Corpus.split)
-    assert capsys.readouterr().out.startswith("def split(")
+    assert capsys.readouterr().out.startswith("def split(")  # a method is moved to the left
 
 
-@pytest.mark.parametrize("wanted", [["1"], [1], ["01"], ["01_second"]])
-def test_a_lesson_is_found_by_number_or_name(folder, wanted):
-    save(folder, "00_first")
-    second = save(folder, "01_second")
-    assert workspace.lesson_paths(wanted) == [second]
-
-
-def test_all_lessons_come_in_order(folder):
-    for name in ("02_c", "00_a", "01_b", "notes"):
-        save(folder, name)
-    assert [path.stem for path in workspace.lesson_paths()] == ["00_a", "01_b", "02_c"]
-
-
-def test_an_unknown_lesson_is_refused_with_those_that_exist(folder):
-    save(folder, "00_first")
-    with pytest.raises(ValueError, match="there is no lesson '7'; there are 00"):
-        workspace.lesson_paths(["7"])
-
-
-def test_an_empty_folder_is_an_error_and_not_a_pass(folder):
+def test_a_lesson_is_found_by_number_or_name_and_all_come_in_order(folder):
     with pytest.raises(FileNotFoundError, match="no lessons in"):
         workspace.lesson_paths()
-
-
-def test_run_reports_seconds_and_changes_no_file(folder, capsys):
-    path = save(folder, "00_first", "print(1 + 1)")
-    before = path.read_bytes()
-    (result,) = lessons.run([path])
-    assert result.error is None and result.seconds > 0
-    assert path.read_bytes() == before
-    assert "00_first" in capsys.readouterr().out
+    third, first, second, _ = (save(folder, name) for name in ("02_c", "00_a", "01_b", "notes"))
+    assert workspace.lesson_paths() == [first, second, third]
+    for wanted in ("1", 1, "01", "01_b"):
+        assert workspace.lesson_paths([wanted]) == [second]
+    with pytest.raises(ValueError, match="there is no lesson '7'; there are 00"):
+        workspace.lesson_paths(["7"])
 
 
 def test_run_says_which_cell_failed_and_how_and_goes_on(folder, capsys):
     broken = save(folder, "00_broken", "x = 1", "raise ValueError('first line\\nlast line')", "print('not reached')")
     good = save(folder, "01_good", "print('fine')")
+    before = good.read_bytes()
     results = lessons.run([broken, good])
     assert [result.error for result in results] == ["code cell 2: ValueError: last line", None]
+    assert results[1].seconds > 0 and good.read_bytes() == before
     assert "ValueError: last line" in capsys.readouterr().out
 
 
@@ -166,12 +132,9 @@ def test_write_stores_nothing_of_the_machine_or_the_browser(folder):
     }
     assert notebook.cells[1].outputs[0].data == {"text/plain": "IntSlider(value=3)"}
     assert notebook.cells[2].outputs[0].text == "red\n"
-
-
-def test_a_widget_leaves_no_trace_where_outputs_are_not_compared(folder):
     path = save(folder, "00_first", WIDGET_CELL, tags=["nbval-ignore-output"])
     lessons.write([path])
-    assert nbformat.read(path, as_version=4).cells[1].outputs == []
+    assert nbformat.read(path, as_version=4).cells[1].outputs == []  # nothing is compared: no trace of the widget
 
 
 def test_a_lesson_that_fails_is_not_written(folder):
@@ -190,39 +153,15 @@ def test_an_absolute_path_in_an_output_is_refused(folder):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "/home/ada/lessons/x.py",
-        "in '/Users/ada/x'",
-        "(/root)",
-        "cache at /tmp/tmpab12",
-        "C:\\Users\\ada\\x.py",
-        '"C:\\\\Users\\\\ada"',
-        "file:///srv/data",
-        "loaded=/data/corpora/stories.jsonl",
-    ],
-)
-def test_absolute_paths_are_recognised(text):
-    assert find_absolute_path(text) is not None
+PATHS = ["/home/ada/lessons/x.py", "in '/Users/ada/x'", "(/root)", "cache at /tmp/tmpab12", "C:\\Users\\ada\\x.py"]
+PATHS += ['"C:\\\\Users\\\\ada"', "file:///srv/data", "loaded=/data/corpora/stories.jsonl"]
+OTHERS = ["1,234 tokens/s and 2.1 nats/token", "step 3/10, epoch 1/2/3", "data/stories.jsonl", "../notebooks/00.ipynb"]
+OTHERS += ["https://arxiv.org/abs/1412.6980", "<b>bold</b></td></tr>", "a // b / c", 'f"{name}:\\n"', "~/runs/model.pt"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1,234 tokens/s and 2.1 nats/token",
-        "step 3/10, epoch 1/2/3",
-        "data/stories.jsonl",
-        "../notebooks/00.ipynb",
-        "https://arxiv.org/abs/1412.6980",
-        "<b>bold</b></td></tr>",
-        "a // b / c",
-        'f"{name}:\\n"',
-        "~/runs/model.pt",
-    ],
-)
-def test_what_is_no_absolute_path_passes(text):
-    assert find_absolute_path(text) is None
+@pytest.mark.parametrize("text", PATHS + OTHERS)
+def test_absolute_paths_are_recognised_and_nothing_else(text):
+    assert (find_absolute_path(text) is not None) == (text in PATHS)
 
 
 def timed(text, source="race()", tags=("timing",)):

@@ -4,18 +4,13 @@ import base64
 import io
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 import warnings
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import IPython.display
-import nbformat
 import numpy as np
 import pytest
 from jupyter_client.manager import start_new_kernel
@@ -250,29 +245,10 @@ def test_the_bar_in_a_notebook_ends_full_with_every_metric(notebook: Any) -> Non
     assert [(bar["value"], bar["bar_style"]) for bar in bars] == [(200.0, "success")]
 
 
-def test_a_cell_with_a_live_picture_passes_nbval_when_its_output_is_not_compared(notebook: Any, tmp_path: Path) -> None:
-    path = tmp_path / "live.ipynb"
-    nbformat.write(notebook, path)
-    assert nbval(path) == pytest.ExitCode.OK
-
-
-def nbval(path: Path) -> int:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*command, "--rootdir", path.parent, path], env=environment, cwd=path.parent).returncode
-
-
-def test_a_picture_with_another_floor_is_a_partial_function(screen: Screen, clock: Clock) -> None:
-    plot = LivePlot(partial(draw_run, floor=1.0))
-    plot.log(train_record(1))
-    assert plot.drawings == 1
-
-
 ENDLESS = """
 import json
 from tests.small_run import small_batches, small_trainer
 from course_lm.classroom.live import LivePlot
-from course_lm.monitoring import JSONLLogger
 
 
 class Crier:
@@ -288,27 +264,16 @@ class Crier:
 
 
 data = small_batches()
-trainer = small_trainer(10**6, observers=[LivePlot(), JSONLLogger(path), Crier()], logging_steps=7, eval_steps=None)
-history = trainer.train(data, data[:4])
+trainer = small_trainer(10**6, observers=[LivePlot(), Crier()], logging_steps=7, eval_steps=None)
+history = trainer.train(data)
 """
 LEFT = """
-lines = [json.loads(line) for line in open(path)]
 print(json.dumps({
     "step": trainer.step,
     "recorded": [record["step"] for record in history.train],
-    "same object": history is trainer.history,
-    "logged": [line["step"] for line in lines if line["event"] == "train"],
     "tokens": [history.train[-1]["tokens"], 60 * trainer.step],
     "val_loss": trainer.evaluate(data[:4])["val_loss"],
-    "training": trainer.model.training,
 }))
-"""
-GOES_ON = """
-from dataclasses import replace
-trainer.settings = replace(trainer.settings, max_steps=trainer.step + 8)
-at = trainer.step
-history = trainer.train(data)
-print(json.dumps({"at": at, "step": trainer.step, "recorded": [record["step"] for record in history.train]}))
 """
 
 
@@ -341,23 +306,18 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-def test_interrupting_the_kernel_leaves_the_model_usable_and_the_history_complete(tmp_path: Path) -> None:
+def test_interrupting_the_kernel_leaves_the_model_usable_and_the_history_complete() -> None:
     kernel = Kernel()
     try:
-        kernel.run(f"path = {str(tmp_path / 'metrics.jsonl')!r}")
         said = kernel.run(ENDLESS, interrupt_at="it trains")
         left = json.loads(kernel.run(LEFT))
-        more = json.loads(kernel.run(GOES_ON))
     finally:
         kernel.close()
     step = left["step"]
     assert f"stopped by SIGINT after step {step}: nothing was saved" in said
-    every_record = [*range(7, step, 7), step]
-    assert left["recorded"] == left["logged"] == every_record
+    assert left["recorded"] == [*range(7, step, 7), step]
     assert left["tokens"][0] == left["tokens"][1], "a step is missing from the history"
-    assert left["same object"] and left["training"] and left["val_loss"] < 4.0
-    assert more["step"] == step + 8
-    assert more["recorded"] == [*range(7, step + 8, 7), *([step + 8] if (step + 8) % 7 else [])]
+    assert left["val_loss"] < 4.0
 
 
 @pytest.mark.usefixtures("course_figures")

@@ -1,4 +1,4 @@
-"""Figures: the shared style, alternative text, the loss curve and the picture of the loop."""
+"""Figures: the shared style, alternative text, and pictures that draw what they are given."""
 
 import base64
 import re
@@ -17,11 +17,11 @@ from matplotlib.text import Annotation
 
 from course_lm.classroom import plots
 from course_lm.classroom.atlas import load_atlas
+from course_lm.profiling import Machine, Part
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
 LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "00_the_whole_loop.ipynb"
-LINKS = {part: f"{number:02d}_lesson_of_{number}.ipynb" for number, part in enumerate(plots.LOOP_PARTS)}
 
 
 @pytest.fixture
@@ -32,23 +32,34 @@ def displayed(monkeypatch):
 
 
 def texts(figure):
-    return [text.get_text() for text in figure.axes[0].texts]
+    return [text.get_text().strip() for text in figure.axes[0].texts]
 
 
-def test_a_shown_figure_carries_its_alternative_text(displayed):
-    plots.show(plt.figure(), "A falling line.")
+def places(line):
+    """Places of a line's points, [[x, y], …]."""
+    return np.asarray(line.get_xydata(), dtype=float).tolist()
+
+
+def points_of(figure):
+    """Places of all single markers, in the order in which they were drawn."""
+    return [places(line)[0] for line in figure.axes[0].lines if len(places(line)) == 1]
+
+
+def test_a_shown_figure_carries_its_alternative_text_and_is_closed(displayed):
+    figure, alt = plt.figure(), 'The "loss" < 3 & falls.'
+    plots.show(figure, alt)
     ((data, options),) = displayed
     found = re.fullmatch(r'<img alt="(.*?)" width=.* src="data:image/png;base64,(.*)">', data["text/html"])
     assert found is not None
-    assert found[1] == data["text/plain"] == "A falling line."
-    assert base64.b64decode(found[2]).startswith(b"\x89PNG")
-    assert options == {"raw": True}
+    assert (found[1], data["text/plain"]) == ("The &quot;loss&quot; &lt; 3 &amp; falls.", alt)
+    assert base64.b64decode(found[2]).startswith(b"\x89PNG") and options == {"raw": True}
+    assert not plt.fignum_exists(figure.number), "the notebook would show it a second time"
 
 
-def test_an_alternative_text_with_quotes_and_signs_stays_one(displayed):
-    plots.show(plt.figure(), 'The "loss" < 3 & falls.')
-    ((data, _),) = displayed
-    assert 'alt="The &quot;loss&quot; &lt; 3 &amp; falls."' in data["text/html"]
+@pytest.mark.parametrize("alt", ["", "  \n"])
+def test_a_figure_without_alternative_text_is_refused(alt):
+    with pytest.raises(ValueError, match="alternative text"):
+        plots.show(plt.figure(), alt)
 
 
 def test_words_in_any_form_of_a_colour_are_dark_enough_to_be_read():
@@ -63,54 +74,26 @@ def test_a_font_that_the_machine_lacks_is_replaced_without_a_word(caplog):
     assert caplog.messages == []
 
 
-def test_a_shown_figure_is_closed_so_that_the_notebook_shows_it_once(displayed):
-    figure = plt.figure()
-    plots.show(figure, "A falling line.")
-    assert not plt.fignum_exists(figure.number)
+def test_the_same_figure_gives_the_same_bytes():
+    once, again = (plots.png(plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], floor=1.0)) for _ in range(2))
+    assert once == again
 
 
-def test_the_same_figure_gives_the_same_bytes(displayed):
-    for _ in range(2):
-        plots.show(plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], floor=1.0), "A falling line.")
-    assert displayed[0] == displayed[1]
-
-
-@pytest.mark.parametrize("alt", ["", "  \n"])
-def test_a_figure_without_alternative_text_is_refused(alt):
-    with pytest.raises(ValueError, match="alternative text"):
-        plots.show(plt.figure(), alt)
-
-
-def test_the_palette_has_no_colour_twice():
-    assert len(set(plots.PALETTE)) == len(plots.PALETTE) == 6
-
-
-def test_the_loss_curve_has_units_on_both_axes_and_labels_each_line():
+def test_the_loss_curve_draws_the_given_numbers_has_units_and_labels_each_line():
     figure = plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], validation=([1, 3], [3.1, 1.6]), floor=1.25)
     axes = figure.axes[0]
-    assert axes.get_xlabel() == "optimizer steps"
-    assert axes.get_ylabel() == "loss (nats per token)"
-    assert texts(figure) == ["training", "validation", "floor 1.25"]
-    assert axes.get_legend() is None
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("optimizer steps", "loss (nats per token)")
+    assert texts(figure) == ["training", "validation", "floor 1.25"] and axes.get_legend() is None
+    training, validation, floor = axes.lines
+    assert places(training) == [[1, 3.0], [2, 2.0], [3, 1.5]] and places(validation) == [[1, 3.1], [3, 1.6]]
+    assert [height for _, height in places(floor)] == [1.25, 1.25]
+    bottom, top = axes.get_ylim()
+    assert bottom < 1.25 and top > 3.1
 
 
-def test_the_loss_curve_draws_the_given_numbers():
-    figure = plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], validation=([1, 3], [3.1, 1.6]), floor=1.25)
-    training, validation, floor = figure.axes[0].lines
-    assert np.array_equal(training.get_ydata(), [3.0, 2.0, 1.5])
-    assert np.array_equal(validation.get_xydata(), [[1, 3.1], [3, 1.6]])
-    assert np.array_equal(floor.get_ydata(), [1.25, 1.25])
-
-
-def test_the_floor_lies_inside_the_picture():
-    bottom, top = plots.loss_curve([1, 2], [3.0, 2.9], floor=1.0).axes[0].get_ylim()
-    assert bottom < 1.0 and top > 3.0
-
-
-@pytest.mark.parametrize("steps, losses", [([1, 2], [1.0]), ([], [])])
-def test_a_curve_needs_one_loss_per_step(steps, losses):
-    with pytest.raises(ValueError, match="one loss per step, got"):
-        plots.loss_curve(steps, losses)
+def test_a_curve_needs_one_loss_per_step():
+    with pytest.raises(ValueError, match="same first dimension"):
+        plots.loss_curve([1, 2], [1.0])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 0.2))
@@ -122,46 +105,46 @@ def test_labels_never_overlap_keep_their_order_and_move_only_up(heights, gap):
         assert all(moved[i] < moved[j] for j, second in enumerate(heights) if first < second)
 
 
-def test_the_picture_names_every_part_and_its_lesson():
-    shown = texts(plots.loop_picture(LINKS))
+@given(st.floats(1e-9, 1e9))
+def test_an_axis_ends_at_a_round_number_that_is_not_far(value):
+    end = plots.round_up(value)
+    assert value * (1 - 1e-9) <= end <= 1.51 * value
+    assert plots.round_up(end) == pytest.approx(end)
+
+
+# The loop
+
+
+def test_each_box_of_the_loop_names_its_part_and_links_to_its_lesson(tmp_path):
+    links = {part: f"{number:02d}_lesson_of_{number}.ipynb" for number, part in enumerate(plots.LOOP_PARTS)}
+    figure = plots.loop_picture(links)
+    shown = texts(figure)
     for number, part in enumerate(plots.LOOP_PARTS):
-        assert part in shown
-        assert f"{number:02d} lesson of {number}" in shown
+        assert part in shown and f"{number:02d} lesson of {number}" in shown
+    figure.savefig(tmp_path / "loop.svg")
+    drawing = (tmp_path / "loop.svg").read_text()
+    assert [link for link in links.values() if f'xlink:href="{link}"' not in drawing] == []
 
 
-def test_each_box_of_the_picture_links_to_its_lesson(tmp_path):
-    path = tmp_path / "loop.svg"
-    plots.loop_picture(LINKS).savefig(path)
-    drawing = path.read_text()
-    assert [link for link in LINKS.values() if f'xlink:href="{link}"' not in drawing] == []
-
-
-def test_no_text_of_the_picture_leaves_its_box():
+def test_no_text_of_the_loop_leaves_its_box():
     figure = plots.loop_picture(dict.fromkeys(plots.LOOP_PARTS, "07_mixed_precision.ipynb"))
     figure.canvas.draw()
-    patches = [patch for patch in figure.axes[0].patches if patch.get_url()]
-    boxes = [patch.get_window_extent() for patch in patches]
-    assert len(boxes) == len(plots.LOOP_PARTS)
-    inside = 0
-    for text in figure.axes[0].texts:
-        extent = text.get_window_extent()
-        for box in boxes:
-            if box.contains((extent.x0 + extent.x1) / 2, (extent.y0 + extent.y1) / 2):
-                assert box.x0 < extent.x0 and extent.x1 < box.x1, text.get_text()
-                assert box.y0 < extent.y0 and extent.y1 < box.y1, text.get_text()
-                inside += 1
-    assert inside == 3 * len(plots.LOOP_PARTS)
+    boxes = [patch.get_window_extent() for patch in figure.axes[0].patches if patch.get_url()]
+    extents = [text.get_window_extent() for text in figure.axes[0].texts]
+    pairs = [
+        (box, extent)
+        for extent in extents
+        for box in boxes
+        if box.contains((extent.x0 + extent.x1) / 2, (extent.y0 + extent.y1) / 2)
+    ]
+    assert len(pairs) == 3 * len(boxes) == 3 * len(plots.LOOP_PARTS)
+    for box, extent in pairs:
+        assert box.x0 < extent.x0 and extent.x1 < box.x1 and box.y0 < extent.y0 and extent.y1 < box.y1
 
 
 def test_an_unknown_part_of_the_loop_is_refused():
     with pytest.raises(ValueError, match="no part 'clipping'; it has next window, forward"):
         plots.loop_picture({"clipping": "09_clipping.ipynb"})
-
-
-def test_no_curves_need_no_labels():
-    axes = plt.subplots()[1]
-    plots.label_ends(axes, [])
-    assert len(axes.texts) == 0
 
 
 def test_the_picture_and_the_table_of_lesson_00_name_the_same_lessons():
@@ -175,12 +158,23 @@ def test_the_picture_and_the_table_of_lesson_00_name_the_same_lessons():
     assert [name for name in named if not (LESSON.parent / name).exists()] == []
 
 
+# The pictures of the lessons: what they draw is what they are given
+
+
 def test_the_runs_of_the_atlas_stand_beside_what_a_perfect_model_pays():
-    figure = plots.atlas_runs("over-fitting", paid=0.4321)
-    words = texts(figure)
+    words = texts(plots.atlas_runs("over-fitting", paid=0.4321))
     assert "perfect model, training 0.43" in words and "perfect model, held out 0.44" in words
     assert any(word.startswith("training 0.2") for word in words)
     assert any(word.startswith("held out 3.0") for word in words)
+
+
+def test_runs_of_the_atlas_stand_side_by_side_with_the_floor():
+    known = load_atlas()
+    run = known.runs["over-fitting"][0]
+    figure = plots.training_and_validation({"run A": run}, known)
+    for axes, key in zip(figure.axes, ("loss", "val_loss")):
+        assert places(axes.lines[0]) == [[x, y] for x, y in zip(known.steps(key, run), run[key])]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["run A", "floor"]
 
 
 def test_the_picture_of_the_shift_scores_each_token_against_the_next_label():
@@ -195,7 +189,7 @@ def test_the_picture_of_the_shift_scores_each_token_against_the_next_label():
 def test_a_curve_stands_at_its_places_and_its_name_at_its_end():
     figure = plots.curves({"plain": [3.0, 2.0], "placed": ((5, 9), (1.0, 0.5))}, ylabel="loss", ylim=(0, 4))
     (axes,) = figure.axes
-    assert [np.array(line.get_xydata()).tolist() for line in axes.lines] == [[[0, 3], [1, 2]], [[5, 1], [9, 0.5]]]
+    assert [places(line) for line in axes.lines] == [[[0, 3], [1, 2]], [[5, 1], [9, 0.5]]]
     assert axes.get_ylabel() == "loss" and axes.get_ylim() == (0, 4)
     heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
     assert heights["plain"] == pytest.approx(2 / 4, abs=0.01) and heights["placed"] == pytest.approx(0.5 / 4, abs=0.01)
@@ -209,12 +203,77 @@ def test_no_curve_is_left_out_where_there_are_more_than_colours():
     assert texts(figure) == ["a", "b", "c", "floor"]
 
 
-def test_runs_of_the_atlas_stand_side_by_side_with_the_floor():
-    known = load_atlas()
-    run = known.runs["over-fitting"][0]
-    left, right = plots.training_and_validation({"run A": run}, known).axes
-    assert np.array(left.lines[0].get_ydata()).tolist() == list(run["loss"])
-    assert np.array(right.lines[0].get_xydata()).tolist() == [
-        [x, y] for x, y in zip(known.steps("val_loss", run), run["val_loss"])
+def test_no_curves_need_no_labels():
+    axes = plt.subplots()[1]
+    plots.label_ends(axes, [])
+    assert len(axes.texts) == 0
+
+
+def test_each_reported_curve_starts_at_step_0_and_the_untrained_loss_is_named():
+    figure = plots.reported_losses({"a": [6.0, 5.0], "b": [4.0, 3.0]}, untrained=6.24)
+    first, second, *_ = figure.axes[0].lines
+    assert (places(first), places(second)) == ([[0, 6], [1, 5]], [[0, 4], [1, 3]])
+    assert set(texts(figure)) == {"a", "b", "untrained 6.24"}
+
+
+def test_the_word_fails_stands_where_a_loop_fails_a_test():
+    figure = plots.failed_tests({"right": {"one": False, "two": False}, "wrong": {"one": False, "two": True}})
+    assert texts(figure) == ["·", "·", "·", "fails"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["right", "wrong"]
+
+
+def test_faults_stand_in_the_order_of_their_distance_and_a_distance_of_0_has_a_place():
+    far, near, *_ = plots.distances_by_fault({"near": 0.0, "far": 0.5}, chosen="near").axes[0].lines
+    assert (places(far), places(near)) == ([[0.5, 0]], [[1e-17, 1]])
+    assert near.get_color() == plots.RED != far.get_color()
+
+
+def test_the_points_stand_over_their_targets_beside_each_guess():
+    figure = plots.cornered({1: 0.5, 2: 0.66}, {"guess": [0.5, 0.6]})
+    guess, points = figure.axes[0].lines
+    assert (places(guess), places(points)) == ([[1, 0.5], [2, 0.6]], [[1, 0.5], [2, 0.66]])
+    assert texts(figure) == ["guess"]
+
+
+def test_the_steps_of_the_second_arm_stand_after_those_of_the_first():
+    first, second = plots.step_seconds({"old": [0.5, 0.1, 0.1], "new": [0.2, 0.3]}).axes[0].lines
+    assert places(first) == [[1, 500], [2, 100], [3, 100]]
+    assert [x for x, _ in places(second)] == [4, 5]
+
+
+def test_the_median_of_the_reported_ratios_is_written_beside_their_bar():
+    figure = plots.reported_speedups({"mean": [1.5, 1.25, 2.0], "turns": [1.0, 1.0, 1.0]})
+    assert texts(figure) == ["1.50", "1.00"]
+    assert points_of(figure) == [[1.5, 0], [1.0, 1]]
+
+
+def test_a_part_stands_at_its_intensity_and_its_rate_and_the_roof_is_the_machines():
+    parts = [
+        Part("attention", 0.1, 4 * 10**9, 2 * 10**8, "fp32", 0.04),
+        Part("clipping", 0.1, 0, 2 * 10**8, None, 0.02),  # without products: no place
     ]
-    assert [text.get_text() for text in right.texts] == ["run A", "floor"]
+    figure = plots.roofline(Machine({"fp32": 100e9}, bytes_per_second=10e9, threads=1), parts)
+    (roof, *_), (place,) = figure.axes[0].lines, points_of(figure)
+    assert place == pytest.approx([20.0, 40.0])
+    intensities, rates = zip(*places(roof))
+    assert max(rates) == pytest.approx(100.0) and rates[0] == pytest.approx(10.0 * intensities[0])
+
+
+def test_a_stacked_bar_is_as_long_as_the_bytes_of_its_owners():
+    ways = {"one": {"weights": 2**20, "moments": 3 * 2**20}, "other": {"weights": 2**20, "moments": 2**20}}
+    assert texts(plots.memory_by_owner(ways, ("weights", "moments"))) == ["4.0", "2.0"]
+
+
+def test_steps_and_rows_lie_beside_the_curve_of_the_equation_and_the_critical_batch_at_twice_the_fewest_of_both():
+    figure = plots.steps_and_rows({2: (1000, 2000), 50: (60, 3000)}, least=(40.0, 1900.0))
+    critical, *measured = points_of(figure)
+    assert critical == [80.0, 3800.0] and measured == [[1000.0, 2000.0], [60.0, 3000.0]]
+    steps, rows = np.array(places(figure.axes[0].lines[0])).T
+    assert (steps / 40 - 1) * (rows / 1900 - 1) == pytest.approx(1.0)
+
+
+def test_the_loss_over_flops_is_the_mean_over_seeds_in_the_order_of_the_budgets():
+    figure = plots.loss_over_flops({"width 16": {1e12: [2.0, 3.0], 1e11: [4.0]}})
+    (line,) = figure.axes[0].lines
+    assert places(line) == [[1e11, 4.0], [1e12, 2.5]]
+    assert texts(figure) == ["width 16"]

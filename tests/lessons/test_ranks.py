@@ -68,12 +68,14 @@ def dies():
     dist.all_reduce(torch.zeros(1))
 
 
-def test_results_come_rank_by_rank(two):
-    assert two.run(dist.get_rank) == [0, 1]
-
-
-def test_the_ranks_are_one_group(two):
+def test_results_of_one_group_of_single_threads_come_rank_by_rank(two):
+    assert two.run(dist.get_rank) == [0, 1] and two.run(torch.get_num_threads) == [1, 1]
     assert [float(x) for x in two.run(total, 1.0)] == [9.0, 9.0]
+
+
+def test_a_group_of_none_is_refused():
+    with pytest.raises(ValueError, match="world must be at least 1, got 0"):
+        Ranks(0)
 
 
 def test_a_function_of_a_notebook_arrives_with_what_it_uses():
@@ -83,10 +85,6 @@ def test_a_function_of_a_notebook_arrives_with_what_it_uses():
 
 def test_a_partial_and_a_lambda_run_too(two):
     assert two.run(partial(total, 0.0)) == two.run(lambda: total(0.0))
-
-
-def test_each_rank_has_one_thread(two):
-    assert two.run(torch.get_num_threads) == [1, 1]
 
 
 def test_what_ranks_print_is_shown_once_with_their_number(two, capsys):
@@ -163,8 +161,3 @@ def is_running(pid):
     except ProcessLookupError:
         return False
     return True
-
-
-def test_a_group_of_none_is_refused():
-    with pytest.raises(ValueError, match="world must be at least 1, got 0"):
-        Ranks(0)

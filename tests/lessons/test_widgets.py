@@ -2,7 +2,6 @@
 
 import html
 import io
-import math
 import re
 from base64 import b64decode
 from itertools import pairwise
@@ -25,6 +24,8 @@ from course_lm.lr_finder import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 from tests.lessons.explored import parts
+from tests.lessons.test_widgets_accumulation import make_batch, make_model
+from tests.lessons.test_widgets_tokens import TEXTS
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -39,13 +40,52 @@ def loader_of(mode, batch_size=4, max_length=64):
 
 
 def painted(batch):
+    """The image of a batch, and the number of the colour at each position."""
     axes = plt.subplots()[1]
     widgets.paint_batch(axes, batch)
-    return axes.images[0]
+    return axes.images[0], np.asarray(axes.images[0].get_array()).tolist()
 
 
-def values_of(batch):
-    return np.asarray(painted(batch).get_array()).tolist()
+RATES = np.geomspace(1e-6, 1.0, 100).tolist()
+
+
+def sweep(noise=0.05):
+    fallen = 1 / (1 + np.exp(-(np.log10(RATES) + 3) / 0.3))
+    rise = np.maximum(0, np.arange(100) - 80) * 0.2
+    losses = 7 - 3 * fallen + rise + noise * np.random.default_rng(0).normal(size=100)
+    return LRFinderResult(RATES, losses.tolist(), "diverged")
+
+
+def tokens():
+    learned = {"one": train_tokenizer(TEXTS[:1], 260), "both": train_tokenizer(TEXTS, 268)}
+    return widgets.token_explorer(dict(zip(("cat", "apple"), TEXTS)), list(learned), lambda name, _: learned[name])
+
+
+# Each explorer, and to what its controls are moved, one after the other.
+EXPLORERS = {
+    "accumulation": (lambda: widgets.accumulation_explorer(make_model(), make_batch()), (1, 5, 7, "by length")),
+    "batching": (lambda: widgets.batching_explorer(DOCUMENTS, TOKENIZER), ("dynamic", 7, 64)),
+    "checkpoint": (widgets.checkpoint_explorer, (100.0, 10.0, 2.0, 30)),
+    "clipping": (widgets.clipping_explorer, ("value", 1.0, 3.0, 25)),
+    "lr_finder": (lambda: widgets.lr_finder_explorer(sweep(noise=0.3)), (0.35, 2, 2, (20, 70))),
+    "monitoring": (widgets.monitoring_explorer, (10, 0.5, 0.95, 0.5, 5)),
+    "number_format": (widgets.number_format_explorer, (1e-6, 12)),
+    "pacing": (widgets.pacing_explorer, ("step", "quantile", 0.8, 5, 24)),
+    "ranks": (widgets.ranks_explorer, ("GPT-2 small", 8, "hybrid", True)),
+    "temperature": (lambda: widgets.temperature_explorer(torch.arange(10), list("abcdefghij")), (0.5,)),
+    "token": (tokens, ("apple", "both", 258)),
+}
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_every_control_changes_picture_and_words(name):
+    make, values = EXPLORERS[name]
+    *controls, picture, words = parts(make())
+    for control, value in zip(controls, values, strict=True):
+        before = picture.value, words.value
+        control.value = value
+        assert picture.value != before[0], control.description
+        assert words.value != before[1], control.description
 
 
 def test_an_explorer_draws_at_once_and_after_each_change():
@@ -53,23 +93,16 @@ def test_an_explorer_draws_at_once_and_after_each_change():
 
     def draw(temperature):
         drawn.append(temperature)
-        return plt.subplots()[0], f"<{temperature}>"
+        return plt.subplots()[0], f"<{temperature}>\nmore"
 
     slider = ipywidgets.FloatSlider(value=1.0, max=2.0)
-    _, picture, words = parts(widgets.explorer(draw, {"temperature": slider}))
-    first = picture.value
+    box = widgets.explorer(draw, {"temperature": slider}, labels="9em")
+    assert ' alt="&lt;1.0&gt;" ' in box.picture.value and slider.style.description_width == "9em"
     slider.value = 2.0
-    assert drawn == [1.0, 2.0]
-    assert words.value.startswith("<pre aria-live='polite' ") and words.value.endswith(">&lt;2.0&gt;</pre>")
-    assert b64decode(first.strip('">')).startswith(b"\x89PNG") and plt.get_fignums() == []
-
-
-def test_the_picture_says_in_words_what_it_shows():
-    slider = ipywidgets.IntSlider(value=3)
-    box = widgets.explorer(lambda size: (plt.subplots()[0], f"size {size}\nmore"), {"size": slider})
-    assert ' alt="size 3" ' in box.picture.value
-    slider.value = 5
-    assert ' alt="size 5" ' in box.picture.value
+    assert drawn == [1.0, 2.0] and ' alt="&lt;2.0&gt;" ' in box.picture.value
+    words = box.words.value
+    assert words.startswith("<pre aria-live='polite' ") and words.endswith(">&lt;2.0&gt;\nmore</pre>")
+    assert b64decode(parts(box)[1].value.strip('">')).startswith(b"\x89PNG") and plt.get_fignums() == []
 
 
 def test_the_axes_stay_in_their_place_when_a_label_grows_and_shrinks():
@@ -103,38 +136,17 @@ def test_a_label_far_outside_the_axes_is_shown_whole(x):
         assert int(width) > 120 * 10 and all((edge == 1).all() for edge in frame)
 
 
-def test_the_axes_of_the_schedule_explorer_stay_while_a_peak_moves_a_little():
-    curve = {**widgets.NANOGPT, "type": "cosine"}
-    for peak in (4.1e-4, 5.6e-4):
-        axes = widgets.draw_schedules({"A": curve | {"peak_lr": peak}})[0].axes[0]
-        assert axes.get_ylim() == pytest.approx((0, 6e-4)) and axes.get_xlim() == pytest.approx((0, 600_000))
-
-
-@given(st.floats(1e-9, 1e9))
-def test_an_axis_ends_at_a_round_number_that_is_not_far(value):
-    end = plots.round_up(value)
-    assert value * (1 - 1e-9) <= end <= 1.51 * value
-    assert plots.round_up(end) == pytest.approx(end)
-
-
 def test_padding_and_each_document_of_a_row_have_colours_of_their_own():
     documents = torch.tensor([[0, 0, 1, 2, -1]])
-    image = painted({"attention_mask": (documents >= 0).long(), "document_ids": documents})
-    assert np.asarray(image.get_array()).tolist() == [[0, 0, 1, 2, -1]]
+    image, values = painted({"attention_mask": (documents >= 0).long(), "document_ids": documents})
+    assert values == [[0, 0, 1, 2, -1]]
     pad, *colours = (to_hex(colour).upper() for colour in image.to_rgba(np.array([-1, 0, 1, 2])))
     assert pad == plots.BAND
     assert len({pad, *colours}) == 4
-
-
-def test_a_row_that_holds_more_documents_than_there_are_colours_begins_again():
-    documents = torch.arange(12)[None]
-    (values,) = values_of({"attention_mask": torch.ones(1, 12), "document_ids": documents})
+    # More documents than colours: these begin again. Without documents the real tokens of a row have one colour.
+    _, (values,) = painted({"attention_mask": torch.ones(1, 12), "document_ids": torch.arange(12)[None]})
     assert all(one != other for one, other in pairwise(values)) and min(values) == 0
-
-
-def test_the_real_tokens_of_an_unpacked_row_have_one_colour():
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    assert values_of({"attention_mask": mask}) == [[0, 0, -1], [0, 0, 0]]
+    assert painted({"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])})[1] == [[0, 0, -1], [0, 0, 0]]
 
 
 @modes
@@ -156,14 +168,6 @@ def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
     choice.value, rows.value, length.value = mode, 5, 128
     expected = widgets.draw_batch(loader_of(mode, 5, 128), mode)[1]
     assert f">{expected}</pre>" in words.value
-
-
-def test_every_control_of_the_batching_explorer_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
-    for control, value in zip(controls, ("dynamic", 7, 64), strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0] and words.value != before[1]
 
 
 def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
@@ -231,14 +235,6 @@ def test_numbers_that_the_package_refuses_are_refused_in_words_and_nothing_is_dr
     assert len(figure.axes[0].lines) == 0
 
 
-def test_the_explorer_begins_with_the_schedule_of_nanogpt(tmp_path):
-    text = widgets.draw_schedules({"A": widgets.NANOGPT})[1]
-    for block in (text, blocks_of(widgets.schedule_explorer())["A"]):
-        schedule, total_steps = rates_of_yaml(block, tmp_path)
-        assert total_steps == 600_000 and schedule(2_000) == 6e-4 and schedule(600_000) == 6e-5
-        assert schedule(1_000) == pytest.approx(3e-4) and schedule(301_000) == pytest.approx(3.3e-4)
-
-
 @pytest.mark.parametrize("kind", schedules.SCHEDULES)
 def test_the_python_to_copy_gives_the_drawn_rates(kind):
     numbers = {"total_steps": 60, "warmup_steps": 7, "peak_lr": 0.02, "min_lr": 0.004, "milestones": [20, 40]}
@@ -252,12 +248,9 @@ def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
     curve = {"type": "constant", "total_steps": 10, "warmup_steps": 0, "peak_lr": 0.5}
     heading = widgets.draw_schedules({"A": curve})[1].splitlines()[0]
     assert heading == "# A constant: area 5, as much as 10 steps at 0.5; last rate 0.5"
-
-
-def test_the_area_of_a_long_run_is_that_of_all_its_steps():
     schedule = build_schedule(ScheduleConfig("cosine", warmup_steps=2_000), peak_lr=6e-4, total_steps=50_003)
     curve = {"type": "cosine", "total_steps": 50_003, "warmup_steps": 2_000, "peak_lr": 6e-4}
-    area = sum(schedule(step) for step in range(50_003))
+    area = sum(schedule(step) for step in range(50_003))  # where not all steps are drawn
     assert f"area {area:.4g}," in widgets.draw_schedules({"A": curve})[1]
 
 
@@ -310,6 +303,8 @@ def blocks_of(box):
 def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
     box = widgets.schedule_explorer()
     assert list(blocks_of(box)) == ["A", "B"]
+    schedule, total_steps = rates_of_yaml(blocks_of(box)["A"], tmp_path)  # nanoGPT's
+    assert (total_steps, schedule(2_000), schedule(600_000)) == (600_000, 6e-4, 6e-5)
     controls_of(box, "C")["type"].value = "linear"
     for name, value in (("warm-up", 8), ("steps", 80), ("minimum", 0.0), ("peak", 3e-3)):
         controls_of(box, "A")[name].value = value
@@ -333,6 +328,9 @@ def test_a_column_shows_the_controls_that_its_type_reads():
     assert list(controls_of(box, "C")) == ["type", "steps"]
     controls_of(box, "C")["type"].value = "none"
     assert list(controls_of(box, "C")) == ["type"] and list(blocks_of(box)) == ["A", "B"]
+    for name in "AB":
+        controls_of(box, name)["type"].value = "none"
+    assert "choose a schedule" in box.words.value
 
 
 def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none(tmp_path):
@@ -356,13 +354,6 @@ def test_the_arrow_keys_change_the_first_digit_of_a_number():
     assert steps.step == 1
 
 
-def test_without_a_schedule_the_explorer_asks_for_one():
-    box = widgets.schedule_explorer()
-    for name in "AB":
-        controls_of(box, name)["type"].value = "none"
-    assert "choose a schedule" in box.words.value
-
-
 @pytest.mark.parametrize("kind", [name for name in schedules.SCHEDULES if not name.endswith("_with_warmup")])
 def test_every_control_of_the_schedule_explorer_changes_words_and_picture(kind):
     box = widgets.schedule_explorer()
@@ -376,15 +367,6 @@ def test_every_control_of_the_schedule_explorer_changes_words_and_picture(kind):
 
 
 # The finder explorer
-
-RATES = np.geomspace(1e-6, 1.0, 100).tolist()
-
-
-def sweep(noise=0.05):
-    fallen = 1 / (1 + np.exp(-(np.log10(RATES) + 3) / 0.3))
-    rise = np.maximum(0, np.arange(100) - 80) * 0.2
-    losses = 7 - 3 * fallen + rise + noise * np.random.default_rng(0).normal(size=100)
-    return LRFinderResult(RATES, losses.tolist(), "diverged")
 
 
 def test_without_settings_the_words_are_the_results_own_reading():
@@ -438,22 +420,8 @@ def test_no_dotted_line_crosses_the_label_of_the_points_that_lie_higher():
     assert dotted and not any(box.overlaps(line.get_window_extent()) for line in dotted)
 
 
-def test_where_no_slope_is_usable_the_words_say_so():
-    flat = LRFinderResult(RATES, [6.0 + 0.01 * math.sin(9 * step) for step in range(100)])
-    words = widgets.draw_lr_reading(flat)[1]
-    assert "suggestion none, range none" in words and "no usable slope" in words
-
-
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_a_sweep_of_few_points_can_be_explored(count):
     result = LRFinderResult(RATES[:count], [6.0] * count, "not finite")
-    assert "no usable slope" in widgets.lr_finder_explorer(result).words.value
-
-
-def test_every_control_of_the_finder_explorer_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.lr_finder_explorer(sweep(noise=0.3)))
-    for control in controls:
-        before = picture.value, words.value
-        control.value = (20, 70) if control.description == "points" else control.value * 0.5
-        assert picture.value != before[0], control.description
-        assert words.value != before[1], control.description
+    words = widgets.lr_finder_explorer(result).words.value
+    assert "suggestion none, range none" in words and "no usable slope" in words

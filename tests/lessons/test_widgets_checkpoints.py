@@ -8,7 +8,6 @@ import pytest
 
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.checkpoints import _shares
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -61,11 +60,3 @@ def test_the_best_interval_is_on_the_drawn_axis_and_near_young_where_failures_ar
     words = drawn(save_seconds=1.0, mtbf_hours=100.0)
     best, young = (float(minutes) for minutes in re.findall(r"(?:best|says) ([\d.]+) min", words))
     assert best == pytest.approx(young, rel=0.1)
-
-
-def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.checkpoint_explorer())
-    for control, value in zip(controls, (100.0, 10.0, 2.0, 30), strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0] and words.value != before[1]

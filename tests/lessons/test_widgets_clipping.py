@@ -5,11 +5,8 @@ import re
 
 import pytest
 import torch
-from torch import nn
 
 from course_lm.classroom import widgets
-from course_lm.clipping import clip_gradients
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -48,15 +45,6 @@ def test_a_bound_for_each_value_turns_single_gradients():
     assert degrees == pytest.approx(turned, abs=0.06)
 
 
-def test_the_norms_are_those_of_clip_gradients():
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    for parameter, gradient in zip(parameters, ([2.0, 1.0], [0.0, 6.0])):
-        parameter.grad = torch.tensor(gradient)
-    norm = clip_gradients(parameters, 3.0)
-    words = widgets.draw_clipping("global", threshold=3.0, length=6.0, degrees=90.0)[1]
-    assert line_of(words, "both together")[:2] == (round(float(norm), 2), 3.0)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_clipped_within_the_bound(method):
     words = widgets.draw_clipping(method, threshold=8.0, length=1.0)[1]
@@ -67,12 +55,3 @@ def test_nothing_is_clipped_within_the_bound(method):
 def test_a_gradient_of_zero_can_be_drawn(method):
     words = widgets.draw_clipping(method, threshold=1.0, length=0.0)[1]
     assert line_of(words, "B") == (0.0, 0.0, 0.0)
-
-
-def test_every_control_of_the_clipping_explorer_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.clipping_explorer())
-    for control, value in zip(controls, ("value", 1.0, 3.0, 25), strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0], control.description
-        assert words.value != before[1], control.description

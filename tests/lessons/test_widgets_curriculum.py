@@ -13,7 +13,6 @@ from course_lm.classroom import plots, widgets
 from course_lm.classroom.widgets.curriculum import BATCH_SIZE, EXAMPLES
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -69,14 +68,6 @@ def test_the_bars_are_the_shares_that_the_loader_reads(difficulty):
     assert shares == [pytest.approx(100 * length / EXAMPLES) for length in lengths_read("root", **config)]
 
 
-def test_a_quantile_admits_its_share_and_a_score_far_less_at_first(difficulty):
-    on_quantile, on_score = (
-        admitted(words_of(difficulty, start_threshold=0.2, threshold_on=on))[0][1] for on in ("quantile", "score")
-    )
-    assert on_quantile == pytest.approx(0.2 * EXAMPLES, abs=4)
-    assert on_score < on_quantile / 2
-
-
 def test_at_least_one_batch_is_admitted(difficulty):
     first, *_, last = words_of(difficulty, start_threshold=0.0, batch_size=32).splitlines()[1:4]
     assert admitted(first)[0] == (0.0, 32) and "0 of them by the threshold" in first
@@ -97,23 +88,3 @@ def test_a_warm_up_shows_even_where_it_moves_no_threshold(difficulty):
     )
     assert admitted(without[1]) == admitted(short[1]) and without[1] != short[1]
     assert plots.png(without[0]) != plots.png(short[0])
-
-
-def options_of(control):
-    """Every position of a toggle or slider."""
-    if hasattr(control, "options"):
-        return list(control.options)
-    count = round((control.max - control.min) / control.step)
-    return [control.min + number * control.step for number in range(count + 1)]
-
-
-def test_every_key_press_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.pacing_explorer())
-    controls[0].value = "step"  # stays the same for several epochs, so that a press moves it the least
-    for control in reversed(controls):
-        positions = [value for value in options_of(control) if value != control.value]
-        for value in (positions[-1], positions[-2] if len(positions) > 1 else control.value):
-            before = picture.value, words.value
-            control.value = value
-            assert picture.value != before[0], f"{control.description}: {value}"
-            assert words.value != before[1], f"{control.description}: {value}"

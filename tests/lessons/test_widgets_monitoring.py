@@ -8,7 +8,6 @@ import pytest
 from course_lm.classroom import widgets
 from course_lm.classroom.atlas import load_atlas
 from course_lm.classroom.widgets.monitoring import RUN
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -29,27 +28,21 @@ def test_without_noise_the_best_weights_are_kept():
     best = STEPS[int(np.argmin(TRUE))]
     assert kept_step(words) == best and stopped_at(words) == best + 30
     assert "what is kept is 0.000 worse" in words
-
-
-def test_the_words_count_the_steps_that_are_saved():
-    words = widgets.draw_early_stopping(patience=3, noise=0.0)[1]
     assert f"which saves {240 - stopped_at(words)} of 240 steps" in words
 
 
-def test_with_noise_little_patience_stops_too_early():
-    impatient, patient = (widgets.draw_early_stopping(patience=p, noise=0.2)[1] for p in (1, 10))
-    assert stopped_at(impatient) < stopped_at(patient)
-    assert "is 0.0" not in impatient.rsplit("what is kept", 1)[1]
-
-
-def test_a_large_min_delta_keeps_earlier_weights():
-    small, large = (widgets.draw_early_stopping(min_delta=delta, noise=0.0)[1] for delta in (0.0, 0.5))
-    assert kept_step(large) < kept_step(small)
-
-
-def test_smoothing_stops_later():
-    rough, calm = (widgets.draw_early_stopping(smoothing=smoothing, noise=0.0)[1] for smoothing in (0.0, 0.8))
-    assert stopped_at(calm) > stopped_at(rough)
+@pytest.mark.parametrize(
+    ("earlier", "later", "read"),
+    [
+        ({"patience": 1, "noise": 0.2}, {"patience": 10, "noise": 0.2}, stopped_at),
+        ({"min_delta": 0.5}, {"min_delta": 0.0}, kept_step),
+        ({"smoothing": 0.0}, {"smoothing": 0.8}, stopped_at),
+    ],
+    ids=["little patience stops sooner", "a large min_delta keeps earlier weights", "smoothing stops later"],
+)
+def test_each_setting_reaches_the_stopper(earlier, later, read):
+    one, other = (read(widgets.draw_early_stopping(**{"noise": 0.0} | how)[1]) for how in (earlier, later))
+    assert one < other
 
 
 def test_a_run_that_patience_outlasts_goes_to_its_end():
@@ -69,12 +62,3 @@ def test_the_labels_name_the_kept_and_the_last_step():
     assert [text.get_text() for text in figure.axes[0].texts] == ["stop", "kept"]
     lines = [float(np.asarray(line.get_xdata())[0]) for line in figure.axes[0].lines[3:]]
     assert lines == [stopped_at(words), kept_step(words)]
-
-
-def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.monitoring_explorer())
-    for control in controls:
-        before = picture.value, words.value
-        control.value = control.max
-        assert picture.value != before[0], control.description
-        assert words.value != before[1], control.description

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from course_lm.classroom import widgets
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -60,12 +59,3 @@ def test_a_scale_lifts_a_number_out_of_the_underflow_and_is_divided_off_again():
     kept = float(torch.tensor(1e-8 * 2**16).half()) / 2**16
     assert f"{kept:.9g}" in line_of("fp16", 1e-8, scale=2.0**16)
     assert math.isclose(kept, 1e-8, rel_tol=1e-3)
-
-
-def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.number_format_explorer())
-    for control, value in zip(controls, (1e-6, 12), strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0] and words.value != before[1], control.description
-    assert "1e-06 × scale 4096" in words.value

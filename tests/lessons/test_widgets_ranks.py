@@ -9,7 +9,6 @@ from matplotlib.patches import StepPatch
 
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.ranks import GIB, RANKS, SIZES, STRATEGIES
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -92,20 +91,6 @@ def test_a_limit_of_memory_is_in_the_picture_of_every_model(model):
     assert named[0] == "24 GiB" and len(named) == sum(left.get_ylim()[1] > limit for limit in (24, 80))
 
 
-def test_a_redraw_builds_no_model_again(monkeypatch):
-    before = drawn(ranks=2)
-    monkeypatch.setattr("course_lm.profiling.plan.GPT", None)
-    assert drawn(ranks=4) != before
-
-
 def test_a_model_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(ValueError, match=r"model must be one of GPT-2 small, .*, got 'GPT-5'"):
         widgets.draw_ranks("GPT-5")
-
-
-def test_every_control_of_the_explorer_changes_picture_and_words():
-    *controls, picture, words = parts(widgets.ranks_explorer())
-    for control, value in zip(controls, ("GPT-2 small", 8, "hybrid", True), strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0] and words.value != before[1]

@@ -5,7 +5,6 @@ import pytest
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.tokens import label_of
 from course_lm.tokenizer import encode_documents, train_tokenizer
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -46,19 +45,3 @@ def test_a_picture_has_a_box_for_each_token_and_the_words_count_them():
 
 def test_an_empty_text_is_two_ends():
     assert "0 bytes in 0 tokens" in widgets.draw_tokens("", TOKENIZER)[1]
-
-
-def test_every_control_of_the_token_explorer_changes_picture_and_words():
-    def tokenizer_for(name, vocab_size):
-        return train_tokenizer([TEXTS[0]], 258) if name == "bytes" or vocab_size < 1024 else TOKENIZER
-
-    texts: dict[str, str] = {"cat": TEXTS[0], "apple": TEXTS[1]}
-    *controls, picture, words = parts(widgets.token_explorer(texts, ["both", "bytes"], tokenizer_for))
-    for control, value in zip(controls[::2], ("apple", 258), strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0] and words.value != before[1]
-    controls[2].value = 1024
-    before = picture.value, words.value
-    controls[1].value = "bytes"
-    assert picture.value != before[0] and words.value != before[1]

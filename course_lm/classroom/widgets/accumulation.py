@@ -79,23 +79,18 @@ def accumulation_explorer(model: nn.Module, batch: AnyBatch) -> Explorer:
     """Move three cuts through the rows of a batch, as they came or by length; every control works by keyboard."""
     gradients, counts = row_gradients(model, batch)
     orders = {"as they came": torch.arange(len(counts)), "by length": counts.argsort(stable=True)}
-    wide = {"style": {"description_width": "6em"}}
-    starts = [len(counts) * part // 4 for part in (1, 2, 3)]
+    last = len(counts) - 1
     controls: dict[str, ipywidgets.DOMWidget] = {
-        f"cut {number}": ipywidgets.IntSlider(
-            value=start, min=1, max=len(counts) - 1, description=f"cut {number} at row", **wide
-        )
-        for number, start in enumerate(starts, start=1)
+        f"cut {n}": ipywidgets.IntSlider(len(counts) * n // 4, min=1, max=last, description=f"cut {n} at row")
+        for n in (1, 2, 3)
     }
-    controls["order"] = ipywidgets.ToggleButtons(
-        options=list(orders), description="rows", style={"description_width": "6em"}
-    )
+    controls["order"] = ipywidgets.ToggleButtons(options=list(orders), description="rows")
 
     def draw(order: str, **cuts: int) -> tuple[Figure, str]:
         figure, words = draw_accumulation(gradients[orders[order]], counts[orders[order]], list(cuts.values()))
         return figure, f"rows {order}: {words}"
 
-    return explorer(draw, controls)
+    return explorer(draw, controls, labels="6em")
 
 
 def _relative_error(gradient: Tensor, expected: Tensor) -> float:

@@ -81,11 +81,9 @@ def batching_explorer(documents: Sequence[str], tokenizer: Tokenizer) -> Explore
         )
         return draw_batch(loader, mode, width=max_length)
 
-    wide = {"description_width": "110px"}
-    modes = {"description_width": "110px", "button_width": "110px"}
     controls = {
-        "mode": ipywidgets.ToggleButtons(options=MODES, description="mode", style=modes),
-        "batch_size": ipywidgets.IntSlider(value=16, min=1, max=32, description="rows of a batch", style=wide),
-        "max_length": ipywidgets.SelectionSlider(options=_MAX_LENGTHS, value=256, description="max_length", style=wide),
+        "mode": ipywidgets.ToggleButtons(options=MODES, description="mode"),
+        "batch_size": ipywidgets.IntSlider(value=16, min=1, max=32, description="rows of a batch"),
+        "max_length": ipywidgets.SelectionSlider(options=_MAX_LENGTHS, value=256, description="max_length"),
     }
-    return explorer(draw, controls)
+    return explorer(draw, controls, labels="110px")

@@ -1,6 +1,7 @@
 """How often to save: the share of a run that is lost to saving, to work done again and to restarts."""
 
 import math
+from functools import partial
 
 import ipywidgets
 import numpy as np
@@ -67,18 +68,11 @@ def _shares(interval: float, save: float, mtbf: float, restart: float) -> tuple[
 
 def checkpoint_explorer() -> Explorer:
     """Move cost, failures, interval and restart, and see how much of a run is lost; every control works by keyboard."""
-    wide = {"style": {"description_width": "10em"}}
-    logarithmic = {"readout_format": ".3g", **wide}
+    slider = partial(ipywidgets.FloatLogSlider, max=3, step=0.1, readout_format=".3g")
     controls = {
-        "save_seconds": ipywidgets.FloatLogSlider(
-            value=30, min=-2, max=3, step=0.1, description="save (s)", **logarithmic
-        ),
-        "mtbf_hours": ipywidgets.FloatLogSlider(
-            value=10**0.5, min=-1, max=3, step=0.1, description="failure every (h)", **logarithmic
-        ),
-        "interval_minutes": ipywidgets.FloatLogSlider(
-            value=20, min=-0.7, max=3, step=0.1, description="interval (min)", **logarithmic
-        ),
-        "restart_minutes": ipywidgets.FloatSlider(value=5, min=0, max=60, step=1, description="restart (min)", **wide),
+        "save_seconds": slider(value=30, min=-2, description="save (s)"),
+        "mtbf_hours": slider(value=10**0.5, min=-1, description="failure every (h)"),
+        "interval_minutes": slider(value=20, min=-0.7, description="interval (min)"),
+        "restart_minutes": ipywidgets.FloatSlider(value=5, min=0, max=60, step=1, description="restart (min)"),
     }
-    return explorer(draw_checkpoint_interval, controls)
+    return explorer(draw_checkpoint_interval, controls, labels="10em")

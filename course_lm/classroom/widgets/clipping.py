@@ -1,7 +1,7 @@
 """Three ways to clip the gradients of two parameters: what each does to their lengths and directions."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import ipywidgets
 import torch
@@ -52,18 +52,13 @@ def draw_clipping(
 
 def clipping_explorer() -> Explorer:
     """Clip two gradients in three ways; every control works by keyboard."""
-    wide = {"style": {"description_width": "8em"}}
     controls = {
-        "method": ipywidgets.ToggleButtons(options=get_args(ClippingMethod), description="clip", **wide),
-        "threshold": ipywidgets.FloatSlider(value=2.0, min=0.2, max=8.0, step=0.2, description="threshold", **wide),
-        "length": ipywidgets.FloatSlider(value=6.0, min=0.0, max=8.0, step=0.5, description="length of B", **wide),
-        "degrees": ipywidgets.IntSlider(value=70, min=0, max=90, step=5, description="direction of B", **wide),
+        "method": ipywidgets.ToggleButtons(options=get_args(ClippingMethod), description="clip"),
+        "threshold": ipywidgets.FloatSlider(value=2.0, min=0.2, max=8.0, step=0.2, description="threshold"),
+        "length": ipywidgets.FloatSlider(value=6.0, min=0.0, max=8.0, step=0.5, description="length of B"),
+        "degrees": ipywidgets.IntSlider(value=70, min=0, max=90, step=5, description="direction of B"),
     }
-
-    def draw(**values: Any) -> tuple[Figure, str]:
-        return draw_clipping(**values)
-
-    return explorer(draw, controls)
+    return explorer(draw_clipping, controls, labels="8em")
 
 
 def _clipped(gradients: list[Tensor], method: ClippingMethod, threshold: float) -> list[Tensor]:

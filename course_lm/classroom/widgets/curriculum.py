@@ -1,7 +1,8 @@
 """Pacing to play with: how a threshold on difficulty rises, and what it admits of real sentences."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Literal, get_args
 
 import ipywidgets
 import numpy as np
@@ -71,26 +72,16 @@ def draw_pacing(
 
 def pacing_explorer() -> Explorer:
     """Change how a threshold rises, and see what it admits of 400 sentences; every control works by keyboard."""
-    wide = {"style": {"description_width": "9em"}}
-    difficulty = sentence_difficulty()
-
-    def sliders(description: str, value: int, low: int, high: int) -> ipywidgets.IntSlider:
-        return ipywidgets.IntSlider(value=value, min=low, max=high, description=description, **wide)
-
     controls = {
         "schedule": ipywidgets.ToggleButtons(options=get_args(PacingSchedule), description="schedule"),
         "threshold_on": ipywidgets.ToggleButtons(options=get_args(ThresholdOn), description="threshold on"),
         "start_threshold": ipywidgets.FloatSlider(
-            value=0.2, min=0.05, max=0.8, step=0.05, description="start threshold", **wide
+            value=0.2, min=0.05, max=0.8, step=0.05, description="start threshold"
         ),
-        "warmup_epochs": sliders("warm-up epochs", 2, 0, 6),
-        "num_epochs": sliders("epochs until all", 10, 8, 24),
+        "warmup_epochs": ipywidgets.IntSlider(value=2, min=0, max=6, description="warm-up epochs"),
+        "num_epochs": ipywidgets.IntSlider(value=10, min=8, max=24, description="epochs until all"),
     }
-
-    def draw(**values: Any) -> tuple[Figure, str]:
-        return draw_pacing(difficulty, **values)
-
-    return explorer(draw, controls)
+    return explorer(partial(draw_pacing, sentence_difficulty()), controls, labels="9em")
 
 
 def _picture(

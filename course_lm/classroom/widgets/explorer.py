@@ -43,6 +43,7 @@ class Explorer(ipywidgets.Box):
         self,
         draw: Callable[..., tuple[Figure, str]],
         controls: Mapping[str, Any],
+        labels: str | None = None,
         arranged: ipywidgets.Box | None = None,
     ) -> None:
         self.controls, self.picture, self.words = dict(controls), ipywidgets.HTML(), ipywidgets.HTML()
@@ -50,6 +51,8 @@ class Explorer(ipywidgets.Box):
         self._shown: Bbox | None = None
         for control in self.controls.values():
             control.tooltip = control.tooltip or control.description  # else the browser shows "null"
+            if labels:
+                control.style.description_width = labels
             control.observe(self._redraw, names="value")
         self._redraw()
         column = arranged or ipywidgets.VBox([_fitted(control) for control in self.controls.values()])
@@ -92,7 +95,9 @@ class Explorer(ipywidgets.Box):
         return picture.getvalue()
 
 
-def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any]) -> Explorer:
+def explorer(
+    draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any], labels: str | None = None
+) -> Explorer:
     """Controls beside a picture that follows them.
 
     Args:
@@ -100,8 +105,9 @@ def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any
             shows, in words and numbers. The first line is the picture's alternative text. Nothing is to begin further
             than an inch outside the figure.
         controls: ipywidgets that have a `value` and a `description`.
+        labels: the width of all descriptions, as in CSS ("8em"); by default each control keeps its own.
     """
-    return Explorer(draw, controls)
+    return Explorer(draw, controls, labels)
 
 
 def _measured(figure: Figure) -> Bbox:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ipywidgets
@@ -64,18 +65,15 @@ def _add_left_out(figure: Figure, result: LRFinderResult, places: Sequence[int])
 
 def lr_finder_explorer(result: LRFinderResult) -> Explorer:
     """Change how a range test is read, and see what becomes of its suggestion; every control works by keyboard."""
-    wide = {"style": {"description_width": "8em"}}
     count = max(1, len(result.lrs))
+
+    def skips(value: int, where: str) -> ipywidgets.IntSlider:
+        return ipywidgets.IntSlider(value=value, min=0, max=max(40, value), description=f"skip at {where}")
+
     controls = {
-        "smoothing": ipywidgets.FloatSlider(
-            value=result.smoothing, min=0.0, max=0.98, step=0.02, description="smoothing", **wide
-        ),
-        "skip_start": ipywidgets.IntSlider(
-            value=result.skip_start, min=0, max=max(40, result.skip_start), description="skip at start", **wide
-        ),
-        "skip_end": ipywidgets.IntSlider(
-            value=result.skip_end, min=0, max=max(40, result.skip_end), description="skip at end", **wide
-        ),
-        "points": ipywidgets.IntRangeSlider(value=(1, count), min=1, max=count, description="points", **wide),
+        "smoothing": ipywidgets.FloatSlider(value=result.smoothing, max=0.98, step=0.02, description="smoothing"),
+        "skip_start": skips(result.skip_start, "start"),
+        "skip_end": skips(result.skip_end, "end"),
+        "points": ipywidgets.IntRangeSlider(value=(1, count), min=1, max=count, description="points"),
     }
-    return explorer(lambda **values: draw_lr_reading(result, **values), controls)
+    return explorer(partial(draw_lr_reading, result), controls, labels="8em")

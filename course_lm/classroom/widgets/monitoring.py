@@ -78,12 +78,11 @@ def _outcome(steps: list[int], true: np.ndarray, read: int, kept: int | None) ->
 
 def monitoring_explorer() -> Explorer:
     """Move patience, min_delta, smoothing and noise, and see where a run stops; every control works by keyboard."""
-    wide = {"style": {"description_width": "8em"}}
     controls = {
-        "patience": ipywidgets.IntSlider(value=3, min=1, max=10, description="patience", **wide),
-        "min_delta": ipywidgets.FloatSlider(value=0.0, min=0.0, max=0.5, step=0.02, description="min_delta", **wide),
-        "smoothing": ipywidgets.FloatSlider(value=0.0, min=0.0, max=0.95, step=0.05, description="smoothing", **wide),
-        "noise": ipywidgets.FloatSlider(value=0.1, min=0.0, max=0.5, step=0.02, description="noise", **wide),
-        "seed": ipywidgets.IntSlider(value=1, min=1, max=len(load_atlas().runs[RUN]), description="seed", **wide),
+        "patience": ipywidgets.IntSlider(value=3, min=1, max=10, description="patience"),
+        "min_delta": ipywidgets.FloatSlider(value=0.0, min=0.0, max=0.5, step=0.02, description="min_delta"),
+        "smoothing": ipywidgets.FloatSlider(value=0.0, min=0.0, max=0.95, step=0.05, description="smoothing"),
+        "noise": ipywidgets.FloatSlider(value=0.1, min=0.0, max=0.5, step=0.02, description="noise"),
+        "seed": ipywidgets.IntSlider(value=1, min=1, max=len(load_atlas().runs[RUN]), description="seed"),
     }
-    return explorer(draw_early_stopping, controls)
+    return explorer(draw_early_stopping, controls, labels="8em")

@@ -1,5 +1,7 @@
 """The distribution of the next token, and the temperature that it is drawn at."""
 
+from functools import partial
+
 import ipywidgets
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -40,7 +42,5 @@ def temperature_explorer(logits: Tensor, tokens: list[str]) -> Explorer:
         logits: (V,), the model's scores for the next token.
         tokens: the V tokens as text.
     """
-    slider = ipywidgets.FloatSlider(
-        value=1.0, min=0.1, max=2.0, step=0.1, description="temperature", style={"description_width": "initial"}
-    )
-    return explorer(lambda temperature: draw_next_token(logits, tokens, temperature), {"temperature": slider})
+    slider = ipywidgets.FloatSlider(value=1.0, min=0.1, max=2.0, step=0.1, description="temperature")
+    return explorer(partial(draw_next_token, logits, tokens), {"temperature": slider}, labels="initial")

@@ -99,13 +99,10 @@ def _draw_bits(axes: Axes, number_format: _Format, number: float, bottom: float)
 
 def number_format_explorer() -> Explorer:
     """Move a number over eighteen powers of ten, and a loss scale, and see what each format keeps of it."""
-    wide = {"style": {"description_width": "7em"}}
-    value = ipywidgets.FloatLogSlider(
-        value=1e-8, min=-12, max=6, step=0.05, description="number", readout_format=".3g", **wide
-    )
-    exponent = ipywidgets.IntSlider(value=0, min=0, max=24, description="scale 2 to the", **wide)
+    value = ipywidgets.FloatLogSlider(1e-8, min=-12, max=6, step=0.05, description="number", readout_format=".3g")
+    exponent = ipywidgets.IntSlider(value=0, min=0, max=24, description="scale 2 to the")
 
     def draw(*, value: float, exponent: int) -> tuple[Figure, str]:
         return draw_number_formats(value, scale=2.0**exponent)
 
-    return explorer(draw, {"value": value, "exponent": exponent})
+    return explorer(draw, {"value": value, "exponent": exponent}, labels="7em")

@@ -163,15 +163,10 @@ def _listed(enough: Sequence[int]) -> str:
 
 def ranks_explorer() -> Explorer:
     """Change model, ranks and strategy, and see what a rank holds and sends; every control works by keyboard."""
-    wide = {"style": {"description_width": "6em"}}
     controls = {
-        "model": ipywidgets.SelectionSlider(value="GPT-2 XL", options=list(SIZES), description="model", **wide),
-        "ranks": ipywidgets.SelectionSlider(value=64, options=list(RANKS), description="ranks", **wide),
-        "strategy": ipywidgets.ToggleButtons(
-            value="fsdp", options=list(STRATEGIES), description="strategy", style={"description_width": "6em"}
-        ),
-        "checkpointing": ipywidgets.Checkbox(
-            value=False, description="gradient checkpointing", style={"description_width": "6em"}
-        ),
+        "model": ipywidgets.SelectionSlider(value="GPT-2 XL", options=list(SIZES), description="model"),
+        "ranks": ipywidgets.SelectionSlider(value=64, options=list(RANKS), description="ranks"),
+        "strategy": ipywidgets.ToggleButtons(value="fsdp", options=list(STRATEGIES), description="strategy"),
+        "checkpointing": ipywidgets.Checkbox(value=False, description="gradient checkpointing"),
     }
-    return explorer(draw_ranks, controls)
+    return explorer(draw_ranks, controls, labels="6em")

@@ -40,7 +40,7 @@ NANOGPT: Settings = {
 
 _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _NONE = "none"
-_DROPS = ("drop_1", "drop_2", "drop_3")  # the controls that stand for `milestones`
+_DROPS = {"drop_1": 200_000, "drop_2": 400_000, "drop_3": 500_000}  # the controls that stand for `milestones`
 _BLOCKS = 1_000  # of steps: the two ends of each are drawn
 _COPY = "navigator.clipboard.writeText(this.dataset.text).then(() => { this.textContent = 'copied' })"
 
@@ -131,7 +131,7 @@ def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> Explorer:
 
     flat = {f"{name} {key}": control for name, controls in curves.items() for key, control in controls.items()}
     column = ipywidgets.VBox([_arranged(controls, own) for controls in curves.values()])
-    return Explorer(draw, flat, column)
+    return Explorer(draw, flat, None, column)
 
 
 def _first_types(own: Mapping[str, Schedule]) -> dict[str, str]:
@@ -193,11 +193,11 @@ def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Any]:
     """The controls of one curve, by the settings that they give."""
     wide = {"style": {"description_width": "7em"}, "layout": ipywidgets.Layout(width="auto")}
 
-    def count(what: str, value: int) -> ipywidgets.BoundedIntText:
-        return _stepped(ipywidgets.BoundedIntText(value=value, min=0, max=10**9, description=f"{name} {what}", **wide))
-
-    def number(what: str, value: float) -> ipywidgets.BoundedFloatText:
-        return _stepped(ipywidgets.BoundedFloatText(value=value, min=0, max=1e3, description=f"{name} {what}", **wide))
+    def number(what: str, value: float) -> Any:
+        whole = isinstance(value, int)
+        kind = ipywidgets.BoundedIntText if whole else ipywidgets.BoundedFloatText
+        most = 10**9 if whole else 1e3
+        return _stepped(kind(value=value, min=0, max=most, description=f"{name} {what}", **wide))
 
     return {
         # The longest name has room in a narrow window too.
@@ -208,16 +208,15 @@ def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Any]:
             layout=wide["layout"],
             style={"description_width": "initial"},
         ),
-        "total_steps": count("steps", NANOGPT["total_steps"]),
-        "warmup_steps": count("warm-up", NANOGPT["warmup_steps"]),
+        "total_steps": number("steps", NANOGPT["total_steps"]),
+        "warmup_steps": number("warm-up", NANOGPT["warmup_steps"]),
         "peak_lr": number("peak", NANOGPT["peak_lr"]),
         "min_lr": number("minimum", NANOGPT["min_lr"]),
         "num_cycles": number("cycles", 0.5),
         "decay_ratio": number("decay ratio", 0.1),
-        "timescale": count("timescale", NANOGPT["warmup_steps"]),
+        "timescale": number("timescale", NANOGPT["warmup_steps"]),
         "gamma": number("gamma", 0.4),
-        **{key: count(f"drop {nth}", 200_000 * nth) for nth, key in enumerate(_DROPS[:2], start=1)},
-        _DROPS[2]: count("drop 3", 500_000),
+        **{key: number(key.replace("_", " "), value) for key, value in _DROPS.items()},
     }
 
 
@@ -263,11 +262,11 @@ def _copy_buttons(settings: Settings) -> str:
     """
     if settings["type"] not in SCHEDULES:
         return ""
+    text = schedule_yaml(settings)
     try:
-        curve, _ = _scheduled(settings, {})
+        parts = {"copy YAML": text, "copy Python": _call(_configured(text).schedule)}
     except ValueError:
         return ""
-    parts = {"copy YAML": schedule_yaml(settings), "copy Python": _call(curve.schedule)}
     look = f"class='jupyter-button' onclick=\"{_COPY}\""
     return " ".join(f"<button {look} data-text='{html.escape(text)}'>{name}</button>" for name, text in parts.items())
 

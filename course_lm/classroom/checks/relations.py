@@ -99,17 +99,18 @@ def _shape(expected: object, got: object) -> str:
 
 
 def _numeric(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[str]:
-    """Relations between arrays of one shape, the plainest first."""
+    """Relations between arrays of one shape, the plainest first; none where only their parts differ in length."""
+    if all(_near(one, other) for one, other in pairs):
+        return
     many = max(one.size for one, _ in pairs) > 1
     every, the = ("every number is", "the expected numbers") if many else ("the result is", "the expected one")
-    if many and all(
-        np.unique(one).size > 1 and _near(one.reshape(-1)[::-1], other.reshape(-1)) for one, other in pairs
-    ):
+    varied = all(np.unique(one).size > 1 for one, _ in pairs)
+    if varied and all(_near(one.reshape(-1)[::-1], other.reshape(-1)) for one, other in pairs):
         yield "the numbers stand in the opposite order"
-    if all(one.ndim == 1 and np.unique(one).size > 1 for one, _ in pairs):
-        if all(_near(one[:-1], other[1:]) for one, other in pairs):
+    for axis in range(min(one.ndim for one, _ in pairs) if varied else 0):
+        if all(_near(_cut(one, axis, 0, -1), _cut(other, axis, 1, None)) for one, other in pairs):
             yield "the numbers are right, but stand one place too late"
-        if all(_near(one[1:], other[:-1]) for one, other in pairs):
+        if all(_near(_cut(one, axis, 1, None), _cut(other, axis, 0, -1)) for one, other in pairs):
             yield "the numbers are right, but stand one place too early"
     if all(np.unique(one).size > 2 and _near(np.sort(one, None), np.sort(other, None)) for one, other in pairs):
         yield "the numbers are right, but stand in another order"
@@ -174,8 +175,12 @@ def _noise(numbers: np.ndarray) -> float:
 
 
 def _numbers(value: object) -> np.ndarray | None:
-    """The numbers of a tensor, of nested lists or of a dict; None for what holds others."""
+    """The numbers of a tensor, of nested lists or of a dict, in a row where parts differ in shape; None for others."""
     value = plain(value)
     value = list(value.values()) if isinstance(value, Mapping) else value
     made = value if isinstance(value, Tensor) else as_tensor(value)
+    if made is None and isinstance(value, list | tuple):
+        parts = [_numbers(one) for one in value]
+        known = [one.reshape(-1) for one in parts if one is not None]
+        return np.concatenate(known) if known and len(known) == len(parts) else None
     return None if made is None or made.is_complex() else made.detach().double().cpu().numpy()

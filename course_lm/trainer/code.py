@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Set
 from functools import cache, partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +66,8 @@ class _Walk:
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Tensor):
-            return value.dtype, tuple(value.shape), None if value.requires_grad else bytes_of(value)
+            numbers = None if value.requires_grad else hashlib.sha256(bytes_of(value)).hexdigest()
+            return value.dtype, tuple(value.shape), numbers
         if isinstance(value, tuple):
             return [self.value(part, names) for part in value]
         if id(value) in self.seen:
@@ -94,7 +95,8 @@ class _Walk:
     def function(self, function: FunctionType) -> Any:
         """What a function computes: its instructions, and the values that it reads from outside."""
         code = _read_code(function.__code__)
-        held = {name: cell.cell_contents for name, cell in zip(code.free, function.__closure__ or ())}
+        cells = zip(code.free, function.__closure__ or ())
+        held = {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
         given = (function.__defaults__, function.__kwdefaults__, _kept(held, held.keys(), code.changed))
         if _is_library(function.__globals__.get("__name__", "")):
             return function.__qualname__, self.value(given, code.attributes)
@@ -177,6 +179,13 @@ def _is_library(module: str) -> bool:
     if module == "__main__" or file is None:  # a launcher of the user's code, such as a notebook's kernel; a notebook
         return False
     return any(Path(file).resolve().is_relative_to(folder) for folder in _LIBRARIES)
+
+
+def _is_full(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # the name has no value yet
+        return False
 
 
 def bytes_of(tensor: Tensor) -> bytes:

@@ -123,6 +123,15 @@ def test_what_libraries_bring_has_no_digest():
         assert digest_of(part) is None
 
 
+def test_a_function_that_reads_a_name_without_a_value_yet_has_a_digest():
+    def loss(x):
+        return later(x)
+
+    if loss is None:
+        later = abs  # noqa: F841
+    assert digest_of(loss) is not None
+
+
 def test_decorators_partials_methods_and_lambdas_are_seen_through():
     def of(kind: str, factor: float) -> object:
         def own(x: Any, by: float = 1.0) -> Any:

@@ -128,7 +128,7 @@ def test_a_function_that_reads_a_name_without_a_value_yet_has_a_digest():
         return later(x)
 
     if loss is None:
-        later = abs  # noqa: F841
+        later = abs
     assert digest_of(loss) is not None
 
 

@@ -14,6 +14,7 @@ from course_lm.classroom.checks.exercise import Exercise, exercise, table_of
 from course_lm.classroom.checks.outcomes import Refused, call, names_in, with_gradient
 from course_lm.classroom.checks.predict import predict
 from course_lm.classroom.checks.report import Report, last_failed
+from course_lm.validation import did_you_mean
 
 __all__ = ["Exercise", "Refused", "Report", "call", "exercise", "names", "names_in", "predict", "with_gradient"]
 
@@ -30,5 +31,5 @@ def __getattr__(name: str) -> Any:
         return last_failed()
     lesson = names().get(name)
     if lesson is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"there is no check {name!r}. {did_you_mean(name, names())}".strip())
     return getattr(import_module(f"course_lm.classroom.exercises.{lesson}"), name)

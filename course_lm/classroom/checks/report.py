@@ -21,9 +21,10 @@ from course_lm.classroom.checks.outcomes import Outcome, names_in
 from course_lm.classroom.checks.question import Question
 from course_lm.classroom.checks.relations import relation
 from course_lm.classroom.progress import SIGNS
+from course_lm.display import GREEN, GREY, RED
 
 Status = Literal["passed", "wrong", "raised", "not written yet"]
-_COLOURS = {"passed": "#009E73", "wrong": "#D55E00", "raised": "#D55E00", "not written yet": "#6E6E6E"}
+_COLOURS = {"passed": GREEN, "wrong": RED, "raised": RED, "not written yet": GREY}
 _PRE = "margin:0.4em 0 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"  # JupyterLab cuts words
 _DOES_NOTHING = {
     "RESUME",

@@ -84,7 +84,7 @@ def lead_links_to_the_reference(app: Sphinx, page: nodes.document) -> None:
         if place[1] == "tests":
             link.replace_self(link.children)
             continue
-        target = f"course_lm.{place[2].replace('/', '.')}"
+        target = f"course_lm.{place[2].replace('/', '.')}".removesuffix(".__init__")
         name = link.astext()
         # Of a constant, and of what is private, there is no description but that of its module.
         if any(link.findall(nodes.literal)) and not name.isupper() and not re.search(r"\b_", name):

@@ -41,8 +41,8 @@ from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
 from course_lm.display import readable_bytes
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
 
-FORMAT = 1
-DIGITS = 32  # of the digest of a file; a split's is that of its ids and that of its lengths
+FORMAT = 2
+DIGITS = 32  # of a digest; a split's is that of its ids and that of its lengths
 SAMPLE_BYTES = 64 * 2**20  # of training text for the tokenizer: as much as a text has at most that is held
 ENCODE_BYTES = 2**22  # of text at once; bounds the memory that encodings take
 LARGEST_IN_TWO_BYTES = 2**16  # tokens of a vocabulary
@@ -179,8 +179,7 @@ class TokenStore:
         tokens = DiskTokens(path, self.facts["dtype"], facts["digest"])
         lengths = path.with_suffix(".lengths")
         held = StoredDocuments(tokens, lengths, facts["documents"], facts["tokens"], self.tokenizer)
-        # a store that is older than this fact holds a text that blank lines or several files divide
-        return StoredCorpus(self.name, held, division=self.facts.get("division"))
+        return StoredCorpus(self.name, held, division=self.facts["division"])
 
     def describe(self) -> str:
         """Where the store is, and what the tokenizer was trained on."""
@@ -230,23 +229,24 @@ def _find(name: str, folder: Path) -> TokenStore | str | None:
         return None
     try:
         facts = json.loads((folder / "store.json").read_bytes())
-        itemsize = np.dtype(facts["dtype"]).itemsize
+        if facts.pop("digest") != _digest(json.dumps(facts).encode()).hexdigest():
+            return "store.json does not say what was written"
+        written = {"tokenizer.json": facts["tokenizer"]}
         for split in SPLITS:
-            held = facts["splits"][split]
-            for path, size, digest in (
-                (folder / f"{split}.ids", held["tokens"] * itemsize, held["digest"][:DIGITS]),
-                (folder / f"{split}.lengths", held["documents"] * 4, held["digest"][DIGITS:]),
-            ):
-                if path.stat().st_size != size:
-                    return f"{path.name} has {path.stat().st_size:,} bytes for {size:,}"
-                # 1.2 s for a GiB, some two of text: next to nothing beside a run on it
-                with path.open("rb") as file:
-                    found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGITS // 2)).hexdigest()
-                if found != digest:
-                    return f"the bytes of {path.name} are not those that were written"
+            digest = facts["splits"][split]["digest"]
+            written |= {f"{split}.ids": digest[:DIGITS], f"{split}.lengths": digest[DIGITS:]}
+        for file_name, digest in written.items():
+            # 1.2 s for a GiB, some two of text: next to nothing beside a run on it
+            with (folder / file_name).open("rb") as file:
+                if hashlib.file_digest(file, _digest).hexdigest() != digest:
+                    return f"the bytes of {file_name} are not those that were written"
         return TokenStore(name, folder, load_tokenizer(folder / "tokenizer.json"), facts)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return str(error).partition("\n")[0] or repr(error)
+
+
+def _digest(content: bytes = b"") -> "hashlib.blake2b":
+    return hashlib.blake2b(content, digest_size=DIGITS // 2)
 
 
 @contextmanager
@@ -310,10 +310,12 @@ def _build(text: LargeText, recipe: Recipe, folder: Path) -> None:
         "splits": splits,
         "train_bytes": survey.train_bytes,
         "sample_bytes": survey.sample_bytes if recipe.tokenizer is None else 0,
+        "tokenizer": _digest(encoded := tokenizer.to_str().encode()).hexdigest(),
     }
     with _cannot_write(folder.parent):
-        _write(folder / "tokenizer.json", tokenizer.to_str().encode())
-        _write(folder / "store.json", json.dumps(facts, indent=1).encode())
+        _write(folder / "tokenizer.json", encoded)
+        digest = _digest(json.dumps(facts).encode()).hexdigest()
+        _write(folder / "store.json", json.dumps({**facts, "digest": digest}, indent=1).encode())
 
 
 @dataclass(frozen=True)
@@ -412,7 +414,7 @@ class _Writer:
         self.dtype = dtype
         self.files = [stack.enter_context(path.with_suffix(end).open("xb")) for end in (".ids", ".lengths")]
         self.documents = self.tokens = 0
-        self.digests = [hashlib.blake2b(digest_size=DIGITS // 2) for _ in range(2)]
+        self.digests = [_digest(), _digest()]
 
     def add(self, encoded: list[list[int]]) -> None:
         """Append documents; one without a token between its two `<eos>` is left out."""

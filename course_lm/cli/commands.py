@@ -151,6 +151,8 @@ def _add_generate(parser: Arguments) -> None:
 
 def _add_evaluate(parser: Arguments) -> None:
     _add_run(parser)
+    help = "another text, of which all documents count; the same as --data.corpus"
+    parser.add_argument("text", nargs="?", metavar="TEXT", help=help)
     help = "part of the run's own text [default: test where the run has one, else validation]"
     parser.add_argument("--split", choices=("train", "validation", "test"), help=help)
     help = "another text, of which all documents count"

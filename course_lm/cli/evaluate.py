@@ -10,6 +10,7 @@ from course_lm.batching.token_store import StoredCorpus
 from course_lm.cli.output import as_json
 from course_lm.cli.preparation import Text, loader_of, open_text
 from course_lm.corpus import Corpus, load_corpus
+from course_lm.corpus.files import describe_division
 from course_lm.corpus.large import LARGE_BYTES, find_large_text
 from course_lm.display import readable_bytes, table
 from course_lm.precision import Precision
@@ -18,7 +19,7 @@ from course_lm.trainer.run import explain_out_of_memory
 from course_lm.use.by_document import DocumentSums, evaluate_documents
 from course_lm.use.finished_run import FinishedRun, device_for, open_run
 from course_lm.use.run_folder import read_run
-from course_lm.validation import ensure, one_line
+from course_lm.validation import ensure, one_line, shown
 
 SURPRISE = 0.01  # of the loss: another machine's rounding stays far below
 WITHIN = 4  # standard errors: so far the loss of a sample may lie from that of the whole text
@@ -29,16 +30,18 @@ def evaluate_run(options: Namespace) -> int:
 
     In the run's precision, and all of the text: the numbers of the validation part are those of the run's report where
     `training.eval_tokens` has left nothing out. What is measured is the part `split` of the run's own text, by default
-    the test part where the run has one, else the validation part; or another text, `corpus`, of which all documents
-    count, and those that the run was trained on are named in a warning. `batch_size`, `precision` and `device` take the
-    place of the run's.
+    the test part where the run has one, else the validation part; or another text, `text` or `corpus`, of which all
+    documents count, and those that the run was trained on are named in a warning. `batch_size`, `precision` and
+    `device` take the place of the run's.
 
     Raises:
         ValueError: no finished run, a text that cannot be read, or a part that the run does not have.
     """
-    split, corpus = options.split, options.corpus
+    split, corpus = options.split, options.text if options.corpus is None else options.corpus
+    both = f"TEXT is {shown(options.text)} and --data.corpus {shown(corpus)}: give one of them"
+    ensure(options.text in (None, corpus), both)
     one_text = split is None or corpus is None
-    ensure(one_text, "--split names a part of the run's own text, --data.corpus another: give one")
+    ensure(one_text, "--split names a part of the run's own text, TEXT or --data.corpus another: give one")
     ensure(corpus != "", "--data.corpus must be a name, a path, a glob or hf:<dataset>, got an empty one")
     opened = open_run(options.run)
     asked = {"batch_size": options.batch_size, "precision": options.precision, "device": options.device}
@@ -58,7 +61,8 @@ def evaluate_run(options: Namespace) -> int:
     if split == "validation":
         _warn_of_another_loss(sums, opened)
     head = {"run": str(opened.folder), "text": name, "precision": precision.name, "device": str(device)}
-    print(as_tree(sums, head) if options.json else report(sums, head))
+    divided = {**head, "text": name + describe_division(part.division)}
+    print(as_tree(sums, head) if options.json else report(sums, divided))
     return 0
 
 

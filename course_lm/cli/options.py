@@ -59,7 +59,7 @@ def parse_config(
     options, unknown = parser.parse_known_args(arguments)
     text = vars(options).get("text", "")
     # argparse takes an option that it does not know for a TEXT where there is a space in its value
-    parser.refuse([text, *unknown] if text.startswith("-") else unknown)
+    parser.refuse([text, *unknown] if text.startswith("-") and text != "-" else unknown)
     tree: dict[str, Any] = {}
     for name, value in vars(options).items():
         # What has no section is a key of the root, or an option of the command itself, which the caller reads.

@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
             name = arguments[0].split("=")[0]
             hint = did_you_mean(name, self._option_string_actions)
             if not name.startswith("-") and any(action.dest == "text" for action in self._actions):
-                hint = "TEXT is one path; several files are a glob in quotation marks, such as '*.txt'; "
+                hint = "TEXT is one path, before options; several are a glob in quotation marks, such as '*.txt'; "
             self.error(f"unrecognized argument {one_line(name)}; {hint}see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

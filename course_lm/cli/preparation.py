@@ -171,7 +171,9 @@ def describe_curriculum(run: PreparedRun, trainer: Trainer) -> str | None:
     if not isinstance(run.train_loader, CurriculumLoader):
         return None
     settings, first = trainer.config.curriculum, run.train_loader.describe_epoch()
+    documents = len(run.train.documents)
     return (
         f"curriculum: {settings.strategy} difficulty, {settings.schedule} schedule; the first epoch admits "
-        f"{first['examples']:,} documents, up to {settings.threshold_on} {first['threshold']:.2f}"
+        f"{first['examples']:,} of {documents:,} documents ({first['examples'] / documents:.0%}), up to "
+        f"{settings.threshold_on} {first['threshold']:.2f}"
     )

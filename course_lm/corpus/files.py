@@ -1,10 +1,11 @@
-"""Documents from the user's own files, one after the other: UTF-8 text, JSON lines and Parquet, compressed or not.
+"""Documents from the user's own files, one after the other: UTF-8 text, JSON lines, CSV and Parquet, compressed or not.
 
 A file is read as the kind that it is, or refused in one line that names the file and the place. It is never held whole,
 so that a text may be larger than memory. What may have no end, such as a pipe or a device, is not read at all.
 """
 
 import codecs
+import csv
 import gzip
 import io
 import json
@@ -13,14 +14,16 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from course_lm.validation import shown
+from course_lm.validation import one_line, shown
 
 CHUNK = 2**20  # bytes that are read at once
 
 GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame without text, which may come before zstd's others
 # Beginnings of what is no text. The first that fits counts: UTF-32 stands before UTF-16, since its mark begins with the
 # other's. The first three are read by what they begin with; only inside another compressed file they are refused.
 BEGINNINGS = {
@@ -62,12 +65,10 @@ def find_division(paths: Sequence[Path]) -> Division | None:
         ValueError: the file is not text.
         OSError: it cannot be read.
     """
-    if len(paths) != 1 or is_jsonl(paths[0]):
+    if len(paths) != 1 or suffix_of(paths[0]) in ROWS:
         return None
     (path,) = paths
-    refuse_special(path)
-    with path.open("rb") as file:
-        packing = first_bytes(file)
+    with opened(path) as (file, packing):
         if packing == PARQUET:
             return None
         beginning = _beginning_of_undivided(_texts(path, _chunks(path, file, packing, None)))
@@ -91,8 +92,9 @@ def stream_documents(
 ) -> Iterator[tuple[str, float | None]]:
     """The documents of a file one by one, each with its true -log p in nats where a JSON line has it.
 
-    A file is packed by gzip or zstd, or is Parquet, where it begins so, whatever its name is. It holds JSON lines where
-    its name, without `.gz` or `.zst`, ends with `.jsonl`. Of any other text blank lines divide the documents.
+    A file is packed by gzip or zstd, or is Parquet, where it begins so, whatever its name is. It holds JSON lines or a
+    table where its name, without `.gz` or `.zst`, ends as `ROWS` says. Of any other text blank lines divide the
+    documents.
 
     Args:
         advance: called with the bytes of the file that each part has taken.
@@ -103,17 +105,15 @@ def stream_documents(
         ValueError: the file is not text, or holds no document.
         OSError: it cannot be read.
     """
-    refuse_special(path)
     holds_none = True
-    with path.open("rb") as file:
-        beginning = first_bytes(file)
+    with opened(path) as (file, beginning):
         if beginning == PARQUET:
             found = _read_parquet(path, advance)
         else:
             chunks = _chunks(path, file, beginning, advance)
             texts = _texts(path, chunks)
-            if is_jsonl(path):
-                found = _read_jsonl(path, texts, longest)
+            if read_rows := ROWS.get(suffix_of(path)):
+                found = read_rows(path, texts, longest)
             else:
                 found = ((document, None) for document in _documents_of(texts, str(path), longest, division))
         for document in found:
@@ -123,17 +123,31 @@ def stream_documents(
         raise ValueError(f"{path} is empty: it holds no document")
 
 
-def first_bytes(file: BinaryIO) -> bytes:
-    """What tells a Parquet or a compressed file; the file is then at its start again."""
-    beginning = file.read(4)
-    file.seek(0)
-    return GZIP if beginning.startswith(GZIP) else beginning
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
+    """A file, and what tells a Parquet or a compressed one; ValueError or OSError names the file where it fails."""
+    refuse_special(path)
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(4)
+            file.seek(0)
+            packing = GZIP if beginning.startswith(GZIP) else beginning
+            yield file, ZSTD if SKIPPABLE.match(beginning) else packing
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None
 
 
-def is_jsonl(path: Path) -> bool:
-    """Whether a file holds JSON lines, by its name; how it is compressed does not matter."""
-    name = path.name.lower()
-    return name.removesuffix(".gz").removesuffix(".zst").endswith(".jsonl")
+def suffix_of(path: Path) -> str:
+    """How the name of a file ends, in small letters; how it is compressed does not matter."""
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
+
+
+def stamp(path: Path) -> tuple[str, int, int, int]:
+    """Where a file is, its size and times: another one where it was written to, also by what puts its date back."""
+    found = path.stat()
+    return str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def paragraphs(text: str) -> list[str]:
@@ -250,7 +264,7 @@ def _divided(texts: Iterable[str], where: str, longest: int | None, division: Di
         size += len(last)
         if longest is not None and size > longest:
             raise ValueError(f"{where} holds a document of more than {longest:,} characters: {says}")
-    yield "".join(begun)
+    yield "".join([*begun, space])
 
 
 def _pieces_of(texts: Iterable[str]) -> Iterator[str]:
@@ -276,16 +290,19 @@ def _end_of_piece(window: str) -> int:
 def _read_jsonl(path: Path, texts: Iterable[str], longest: int | None) -> Iterator[tuple[str, float | None]]:
     for number, line in enumerate(_divided(texts, str(path), longest, "lines"), start=1):
         if line.strip():
-            document, cost = _read_row(line, f"{path}, line {number}")
+            document, cost = _read_row(line, path, number)
             if document.strip():
                 yield document, cost
 
 
-def _read_row(line: str, where: str) -> tuple[str, float | None]:
+def _read_row(line: str, path: Path, number: int) -> tuple[str, float | None]:
+    where = f"{path}, line {number}"
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # brackets may be nested too deep
         raise ValueError(f"{where} is not JSON: {error}") from None
+    if isinstance(row, dict) and "text" not in row:
+        raise ValueError(f"{where} has no key 'text'{_others(path, 'key', row)}")
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError(f'{where} must be an object with a string "text", got {line[:60]}')
     # json.loads lets an escape such as \ud83d stand alone.
@@ -297,6 +314,34 @@ def _read_row(line: str, where: str) -> tuple[str, float | None]:
     return row["text"], cost
 
 
+def _read_table(path: Path, texts: Iterable[str], longest: int | None) -> Iterator[tuple[str, None]]:
+    csv.field_size_limit(2**25)  # characters; by default 2**17
+    lines = (f"{line}\n" for line in _divided(texts, str(path), longest, "lines"))
+    # strict: a quotation mark that is never closed would take all lines after it for one field
+    reader = csv.reader(lines, delimiter="\t" if suffix_of(path) == ".tsv" else ",", strict=True)
+    rows = filter(None, reader)  # without blank lines
+    try:
+        names = next(rows, ["text"])
+        if "text" not in names:
+            found = one_line(", ".join(names))
+            raise ValueError(f"{path} has no column 'text'; line 1 names {found}: give one of them that name")
+        for row in rows:
+            if len(row) != len(names):
+                raise csv.Error(f"it has {len(row)} columns, line 1 has {len(names)}")
+            if (text := row[names.index("text")]).strip():
+                yield text, None
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num} ends no row of a table: {error}") from None
+
+
+# What reads a file whose name, without `.gz` or `.zst`, ends so; the first line of a table names its columns.
+ROWS = {".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".json": _read_jsonl, ".csv": _read_table, ".tsv": _read_table}
+
+
+def _others(path: Path, what: str, names: Iterable[object]) -> str:
+    return f"; it has {one_line(', '.join(map(str, names)))}; read one of them as hf:{path}:train:<{what}>"
+
+
 def _read_parquet(path: Path, advance: Advance | None) -> Iterator[tuple[str, None]]:
     _pyarrow(path)
     from pyarrow.parquet import ParquetFile
@@ -306,10 +351,7 @@ def _read_parquet(path: Path, advance: Advance | None) -> Iterator[tuple[str, No
         with ParquetFile(path, buffer_size=CHUNK) as table:  # buffered, or a whole group of rows would be read at once
             names, size = table.schema_arrow.names, path.stat().st_size
             if "text" not in names:
-                raise ValueError(
-                    f"{path} has no column 'text'; it has {', '.join(names)}; "
-                    f"read one of them as hf:{path}:train:<column>"
-                )
+                raise ValueError(f"{path} has no column 'text'{_others(path, 'column', names)}")
             for batch in table.iter_batches(batch_size=1024, columns=["text"]):
                 for text in batch.column(0).to_pylist():
                     number += 1

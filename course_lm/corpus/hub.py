@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from course_lm.corpus.files import Advance, refuse_special
+from course_lm.corpus.files import Advance, refuse_special, stamp, suffix_of
 
-LOADERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+LOADERS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
 class _Place(NamedTuple):
@@ -68,7 +68,7 @@ class HubText:
     @property
     def identity(self) -> str:
         """A text that changes with the dataset: the library's digest of its files, and for local ones their times."""
-        stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self._local_files()]
+        stats = [stamp(file) for file in self._local_files()]
         builder = self._builder
         return repr((self.address, builder.config_id, str(builder.config.version), builder.hash, stats))
 
@@ -110,7 +110,7 @@ class HubText:
         """What the library takes: a dataset and its configuration, or the reader of a file and the file."""
         path = Path(self._place.dataset)
         if path.is_file():
-            return LOADERS.get(path.suffix.lower(), "text"), None, str(path)
+            return LOADERS.get(suffix_of(path), "text"), None, str(path)
         if os.path.lexists(path) and not path.is_dir():
             refuse_special(path)  # a link to nothing, a pipe or a device
         return self._place.dataset, self._place.configuration, None

@@ -12,8 +12,8 @@ from course_lm.corpus.files import (
     Advance,
     Division,
     find_division,
-    first_bytes,
-    refuse_special,
+    opened,
+    stamp,
     stream_documents,
 )
 from course_lm.corpus.hub import HubText
@@ -39,8 +39,7 @@ class FilesText:
     @property
     def identity(self) -> str:
         """A text that changes when a file is another one, or was written to."""
-        stats = [(path.resolve(), path.stat()) for path in self.paths]
-        return repr([(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats])
+        return repr([stamp(path) for path in self.paths])
 
     @cached_property
     def division(self) -> Division | None:
@@ -73,9 +72,8 @@ def find_large_text(source: str) -> LargeText | None:
 
 
 def _text_size(path: Path) -> int:
-    refuse_special(path)
-    with path.open("rb") as file:
-        packed = first_bytes(file) in (GZIP, ZSTD, PARQUET)
+    with opened(path) as (_, beginning):
+        packed = beginning in (GZIP, ZSTD, PARQUET)
     return path.stat().st_size * (COMPRESSION if packed else 1)
 
 

@@ -130,10 +130,10 @@ def load_corpus(
       Python versions.
     - a path, or a glob: UTF-8 text whose documents are divided by blank lines (lines end with LF, CR LF or CR; any
       other character stays as it is). A single file that no blank line divides is cut at its lines where these are
-      many, else into documents of some thousand characters: see `find_division`. A `.jsonl` file has an object with
-      "text" on each line, and may have "neg_log_p" (nats) beside it. Both may be packed by gzip or zstd; of a Parquet
-      file the column "text" is read (zstd and Parquet with the extra `hub`). Other encodings and archives, and whatever
-      is no regular file, are refused.
+      many, else into documents of some thousand characters: see `find_division`. A `.jsonl`, `.ndjson` or `.json` file
+      has an object with "text" on each line, and may have "neg_log_p" (nats) beside it; of a `.csv` or `.tsv` file the
+      column "text" is read. All may be packed by gzip or zstd; of a Parquet file the column "text" is read (zstd and
+      Parquet with the extra `hub`). Other encodings and archives, and whatever is no regular file, are refused.
     - a list of strings, one document each.
     - "hf:<dataset>[:<split>[:<column>]]": through `datasets` (extra `hub`), split "train" and column "text" unless
       named. The dataset is a name on the hub, with its configuration after a second slash
@@ -214,6 +214,8 @@ ACCEPTED = f"{', '.join(CORPORA)}, a file, a glob, a list of strings or hf:<data
 
 def matching_files(pattern: str) -> list[Path]:
     """The files that a path or a glob names, in order; ValueError or FileNotFoundError where there is none."""
+    if pattern == "-":  # a run reads its text several times, and once more where it goes on
+        raise ValueError("a text on standard input can be read only once; write it to a file, and give that")
     path = Path(pattern)
     if path.is_dir():
         raise ValueError(f"{pattern or '.'} is a folder; name its files with a glob such as {path / '*.txt'}")
@@ -221,8 +223,10 @@ def matching_files(pattern: str) -> list[Path]:
         return [path]
     # Only now: a file whose own name holds * or [ was found above.
     if glob.has_magic(pattern):
-        found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-        files = [file for file in found if not file.is_dir()]
+        # each once, by its shortest name: a link to a folder above leads to the same files again and again
+        found = sorted(glob.glob(pattern, recursive=True), key=lambda name: (len(name), name), reverse=True)
+        names = {os.path.realpath(name): name for name in found if not os.path.isdir(name)}
+        files = [Path(name) for name in sorted(names.values())]
         if not files:
             raise FileNotFoundError(f"no file matches {pattern}")
         return files

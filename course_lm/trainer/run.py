@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -52,6 +53,7 @@ def sole_writer(folder: Path | None, group: Group | None = None) -> Iterator[Non
     """Let no other run train in this folder until the body ends, or rank 0 dies.
 
     Entered again in the same thread it changes nothing. Raises BlockingIOError where another process or thread is in.
+    Warns where the file system has no locks.
     """
     if folder is None:
         yield
@@ -76,6 +78,14 @@ def _acquire(lock: FileLock, folder: Path) -> None:
         raise BlockingIOError(
             f"another process is training in {folder}: wait until it ends, or choose another experiment_name"
         ) from None
+    except OSError as error:
+        if error.filename is not None:  # it cannot be opened, which no folder without locks is to blame for
+            raise
+        nobody = "nothing keeps another process from training in it too"
+        _warn_once(f"{folder} cannot be locked ({error.strerror}): {nobody}")
+
+
+_warn_once = cache(warnings.warn)  # a folder is entered more than once
 
 
 def default_observers(config: TrainingConfig, history: History, beginning: Beginning | None = None) -> list[Observer]:

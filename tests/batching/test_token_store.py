@@ -215,6 +215,15 @@ def test_a_file_that_was_written_to_has_a_store_of_its_own(tmp_path):
     assert RECIPE.key_for(text_of(source)) != before
 
 
+def test_a_text_that_another_took_the_place_of_with_its_size_and_date_has_a_store_of_its_own(tmp_path):
+    source = write_text(tmp_path)
+    before, stat = RECIPE.key_for(text_of(source)), (tmp_path / "a.txt").stat()
+    (tmp_path / "a.txt").write_bytes((tmp_path / "a.txt").read_bytes().replace(b"cat", b"cow"))
+    os.utime(tmp_path / "a.txt", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (tmp_path / "a.txt").stat().st_size == stat.st_size
+    assert RECIPE.key_for(text_of(source)) != before
+
+
 STAGES = ["_survey", "train_tokenizer", "_encode", "encode_documents", "_write"]
 
 
@@ -285,8 +294,13 @@ def damage(folder: Path, how: str) -> None:
         folder.write_text("x")
     elif how == "facts":
         (folder / "store.json").write_text(json.dumps({"splits": None, "dtype": "uint16"}))
+    elif how == "other facts":
+        facts = json.loads((folder / "store.json").read_bytes())
+        (folder / "store.json").write_text(json.dumps({**facts, "dtype": "int32"}))
     elif how == "tokenizer":
         (folder / "tokenizer.json").write_text("{}")
+    elif how == "other tokenizer":
+        (folder / "tokenizer.json").write_text(train_tokenizer(["aa aa bb"], 259).to_str())
     else:
         name, _, action = how.partition(" ")
         content = (folder / name).read_bytes()
@@ -302,7 +316,9 @@ def damage(folder: Path, how: str) -> None:
         "empty folder",
         "file",
         "facts",
+        "other facts",
         "tokenizer",
+        "other tokenizer",
         "train.ids gone",
         "train.ids cut",
         "validation.lengths cut",
@@ -445,6 +461,17 @@ def test_a_cache_that_cannot_be_written_is_refused(source, tmp_path):
     with pytest.raises(OSError) as caught:
         open_token_store(text_of(source), RECIPE, tmp_path / "cache")
     assert_one_line(caught.value, f"cannot write token ids into {tmp_path / 'cache'}", "data.cache")
+
+
+def test_a_cache_that_cannot_be_locked_is_refused_and_a_store_in_it_is_found(store, source, tmp_path, monkeypatch):
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert open_token_store(text_of(source), RECIPE, store.folder.parent).facts == store.facts
+    with pytest.raises(OSError) as caught:
+        open_token_store(text_of(source), RECIPE, tmp_path)
+    assert_one_line(caught.value, f"cannot write token ids into {tmp_path}: No locks available", "data.cache")
 
 
 def test_a_disk_that_is_full_is_refused_and_leaves_nothing(source, tmp_path, monkeypatch):

@@ -66,9 +66,11 @@ def test_a_run_with_a_curriculum_says_what_it_admits_and_is_repeated(text, capsy
     settings = ("schedule=root", "num_epochs=2", "warmup_epochs=0", "settings={length: {max_length: 40}}")
     arguments = [f"--curriculum.{setting}" for setting in ("enabled=true", "threshold_on=quantile", *settings)]
     main(train(text, "--training.num_epochs=3", *arguments))
-    assert "curriculum: combined difficulty, root schedule; the first epoch admits" in capsys.readouterr().out
     first = text.parent / "runs" / "toy"
     epochs = [record for record in metrics(first) if record["event"] == "epoch"]
+    admitted, of_all = epochs[0]["examples"], epochs[-1]["examples"]
+    share = f"{admitted} of {of_all} documents ({admitted / of_all:.0%}), up to quantile 0.20"
+    assert f"combined difficulty, root schedule; the first epoch admits {share}" in capsys.readouterr().out
     assert [round(record["threshold"], 3) for record in epochs] == [0.2, 0.721, 1.0]
     assert epochs[0]["examples"] < epochs[-1]["examples"]
     assert main(["train", f"--config={first / 'config.yaml'}", f"--training.output_dir={text.parent / 'again'}"]) == 0

@@ -13,7 +13,7 @@ NUMBERS = ("loss", "perplexity", "bits_per_byte", "accuracy")
 
 
 def measured(capsys, run, *arguments):
-    assert main(["evaluate", str(run), "--json", *map(str, arguments)]) == 0
+    assert main(["evaluate", str(run), *map(str, arguments), "--json"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     return json.loads(printed.out)
@@ -102,6 +102,17 @@ def test_all_documents_of_another_text_count_and_those_of_the_training_text_are_
     (warned,) = caught
     assert f"2 of 4 documents of {other} stand in the text that the run was trained on" in str(warned.message)
     assert repr(known.documents[0][:60]) in str(warned.message)
+
+
+def test_a_text_that_comes_after_the_run_is_the_corpus_and_the_table_says_how_it_is_divided(finished, capsys, tmp_path):
+    documents = [f"a cow sat on mat {number}" for number in range(12)]
+    for name, text in (("a.txt", "\n".join(documents)), ("a.csv", "\n".join(["text", *documents]))):
+        (tmp_path / name).write_text(text)
+    by_option = measured(capsys, finished, f"--data.corpus={tmp_path / 'a.txt'}")
+    assert by_option == measured(capsys, finished, tmp_path / "a.txt") and by_option["documents"] == 12
+    assert by_option | {"text": None} == measured(capsys, finished, tmp_path / "a.csv") | {"text": None}
+    assert main(["evaluate", str(finished), str(tmp_path / "a.txt")]) == 0
+    assert "a.txt (no blank line divides it: each line is a document): 12 documents" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("error")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lm.corpus import Corpus, load_corpus
+from course_lm.corpus.load import matching_files
 
 documents = st.lists(st.text(min_size=1).filter(lambda text: text.strip()), min_size=1)
 
@@ -105,6 +106,17 @@ def test_a_glob_reads_its_files_in_order_and_drops_duplicates(tmp_path: Path) ->
     assert load_corpus(str(tmp_path / "*.txt")).documents == ["one", "three", "two"]
 
 
+def test_a_glob_reads_a_file_once_however_many_links_lead_to_it(tmp_path: Path) -> None:
+    for name in ("a/b", "c"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("a/b/x.txt", "a-b.txt", "c/y.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "a" / "b" / "above").symlink_to(tmp_path)
+    (tmp_path / "c" / "x.txt").symlink_to(tmp_path / "a" / "b" / "x.txt")
+    paths = matching_files(str(tmp_path / "**" / "*.txt"))
+    assert [str(path.relative_to(tmp_path)) for path in paths] == ["a-b.txt", "c/x.txt", "c/y.txt"]
+
+
 def test_a_file_whose_name_holds_glob_characters_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes[1].txt").write_text("mine")
     assert load_corpus(str(tmp_path / "notes[1].txt")).documents == ["mine"]
@@ -136,6 +148,7 @@ def refusal(source: Any) -> str:
         ("storys", "unknown corpus 'storys': did you mean stories? accepted are stories, hindi, python-docs, a file"),
         ("nowhere/book.txt", "there is no file nowhere/book.txt"),
         ("book.txt", "there is no file book.txt"),
+        ("-", "a text on standard input can be read only once; write it to a file"),
         ("nowhere/*.txt", "no file matches nowhere/*.txt"),
         (".", ". is a folder; name its files with a glob such as *.txt"),
         ("", ". is a folder"),

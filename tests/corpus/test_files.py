@@ -1,6 +1,8 @@
 """Claims about files: each is read as what it is, a part at a time as at once, or refused in one line."""
 
+import csv
 import gzip
+import io
 import json
 import re
 import sys
@@ -30,6 +32,8 @@ def write_documents(folder: Path, name: str) -> Path:
     """`DOCUMENTS` in a file of the kind that its name says."""
     kind = name.lower().partition(".")[2]
     content = "\n\n".join(DOCUMENTS).encode() if kind.startswith("txt") else ROWS
+    if kind[1:].startswith("sv"):
+        content = table([[str(place), document] for place, document in enumerate(DOCUMENTS)], kind[0] == "t")
     if kind == "parquet":
         pyarrow = pytest.importorskip("pyarrow")
         pytest.importorskip("pyarrow.parquet").write_table(
@@ -39,6 +43,13 @@ def write_documents(folder: Path, name: str) -> Path:
     if kind.endswith("zst"):
         content = pytest.importorskip("pyarrow").compress(content, codec="zstd", asbytes=True)
     return write(folder, name, gzip.compress(content, mtime=0) if kind.endswith("gz") else content)
+
+
+def table(rows: list[list[str]], tabs: bool = False, names: tuple[str, ...] = ("n", "text")) -> bytes:
+    """A table of comma or tab separated values, the names of its columns first."""
+    written = io.StringIO()
+    csv.writer(written, delimiter="\t" if tabs else ",").writerows([names, *rows])
+    return written.getvalue().encode()
 
 
 def refusal(path: Path) -> str:
@@ -107,6 +118,68 @@ def test_any_bytes_read_in_parts_give_what_they_give_at_once(tmp_path_factory, c
 def test_any_text_comes_back_from_json_lines_unchanged(tmp_path_factory, documents):
     rows = "".join(json.dumps({"text": document}) + "\n" for document in documents)
     assert load_corpus(write(tmp_path_factory.getbasetemp(), "any.jsonl", rows.encode())).documents == documents
+
+
+fields = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=20)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(fields, fields.filter(str.strip)), min_size=1, max_size=8), st.integers(4, 9), st.booleans())
+@example([("", '"'), ("a\n\n", "b,\tc\n")], 4, False)
+@example([("a", "b"), (" ", " \t \nx ")], 5, True)
+def test_any_text_comes_back_from_a_table_unchanged(tmp_path_factory, rows, chunk, tabs):
+    content = table([list(row) for row in rows], tabs)
+    path = write(tmp_path_factory.getbasetemp(), f"any.{'t' if tabs else 'c'}sv", content)
+    assert outcome(path, chunk) == outcome(path) == [text for _, text in rows]
+
+
+def test_a_table_may_end_with_an_empty_field_and_have_long_ones(tmp_path):
+    text = "x" * 2**18
+    assert load_corpus(write(tmp_path, "a.tsv", f"text\tlabel\n{text}\t\none\t".encode())).documents == [text, "one"]
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"id,body\n1,one\n", "has no column 'text'; line 1 names id, body: give one of them that name"),
+        (b"id;text\n1;one\n", "has no column 'text'; line 1 names id;text"),
+        (b"the cat sat\non a mat\n", "has no column 'text'; line 1 names the cat sat"),
+        (b"id,text\n1,one, two\n", "line 2 ends no row of a table: it has 3 columns, line 1 has 2"),
+        (b'id,text\n1,"one\ntwo"\n3\n', "line 4 ends no row of a table: it has 1 columns, line 1 has 2"),
+        (b'id,text\n1,"one\n2,two\n', "line 4 ends no row of a table: unexpected end of data"),
+        (b'id,text\n1,"one" or two\n', "line 2 ends no row of a table"),
+        (b"id,text\n1,\n2, \n", "is empty: it holds no document"),
+        (b"text\n", "is empty: it holds no document"),
+        (b"\n \n", "has no column 'text'"),
+        (b"", "is empty: it holds no document"),
+    ],
+)
+def test_a_table_whose_text_is_not_certain_is_refused(tmp_path, content, part):
+    for path in (write(tmp_path, "a.csv", content), write(tmp_path, "a.csv.gz", gzip.compress(content, mtime=0))):
+        assert part in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson.gz", "rows.json"])
+def test_rows_without_a_text_are_refused_by_the_keys_that_they_have_and_read_by_the_address_that_it_names(
+    tmp_path, name, monkeypatch
+):
+    rows = b"".join(json.dumps({"id": 1, "body": document}).encode() + b"\n" for document in DOCUMENTS)
+    path = write(tmp_path, name, gzip.compress(rows, mtime=0) if name.endswith("gz") else rows)
+    address = f"hf:{path}:train:<key>"
+    assert f"line 1 has no key 'text'; it has id, body; read one of them as {address}" in refusal(path)
+    monkeypatch.setattr(pytest.importorskip("datasets").config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    assert load_corpus(address.replace("<key>", "body")).documents == DOCUMENTS
+
+
+def test_an_error_of_the_system_in_the_middle_of_a_file_names_the_file(tmp_path, monkeypatch):
+    path = write_documents(tmp_path, "a.txt")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(files, "_refuse_bytes", fail)  # as a broken disk does
+    with pytest.raises(OSError, match=re.escape(f"{path} cannot be read: Input/output error")):
+        load_corpus(path)
 
 
 def test_a_jsonl_file_gives_texts_and_their_neg_log_p(tmp_path):
@@ -240,10 +313,10 @@ def test_a_text_without_a_blank_line_is_not_held_whole(tmp_path, monkeypatch):
 
 # Compressed files and Parquet
 
-KINDS = ["a.txt.gz", "a.txt.zst", "a.jsonl.gz", "a.jsonl.zst", "A.JSONL.GZ", "a.parquet"]
+KINDS = ["a.txt.gz", "a.txt.zst", "a.jsonl.gz", "a.jsonl.zst", "A.JSONL.GZ", "a.csv.gz", "a.tsv.zst", "a.parquet"]
 
 
-@pytest.mark.parametrize("name", [*KINDS, "a.txt", "a.jsonl"])
+@pytest.mark.parametrize("name", [*KINDS, "a.txt", "a.jsonl", "a.ndjson", "a.json", "a.csv", "A.TSV"])
 def test_every_kind_gives_its_documents_and_tells_all_its_bytes(tmp_path, name):
     path = write_documents(tmp_path, name)
     told: list[int] = []
@@ -264,6 +337,22 @@ def test_a_compressed_file_of_several_parts_is_read_to_its_end(tmp_path):
     compress = pytest.importorskip("pyarrow").compress
     parts = [compress(half, codec="zstd", asbytes=True) for half in halves]
     assert load_corpus(write(tmp_path, "a.jsonl.zst", b"".join(parts))).documents == DOCUMENTS
+
+
+skipped = st.builds(
+    lambda kind, content: (0x184D2A50 + kind).to_bytes(4, "little") + len(content).to_bytes(4, "little") + content,
+    st.integers(0, 15),
+    st.binary(max_size=20),
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.one_of(st.just(b""), skipped), min_size=3, max_size=3))
+def test_frames_of_zstd_that_hold_no_text_are_skipped_wherever_they_stand(tmp_path_factory, frames):
+    compress = pytest.importorskip("pyarrow").compress
+    halves = [compress(half, codec="zstd", asbytes=True) for half in (ROWS[:500], ROWS[500:])]
+    content = frames[0] + halves[0] + frames[1] + halves[1] + frames[2]
+    assert load_corpus(write(tmp_path_factory.getbasetemp(), "a.jsonl.zst", content)).documents == DOCUMENTS
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -320,6 +409,7 @@ def test_what_is_no_utf8_text_is_refused_by_file_and_place(tmp_path, name, conte
         (b'{"text": "a", "neg_log_p": 1' + b"0" * 400 + b"}", '"neg_log_p" must be a number'),
         (b'{"text": "a", "neg_log_p": 1' + b"0" * 5000 + b"}", "is not JSON"),
         (b'{"text": null}', 'must be an object with a string "text"'),
+        (b'[{"text": "x"}]', 'must be an object with a string "text"'),
         (b'["x"]', 'must be an object with a string "text"'),
         (b"null", 'must be an object with a string "text"'),
     ],

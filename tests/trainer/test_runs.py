@@ -1,5 +1,6 @@
 """Claims about a run from outside: its folder, the signals that end it, and a resume that changes no bit."""
 
+import errno
 import importlib
 import json
 import os
@@ -24,7 +25,7 @@ from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer, resume
 from course_lm.trainer.resume import check_rates, check_same_run
-from course_lm.trainer.run import default_observers, on_interrupt
+from course_lm.trainer.run import default_observers, on_interrupt, sole_writer
 from tests import training_run
 from tests.fork_server import started
 from tests.sets import draws, of_set
@@ -487,6 +488,19 @@ with sole_writer(pathlib.Path({str(tmp_path / "toy")!r})):
         other.process.kill()
         other.end()
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EIO])
+def test_a_folder_that_cannot_be_locked_is_trained_in_and_one_warning_says_so(tmp_path, monkeypatch, number):
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    words = rf"cannot be locked \({os.strerror(number)}\)"
+    with pytest.warns(UserWarning, match=words) as caught, sole_writer(tmp_path / "toy"):
+        trained = start("list", tmp_path)
+    assert len(caught) == 1
+    assert_same(outcome(trained), straight("list")[0])
 
 
 def test_the_best_weights_that_cannot_be_read_leave_the_last_ones_with_a_warning(tmp_path):

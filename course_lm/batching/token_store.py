@@ -40,6 +40,7 @@ from course_lm.corpus.large import LONGEST, LargeText
 from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
 from course_lm.display import readable_bytes
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
+from course_lm.validation import first_line
 
 FORMAT = 1
 DIGITS = 32  # of the digest of a file; a split's is that of its ids and that of its lengths
@@ -246,7 +247,7 @@ def _find(name: str, folder: Path) -> TokenStore | str | None:
                     return f"the bytes of {path.name} are not those that were written"
         return TokenStore(name, folder, load_tokenizer(folder / "tokenizer.json"), facts)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return str(error).partition("\n")[0] or repr(error)
+        return first_line(error)
 
 
 @contextmanager

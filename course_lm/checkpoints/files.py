@@ -34,7 +34,7 @@ from course_lm import __version__
 from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
 from course_lm.checkpoints.form import TakenApart, put_together, read_file, write_file
 from course_lm.checkpoints.parts import Parts, Target, check_parts, parts_folder, remove_stray_parts, whole_on_cpu
-from course_lm.validation import ensure, one_line
+from course_lm.validation import ensure, is_out_of_memory, one_line
 
 FORMAT_VERSION = 3
 # not checkpoint_best: going on from it would repeat the steps after it, so it is the last resort
@@ -257,9 +257,9 @@ def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) ->
         state = put_together(about["state"], tensors, parts.claim)
         ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
         parts.fill()
-    except (MemoryError, torch.OutOfMemoryError, OSError):
-        raise
     except Exception as error:  # a stranger's file can fail in any way
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            raise
         raise CheckpointError(f"{path} has a right checksum, but not the state of a run: {one_line(error)}") from error
     return state
 

@@ -9,12 +9,14 @@ import gc
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 
 from course_lm.cli.commands import COMMANDS, make_parser
+from course_lm.validation import named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,11 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
         if code is not None:
             return _fail(_told(error), code)
-        if _notes(error):  # a run has saved what it had done: see `Trainer`
-            return _fail(_told(error), 1)
-        if _speaks():
-            raise
-        return 1
+        # What nobody foresaw, named by its class, and by its place where no run has said what it has saved.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if _notes(error) else f" ({place.filename}, line {place.lineno})"
+        return _fail(_told(error, f"{named(error)}{where}"), 1)
     finally:
         warnings.formatwarning = formatted
 
@@ -95,8 +96,8 @@ def _notes(error: Exception) -> Sequence[str]:
     return getattr(error, "__notes__", ())
 
 
-def _told(error: Exception) -> str:
-    return "; ".join([f"error: {error}", *_notes(error)])
+def _told(error: Exception, text: str = "") -> str:
+    return "; ".join([f"error: {text or str(error).strip() or type(error).__name__}", *_notes(error)])
 
 
 def _fail(text: str, code: int) -> int:

@@ -234,7 +234,8 @@ class Trainer:
                 sole_writer(self.folder, self.group),
                 deterministic_kernels(self.settings.deterministic),
             ):
-                self._begin(train_loader, val_loader)
+                with explain_out_of_memory(self.config):  # a trial of the model may run out, too
+                    self._begin(train_loader, val_loader)
                 handlers.enter_context(on_interrupt(self.stop, self.group))
                 try:
                     with self._saved_on_error(), explain_out_of_memory(self.config):

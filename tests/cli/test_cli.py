@@ -214,6 +214,29 @@ def test_a_run_whose_gradient_is_not_finite_fails_in_one_line(capsys, text):
 
 
 @pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (MemoryError(), 1, "MemoryError"),
+        (OSError(), 2, "OSError"),
+        (ValueError(" \n"), 2, "ValueError"),
+        (KeyError("x"), 1, "KeyError: 'x' ("),
+        (AssertionError(), 1, "AssertionError ("),
+        (RecursionError("too deep"), 1, "RecursionError: too deep ("),
+        (RuntimeError("a.cpp:12\nframe #0\nframe #1"), 1, "RuntimeError: a.cpp:12 ("),
+    ],
+)
+def test_any_error_is_one_line_that_names_it(capsys, monkeypatch, error, code, line):
+    def fail(options: object) -> int:
+        raise error
+
+    monkeypatch.setattr("course_lm.cli.runs.list_runs", fail)
+    assert main(["runs"]) == code
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"course-lm: error: {line}")
+    assert told.endswith(line) or f"{Path(__file__).name}, line" in told
+
+
+@pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         ([], ["lab", "lessons", "train", "find-lr"]),

@@ -34,6 +34,7 @@ from course_lm import __version__
 from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
 from course_lm.checkpoints.form import TakenApart, put_together, read_file, write_file
 from course_lm.checkpoints.parts import Parts, Target, check_parts, parts_folder, remove_stray_parts, whole_on_cpu
+from course_lm.run_records import open_regular
 from course_lm.validation import ensure, is_out_of_memory, one_line
 
 FORMAT_VERSION = 3
@@ -99,7 +100,7 @@ def load_checkpoint(path: str | os.PathLike[str], target: Target = whole_on_cpu)
     FileNotFoundError when there is none.
     """
     path = Path(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return _read(path, file, _verify(path, file), target)
 
 
@@ -193,14 +194,14 @@ _version = cache(metadata.version)  # looked up once: it takes milliseconds, and
 def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
     for old in sorted(folder.glob("checkpoint_*.pt")):
-        with open(old, "rb") as file:
+        with open_regular(old) as file:
             if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
                 raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
         # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
         with ExitStack() as opened:
             try:
-                file = opened.enter_context(open(path, "rb"))
+                file = opened.enter_context(open_regular(path))
                 start = _verify(path, file)
             except PermissionError:
                 raise
@@ -266,7 +267,7 @@ def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) ->
 
 def _is_intact(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return bool(_verify(path, file))
     except (CheckpointError, OSError):
         return False
@@ -275,7 +276,7 @@ def _is_intact(path: Path) -> bool:
 def _serial_and_step(path: Path) -> tuple[int, int] | tuple[None, None]:
     """What the file says of itself, its checksum not looked at; None where it says nothing, or cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = _start_of(file)
     except OSError:
         start = None

@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from course_lm.checkpoints import atomic_file
 from course_lm.monitoring.records import History, Record
+from course_lm.run_records import open_regular
 
 
 class Observer(Protocol):
@@ -119,7 +120,10 @@ class JSONLLogger:
     def start(self, step: int, total_steps: int | None) -> None:
         """Cut the file back to `step`: drop later, partial and torn lines, which the run writes again."""
         self.close()
-        old = self.path.read_bytes() if self.path.exists() else b""
+        old = b""
+        if self.path.exists():
+            with open_regular(self.path) as file:
+                old = file.read()
         if self.history is not None:
             kept = b"".join(json_line(record) for record in self.history.whole)
         else:

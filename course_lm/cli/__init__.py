@@ -8,12 +8,14 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 1
 import gc
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import partial
+from typing import Any
 
 from course_lm.cli.commands import COMMANDS, make_parser
 from course_lm.validation import named
@@ -22,10 +24,13 @@ from course_lm.validation import named
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Of several ranks, rank 0 alone writes to standard output."""
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
+    shown: AbstractContextManager[Any] = nullcontext()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has another kind
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks come as escapes
+        if sys.stdout.isatty():
+            shown = redirect_stdout(_Terminal(sys.stdout))
     try:
-        with _silent() if _follows() else nullcontext():
+        with shown, _silent() if _follows() else nullcontext():
             try:
                 code = read_arguments(arguments)()
             except SystemExit as end:  # of --help and --version
@@ -53,6 +58,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(_told(error, f"{named(error)}{where}"), 1)
     finally:
         warnings.formatwarning = formatted
+
+
+class _Terminal:
+    """A terminal that shows as an escape, such as \\x1b, what it would obey: a text or a model may hold anything."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        self.stream, self.flush = stream, stream.flush
+
+    def write(self, text: str, /) -> int:
+        return self.stream.write(_escaped(text))
+
+
+def _escaped(text: str) -> str:
+    """The text with control characters, but for tabs and line ends, and changes of direction as escapes."""
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def read_arguments(arguments: Sequence[str] | None) -> Callable[[], int]:
@@ -102,7 +125,7 @@ def _told(error: Exception, text: str = "") -> str:
 
 def _fail(text: str, code: int) -> int:
     if _speaks():
-        print(f"course-lm: {' '.join(text.split())}", file=sys.stderr)
+        print(f"course-lm: {_escaped(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 
@@ -130,4 +153,4 @@ def _silent() -> Iterator[None]:
 
 def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:
     """A warning without the line of code that it comes from, which helps nobody at a command line."""
-    return f"course-lm: warning: {' '.join(str(message).split())}\n"
+    return f"course-lm: warning: {_escaped(' '.join(str(message).split()))}\n"

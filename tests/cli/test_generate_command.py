@@ -152,6 +152,7 @@ def test_what_the_terminal_cannot_show_comes_as_escapes(finished, capsys, monkey
     assert content.getvalue().startswith(b"d\\xe9")
 
 
+@pytest.mark.filterwarnings("ignore:the prompt has")
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_shows_what_it_would_obey_and_a_pipe_gets_the_text(finished, capsys, monkeypatch, terminal):
     prompt = "a\x1b[2J\x07\r\x9b1m\u202e\x7fb\tहिन्दी\u200d\n"

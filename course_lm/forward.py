@@ -87,7 +87,9 @@ def logits_of(output: object) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter lives; ValueError where there is none."""
+    """Where the model's first parameter lives; ValueError where there is none, TypeError for what is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, got {in_words(model)}")
     for parameter in model.parameters():
         return parameter.device
     raise ValueError(f"the model ({type(unwrap(model)).__name__}) has no parameter")

@@ -75,7 +75,7 @@ class Text:
     """
 
     words: str
-    pattern: str = r"(?s).+"  # a shell's unset variable is empty
+    pattern: str = r"[^\0]+"  # a shell's unset variable is empty, and no file has a NUL in its name
 
     def takes(self, text: str) -> bool:
         """Whether the whole text matches."""

@@ -35,7 +35,7 @@ from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
 from course_lm.checkpoints.form import TakenApart, put_together, read_file, write_file
 from course_lm.checkpoints.parts import Parts, Target, check_parts, parts_folder, remove_stray_parts, whole_on_cpu
 from course_lm.run_records import open_regular
-from course_lm.validation import ensure, is_out_of_memory, one_line
+from course_lm.validation import ensure, is_out_of_memory, one_line, require_whole
 
 FORMAT_VERSION = 3
 # not checkpoint_best: going on from it would repeat the steps after it, so it is the last resort
@@ -129,8 +129,7 @@ def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
     Best and last always stay, and so does the newest intact one, so that `latest_checkpoint` returns the same before
     and after. Files without a readable serial are left alone. Raises ValueError when `keep` is negative.
     """
-    if keep < 0:
-        raise ValueError(f"keep must be 0 or more checkpoints, got {keep}")
+    require_whole("keep", keep, least=0)
     newest_first = _newest_first(Path(folder))
     numbered = (path for path in newest_first if path.name.startswith(_RETAINED))
     surplus = [path for path in numbered if _serial(path) is not None][keep:]

@@ -551,9 +551,10 @@ def test_pruning_never_changes_where_a_run_goes_on(
     assert len(set(whole) - {name[len("checkpoint_") : -len(".safetensors")] for name in deleted}) <= keep + 1
 
 
-def test_pruning_a_negative_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep must be 0 or more checkpoints, got -1"):
-        prune_checkpoints(tmp_path, keep=-1)
+@pytest.mark.parametrize("keep", [-1, 0.5, None, True])
+def test_pruning_a_number_that_is_none_is_refused(tmp_path: Path, keep: Any) -> None:
+    with pytest.raises(ValueError, match=f"keep must be a whole number of at least 0, got {keep}"):
+        prune_checkpoints(tmp_path, keep)
 
 
 def test_the_versions_are_those_of_the_libraries_that_run() -> None:

@@ -135,10 +135,7 @@ def read_run(folder: Path) -> RunFolder:
     ensure(folder.is_dir(), f"{folder} is no folder of a run")
     config = folder / CONFIG
     ensure(config.is_file(), f"{folder} holds no {CONFIG}: it is no run of course-lm")
-    try:
-        tree = read_yaml_file(config)
-    except ValueError as error:
-        raise ValueError(f"{config} is broken: {error}") from None
+    tree = read_yaml_file(config)
     whole = isinstance(tree, Mapping) and isinstance(tree.get("training"), Mapping)
     ensure(whole, f"{config} has no section training: it is of no run")
     settings = _flat(tree)

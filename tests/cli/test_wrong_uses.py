@@ -186,7 +186,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("silent", "silent holds no record"),
         ("toy notes.txt", "notes.txt is no folder"),
         ("toy runs", "runs is no run itself", "it holds the runs"),
-        ("strange", "runs/strange/config.yaml is broken"),
+        ("strange", "error: runs/strange/config.yaml is not a YAML file of settings: line"),
         ("toy foreign", "runs/foreign/config.yaml has no section training"),
         ("toy odd", "runs/odd/config.yaml: training.max_steps must be an int", "'many'"),
         ("toy torn", "runs/torn/metrics.jsonl is broken: line 1"),

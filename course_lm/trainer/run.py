@@ -1,6 +1,7 @@
 """A run from outside: its folder and who may write there, its loggers, its length, and the signals that end it."""
 
 import math
+import os
 import signal
 import threading
 import warnings
@@ -40,9 +41,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_folder(config: TrainingConfig) -> Path | None:
-    """`<output_dir>/<experiment_name>`, or None for a run that writes nothing."""
+    """`<output_dir>/<experiment_name>`, or None for a run that writes nothing; `~` is the home folder."""
     output_dir = config.training.output_dir
-    return None if output_dir is None else Path(output_dir) / config.experiment_name
+    return None if output_dir is None else Path(os.path.expanduser(output_dir), config.experiment_name)
 
 
 @contextmanager

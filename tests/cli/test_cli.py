@@ -160,6 +160,18 @@ def test_ctrl_c_before_the_first_step_ends_in_one_line(text, capsys, monkeypatch
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_tilde_is_the_home_folder_wherever_a_command_writes(text, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    assert main(train(text, "--training.max_steps=1", "--training.output_dir=~/runs")) == 0
+    assert main(["plot", str(home / "runs" / "toy"), "--png=~/plot.png"]) == 0
+    assert main(["export", str(home / "runs" / "toy"), "--to=~/exported"]) == 0
+    assert {path.name for path in home.iterdir()} >= {"runs", "plot.png", "exported"}
+    assert not Path("~").exists()
+
+
 # A range test from the command line
 
 

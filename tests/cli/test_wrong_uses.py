@@ -221,7 +221,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
     ],
     "export": [
         ("", "required", "RUN", "--to"),
-        ("toy --to=", "--to must be a folder, got an empty name"),
+        ("toy --to=", "argument --to: must not be empty"),
         ("toy --to=notes.txt", "--to must be a folder, notes.txt is a file"),
         ("toy --to=notes.txt/new", "cannot write into notes.txt/new: notes.txt is no folder"),
         ("toy --to=.", "--to must be another folder than the current one, got ."),

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from course_lm.checkpoints.state import describe_difference
 from course_lm.shards import hold_parts, part_of, shard_like
-from course_lm.validation import ensure
+from course_lm.validation import ensure, is_number, require
 
 
 class WeightAverage:
@@ -29,10 +29,12 @@ class WeightAverage:
         model: as it is trained, so after `fully_shard`.
         decay: how much of the average stays from step to step, in (0, 1).
 
-    Raises ValueError where a parameter is not in `model.state_dict()`: nobody could load its average.
+    Raises ValueError for another decay, and where a parameter is not in `model.state_dict()`: nobody could load its
+    average.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        require(is_number(decay) and 0 < decay < 1, "decay", "in (0, 1)", decay)
         hold_parts(model)
         self.model, self.decay = model, decay
         self._parameters = [one for one in model.parameters() if one.is_floating_point()]

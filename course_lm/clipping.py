@@ -50,6 +50,7 @@ def clip_values(parameters: Iterable[Tensor], max_norm: float | None, *, max_val
     become `max_value` before the step has seen it. Of sharded gradients each rank clips its part. The host never waits
     for an accelerator. Otherwise as `clip_gradients`.
     """
+    check_max_norm(max_value, "max_value")
     parameters = list(parameters)
     norm = clip_gradients(parameters, None)
     bound = torch.where(norm.isfinite(), norm.new_full((), max_value), math.inf)

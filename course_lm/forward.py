@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lm.batching import AnyBatch
 from course_lm.model import GPT, allowed_attention, evaluation_mode, positions_of
 from course_lm.shards import is_sharded
+from course_lm.validation import is_out_of_memory, named
 
 TOLERANCE = 1e-3  # of the logits' standard deviation: far above rounding, far below what a foreign document does
 ANY = "**"  # among a forward's keywords: it takes others too
@@ -86,7 +87,9 @@ def logits_of(output: object) -> Any:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter lives; ValueError where there is none."""
+    """Where the model's first parameter lives; ValueError where there is none, TypeError for what is no model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be a torch.nn.Module, got {in_words(model)}")
     for parameter in model.parameters():
         return parameter.device
     raise ValueError(f"the model ({type(unwrap(model)).__name__}) has no parameter")
@@ -262,8 +265,9 @@ def _find_way(module: nn.Module, input_ids: Tensor, keywords: frozenset[str]) ->
             if gap == "":
                 return way
             found.append(gap)
+    verdict = "cannot be seen to keep" if all("it raised" in gap for gap in found) else "does not keep"
     raise ValueError(
-        f"{type(module).__name__} does not keep the documents of a packed row apart: {found[0]}; use "
+        f"{type(module).__name__} {verdict} the documents of a packed row apart: {found[0]}; use "
         "data.batching: bucketed, or a model whose forward takes document_ids and heeds them"
     )
 
@@ -332,7 +336,9 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, keywords: fro
                 distance = float((packed[row, part] - alone).abs().max() / alone.std().clamp(min=1e-30))
                 worst = max(worst, math.inf if math.isnan(distance) else distance)
     except Exception as error:  # whatever a foreign model raises, it cannot be called in this way
-        return f"on two rows of {width} tokens it raised {type(error).__name__}: {str(error).splitlines()[0]}"
+        if is_out_of_memory(error):
+            raise
+        return f"on two rows of {width} tokens it raised {named(error)}"
     if worst <= TOLERANCE:
         return ""
     return f"in a trial on {width} tokens, logits were off by {worst:.2g} of their standard deviation"

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from course_lm.model import GPT, evaluation_mode
-from course_lm.validation import require
+from course_lm.validation import Count, NotNegative, Section, Within, require, require_whole
 
 COLDEST = 1e-6  # a lower temperature draws the same token, and the logits divided by it would overflow
 
@@ -37,25 +40,20 @@ class KeysAndValues:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Section):
     """How a token is drawn from the logits of the next one.
 
     Attributes:
         temperature: divides the logits; 0 takes the most probable token.
-        top_k: draw among the `top_k` most probable tokens only, or None (Fan et al. 2018, section 5.4).
+        top_k: draw among the `top_k` most probable tokens only, of equal ones the first, or None (Fan et al. 2018,
+            section 5.4).
         top_p: then among the fewest most probable tokens that together have at least this probability, or None
             (Holtzman et al. 2020, section 3.1).
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        require(0 <= self.temperature < math.inf, "temperature", "a finite number of at least 0", self.temperature)
-        whole = self.top_k is None or (type(self.top_k) is int and self.top_k >= 1)
-        require(whole, "top_k", "an int of at least 1, or None", self.top_k)
-        require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "in (0, 1], or None", self.top_p)
+    temperature: NotNegative = 1.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Within(0, 1, "(]")] | None = None
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> int:
         """A token, from its logits (V,); FloatingPointError where they are not finite."""
@@ -69,7 +67,9 @@ class Sampling:
     def keep(self, logits: Tensor) -> Tensor:
         """The logits (V,), -inf in place of those that `top_k` and `top_p` leave out."""
         if self.top_k is not None and self.top_k < len(logits):
-            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], -math.inf)
+            last = logits.topk(self.top_k).values[-1]
+            ties = (logits == last).nonzero()[self.top_k - int((logits > last).sum()) :, 0]  # that are too many
+            logits = logits.masked_fill(logits < last, -math.inf).index_fill(0, ties, -math.inf)
         if self.top_p is not None and self.top_p < 1:
             ordered, places = logits.softmax(dim=-1).sort(descending=True, stable=True)
             before = ordered.cumsum(dim=-1) - ordered  # the probability of all tokens that are likelier
@@ -116,13 +116,14 @@ def stream(
     use_cache: bool = True,
 ) -> Iterator[int]:
     """The tokens of `generate`, each as soon as it is drawn; the weights must stay as they are until the last one."""
-    if not prompt_ids:
-        raise ValueError("prompt_ids must hold at least one token, got none")
-    vocabulary = model.token_embedding.num_embeddings
-    for token in prompt_ids:
-        if not 0 <= token < vocabulary:
-            raise ValueError(f"prompt_ids must be from 0 to {vocabulary - 1}, the model's vocabulary, got {token}")
-    return _tokens(_Reader(model, use_cache), list(prompt_ids), sampling, max_new_tokens, eos_id, generator)
+    require_whole("max_new_tokens", max_new_tokens, least=0)
+    ids: Any = prompt_ids.tolist() if isinstance(prompt_ids, Tensor | np.ndarray) else prompt_ids
+    require(isinstance(ids, Sequence) and bool(ids), "prompt_ids", "a list of at least one token", prompt_ids)
+    largest = model.token_embedding.num_embeddings - 1
+    for token in ids:
+        fits = isinstance(token, Integral) and 0 <= int(token) <= largest
+        require(fits, "prompt_ids", f"whole numbers from 0 to {largest}, the model's vocabulary", token)
+    return _tokens(_Reader(model, use_cache), list(ids), sampling, max_new_tokens, eos_id, generator)
 
 
 def _tokens(

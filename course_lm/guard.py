@@ -99,8 +99,8 @@ def checked_options(
     if dist.is_available() and dist.is_initialized():
         hold_parts(model)
         process_group = process_group or _group_of(model)
-    check_optimizer(optimizer, model)
     precision = checked_precision(precision, device_of(model))
+    check_optimizer(optimizer, model)
     return StepOptions(adapt_loss(loss_fn), max_grad_norm, clip, precision, on_nonfinite, process_group)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from course_lm.validation import Count, Section, Within, require
+from course_lm.validation import Count, Section, Within, require, require_whole
 
 WIDEST = 2**20  # a matrix of a much wider model has more bytes than torch can count
 
@@ -242,10 +242,12 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer over `vocab_size` tokens and at most `max_length` positions."""
+    """A decoder-only transformer over `vocab_size` tokens and at most `max_length` positions; ValueError for none."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, max_length: int) -> None:
         super().__init__()
+        require_whole("vocab_size", vocab_size, least=1)
+        require_whole("max_length", max_length, least=1)
         self.config, self.max_length = config, max_length
         self.token_embedding = nn.Embedding(vocab_size, config.d_model)
         if config.positions == "learned":

@@ -2,8 +2,9 @@
 
 import json
 import math
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 CONFIG, METRICS, SESSIONS, TOKENIZER = "config.yaml", "metrics.jsonl", "made_by.json", "tokenizer.json"
 HELD = "runs"  # where a run is looked for that is given by its name alone
@@ -32,10 +33,18 @@ class RunRecords:
         return min(measured, key=lambda record: record["val_loss"], default=None)
 
 
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to be read; OSError for what is none, as a pipe would be waited for and a device may never end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f"{path} is no regular file")
+    return open(path, "rb")
+
+
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions in the folder's `made_by.json`; none where there is no such file, or it cannot be read."""
     try:
-        sessions = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))["sessions"]
+        with open_regular(folder / SESSIONS) as file:
+            sessions = json.load(file)["sessions"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []

@@ -75,7 +75,7 @@ class Text:
     """
 
     words: str
-    pattern: str = r"(?s).+"  # a shell's unset variable is empty
+    pattern: str = r"[^\0]+"  # a shell's unset variable is empty, and no file has a NUL in its name
 
     def takes(self, text: str) -> bool:
         """Whether the whole text matches."""
@@ -199,6 +199,25 @@ def one_line(text: object) -> str:
     """`text` without line breaks, cut where it is long."""
     line = " ".join(str(text).split())
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its class where it says nothing, as a MemoryError may."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def named(error: BaseException) -> str:
+    """The same after the class of the error, whose words may need it: that of a KeyError is the key alone."""
+    kind, line = type(error).__name__, first_line(error)
+    return line if line == kind else f"{kind}: {line}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, which tells nothing of what was tried; torch has no class for that on the CPU."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _EXHAUSTED)
+
+
+_EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

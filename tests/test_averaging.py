@@ -232,3 +232,5 @@ def test_an_average_of_another_form_is_refused_before_anything_changes():
 def test_a_decay_that_is_none_is_refused(value):
     with pytest.raises(ValueError, match=r"average_weights must be in \(0, 1\), or null, got"):
         configure("unused", average_weights=value)
+    with pytest.raises(ValueError, match=r"decay must be in \(0, 1\), got"):
+        WeightAverage(model_of(), value)

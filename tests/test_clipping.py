@@ -150,6 +150,12 @@ def test_a_limit_that_is_not_positive_is_refused(max_norm):
         clip_gradients([parameter_with_gradient([1.0])], max_norm)
 
 
+@pytest.mark.parametrize("max_value", [0.0, -1.0, math.nan, True, "1"])
+def test_a_bound_on_values_that_is_none_is_refused(max_value):
+    with pytest.raises((ValueError, TypeError), match="max_value must be a positive number or None, got "):
+        clip_values([parameter_with_gradient([1.0])], None, max_value=max_value)
+
+
 # By value
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from course_lm.batching import labels_of
 from course_lm.forward import check_causal, device_of, forward_logits, packed_inputs
 from course_lm.generate import generate
-from course_lm.guard import check_batch, check_labels
+from course_lm.guard import check_batch, check_labels, check_with_data
 from course_lm.lr_finder import find_lr
 from course_lm.model import GPT, ModelConfig, allowed_attention, embedded_tokens, positions_of
 from course_lm.monitoring import evaluate
@@ -192,6 +192,50 @@ def test_a_window_wider_than_the_first_rows_is_noticed_when_it_matters():
     forward_logits(model, packed_batch([[3, 3]]))
     with pytest.raises(ValueError, match="does not keep the documents"):
         forward_logits(model, packed_batch([[9, 9]]))
+
+
+class Raising(OwnWithDocuments):
+    """Raises in a trial, which alone is without gradients."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        if not torch.is_grad_enabled():
+            raise self.error
+        return super().forward(input_ids, document_ids)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_memory_that_runs_out_in_a_trial_is_no_verdict_on_the_model(error):
+    batch = packed_batch([[3, 4]])
+    for ask in (lambda: packed_inputs(Raising(error), batch), lambda: check_with_data(Raising(error), [batch])):
+        with pytest.raises(type(error)) as raised:
+            ask()
+        assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (AssertionError(), "AssertionError;"),
+        (KeyError("x"), "KeyError: 'x';"),
+        (RuntimeError("a\nb"), "RuntimeError: a;"),
+        (StopIteration(), "StopIteration;"),
+    ],
+)
+def test_an_error_in_a_trial_is_named_in_one_line_and_not_called_a_mixture(error, named):
+    with pytest.raises(ValueError, match="cannot be seen to keep the documents") as refusal:
+        packed_inputs(Raising(error), packed_batch([[3, 4]]))
+    assert f"it raised {named}" in one_line(refusal)
 
 
 @pytest.mark.parametrize("try_on", [packed_inputs, lambda model, batch: check_causal(model, batch["input_ids"])])

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,7 +104,22 @@ def test_between_two_tokens_the_model_has_its_own_mode_and_gradients_are_as_they
         assert all(module.training for module in model.modules()) and torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("prompt", [[], [VOCABULARY]])
+@pytest.mark.parametrize("prompt", [np.array([1, 2]), torch.tensor([1, 2]), (1, np.int64(2))])
+def test_a_prompt_may_be_an_array(prompt):
+    three: Any = np.int64(3)
+    expected = generate(make_model(), [1, 2], max_new_tokens=3, temperature=0)
+    assert generate(make_model(), prompt, max_new_tokens=three, temperature=0) == expected
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, None, "3"])
+def test_a_number_of_tokens_that_is_none_is_refused_at_the_call(count):
+    with pytest.raises(ValueError, match="max_new_tokens must be a whole number of at least 0, got "):
+        stream(make_model(), [1], Sampling(), count)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [VOCABULARY], [-1], None, 3, "", "abc", [1.5], [[1, 2]], torch.ones(1, 2), torch.empty(0)]
+)
 def test_a_bad_prompt_is_refused_at_the_call_and_not_at_the_first_token(prompt):
     with pytest.raises(ValueError, match="prompt_ids must"):
         stream(make_model(), prompt, Sampling(), 3)
@@ -113,14 +129,20 @@ def test_a_bad_prompt_is_refused_at_the_call_and_not_at_the_first_token(prompt):
 
 
 logits_of_tokens = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=12, unique=True).map(torch.tensor)
+logits_with_ties = st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=1, max_size=12).map(torch.tensor)
 
 
-@given(logits_of_tokens, st.integers(1, 14))
+@given(logits_of_tokens | logits_with_ties, st.integers(1, 14))
 def test_top_k_keeps_the_k_most_probable_tokens_as_they_are(logits, k):
     kept = Sampling(top_k=k).keep(logits)
     finite = kept.isfinite()
     assert int(finite.sum()) == min(k, len(logits))
     assert torch.equal(kept[finite], logits[finite]) and (finite | (logits <= kept.masked_fill(~finite, 9).min())).all()
+
+
+@given(logits_with_ties)
+def test_of_equal_tokens_the_first_one_is_kept_as_temperature_0_takes_it(logits):
+    assert Sampling(top_k=1).draw(logits) == Sampling(temperature=0).draw(logits)
 
 
 @given(logits_of_tokens, st.floats(0.01, 0.99))
@@ -164,13 +186,15 @@ def test_a_temperature_near_zero_draws_the_most_probable_token(temperature):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"temperature": -1.0}, "temperature must be a finite number of at least 0, got -1.0"),
-        ({"temperature": math.nan}, "temperature must be a finite number of at least 0, got nan"),
-        ({"temperature": math.inf}, "temperature must be a finite number of at least 0, got inf"),
-        ({"top_k": 0}, "top_k must be an int of at least 1, or None, got 0"),
-        ({"top_k": 2.0}, "top_k must be an int of at least 1, or None, got 2.0"),
-        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], or None, got 0.0"),
-        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], or None, got 1.5"),
+        ({"temperature": -1.0}, r"temperature must be in \[0, inf\), got -1.0"),
+        ({"temperature": math.nan}, r"temperature must be in \[0, inf\), got nan"),
+        ({"temperature": math.inf}, r"temperature must be in \[0, inf\), got inf"),
+        ({"temperature": "hot"}, "temperature must be a float.*, got 'hot'"),
+        ({"temperature": True}, "temperature must be a float.*, got True"),
+        ({"top_k": 0}, "top_k must be at least 1, or null, got 0"),
+        ({"top_k": 2.0}, "top_k must be an int.* at least 1, or null, got 2.0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], or null, got 0.0"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], or null, got 1.5"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name_and_value(given, message):

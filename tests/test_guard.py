@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from course_lm.guard import adapt_loss, check_schedule, loss_sum
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
+from course_lm.monitoring import evaluate
 from course_lm.precision import Precision
 from course_lm.schedules import ScheduleConfig, ScheduleLR, cosine
 from course_lm.step import train_step
@@ -261,6 +262,13 @@ def test_an_argument_of_the_wrong_kind_is_refused(case):
     model = Model()
     run: dict[str, Any] = {"micro_batches": [make_batch()], "optimizer": SGD(model.parameters(), lr=0.1), **options}
     assert expected in refusal((TypeError, ValueError), lambda: train_step(model, **run))
+
+
+@pytest.mark.parametrize("wrong", [None, {}, "model", Model])
+def test_what_is_no_model_is_refused_by_its_kind(wrong):
+    optimizer = SGD(Model().parameters(), lr=0.1)
+    for call in (lambda: train_step(wrong, [make_batch()], optimizer), lambda: evaluate(wrong, [make_batch()])):
+        assert "the model must be a torch.nn.Module, got " in refusal(TypeError, call)
 
 
 def test_a_clip_of_ones_own_may_be_given_an_infinite_norm():

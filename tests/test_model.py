@@ -303,6 +303,14 @@ def test_dropout_acts_in_training_and_not_in_eval_mode():
     assert torch.equal(model(ids), model(ids))
 
 
+@pytest.mark.parametrize("number", [0, -1, 2.5, True, None, "3"])
+@pytest.mark.parametrize("key", ["vocab_size", "max_length"])
+def test_a_size_that_is_none_is_refused(key, number):
+    sizes: Any = {"vocab_size": 8, "max_length": 8, key: number}
+    with pytest.raises(ValueError, match=f"{key} must be a whole number of at least 1, got "):
+        GPT(ModelConfig(n_layer=1), **sizes)
+
+
 def test_an_input_longer_than_the_positions_is_refused():
     with pytest.raises(ValueError, match="at most 16 positions, got 17"):
         make_model()(random_ids(1, MAX_LENGTH + 1))
@@ -385,7 +393,7 @@ def test_generation_gives_each_module_its_own_mode_back_even_after_an_error():
 
 
 def test_an_empty_prompt_is_refused():
-    with pytest.raises(ValueError, match="prompt_ids must hold at least one token, got none"):
+    with pytest.raises(ValueError, match="prompt_ids must be a list of at least one token, got "):
         generate(make_model(), [], max_new_tokens=1)
 
 

@@ -17,7 +17,7 @@ from course_lm.audit import spec
 from course_lm.audit.features import NOT_ASKED, WITHOUT
 from course_lm.audit.outcome import Outcome, Precision, flat, names_of
 from course_lm.audit.runs import Case, Epochs, fresh
-from course_lm.validation import did_you_mean, one_line
+from course_lm.validation import did_you_mean, named, one_line
 
 Loop = Callable[[nn.Module, Epochs, spec.Settings], Mapping[str, Any] | None]
 
@@ -60,8 +60,7 @@ def _is_refusal(error: BaseException, case: Case) -> bool:
 
 
 def _raised(error: BaseException) -> Trouble:
-    text = one_line(str(error))[:300]
-    word = f"the loop raised {type(error).__name__}: {text}" if text else f"the loop raised {type(error).__name__}"
+    text, word = str(error), f"the loop raised {one_line(named(error))}"
     if "dtype" in text or ("Double" in text and "Float" in text):
         word += '; the model was in float64: a loop that needs float32 is audited with precision="float32"'
         return Trouble(word, of_format=True)

@@ -31,6 +31,7 @@ from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack
 from course_lm.batching.token_store import StoredDocuments
 from course_lm.batching.workers import heed_parent_alone, signals_held_back
 from course_lm.tokenizer import pad_id
+from course_lm.validation import require_whole
 
 IGNORE_INDEX = -100  # the default of torch's cross-entropy
 MODES = ("fixed", "dynamic", "bucketed", "packed")
@@ -60,10 +61,8 @@ def make_loader(
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-    if max_length < 2:
-        raise ValueError(f"max_length must be at least 2 (a token and the next), got {max_length}")
-    if num_workers < 0:
-        raise ValueError(f"num_workers must be at least 0, got {num_workers}")
+    require_whole("max_length", max_length, least=2)  # a token and the next
+    require_whole("num_workers", num_workers, least=0)
     # Before the text is encoded, which is the slow part: a bad size is refused at once.
     rows_at = _rows_at(batch_size, tokens_per_batch, max_length)
     is_stored = isinstance(documents, StoredDocuments)
@@ -371,8 +370,8 @@ def _rows_at(batch_size: int | None, tokens_per_batch: int | None, max_length: i
             f"give either batch_size or tokens_per_batch, got batch_size={batch_size} "
             f"and tokens_per_batch={tokens_per_batch}"
         )
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    name, size = ("batch_size", batch_size) if tokens_per_batch is None else ("tokens_per_batch", tokens_per_batch)
+    require_whole(name, size, least=1)
     if tokens_per_batch is not None and tokens_per_batch < max_length:
         raise ValueError(f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}")
     # A partial and no closure: a loader is pickled for worker processes that are spawned.

@@ -40,6 +40,7 @@ from course_lm.corpus.large import LONGEST, LargeText
 from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
 from course_lm.display import readable_bytes
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
+from course_lm.validation import first_line
 
 FORMAT = 2
 DIGITS = 32  # of a digest; a split's is that of its ids and that of its lengths
@@ -203,7 +204,7 @@ def open_token_store(text: LargeText, recipe: Recipe, cache: str | Path | None =
     for text that cannot be read or that changes meanwhile, and for an empty split; OSError where the cache cannot be
     written.
     """
-    cache = default_cache() if cache is None else Path(cache)
+    cache = default_cache() if cache is None else Path(os.path.expanduser(cache))
     key = recipe.key_for(text)
     store = _find(text.name, cache / key)
     if isinstance(store, TokenStore):
@@ -242,7 +243,7 @@ def _find(name: str, folder: Path) -> TokenStore | str | None:
                     return f"the bytes of {file_name} are not those that were written"
         return TokenStore(name, folder, load_tokenizer(folder / "tokenizer.json"), facts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return str(error).partition("\n")[0] or repr(error)
+        return first_line(error)
 
 
 def _digest(content: bytes = b"") -> "hashlib.blake2b":

@@ -34,7 +34,8 @@ from course_lm import __version__
 from course_lm.checkpoints.atomic_write import atomic_file, remove_leftovers
 from course_lm.checkpoints.form import TakenApart, put_together, read_file, write_file
 from course_lm.checkpoints.parts import Parts, Target, check_parts, parts_folder, remove_stray_parts, whole_on_cpu
-from course_lm.validation import ensure, one_line
+from course_lm.run_records import open_regular
+from course_lm.validation import ensure, is_out_of_memory, one_line, require_whole
 
 FORMAT_VERSION = 3
 # not checkpoint_best: going on from it would repeat the steps after it, so it is the last resort
@@ -99,7 +100,7 @@ def load_checkpoint(path: str | os.PathLike[str], target: Target = whole_on_cpu)
     FileNotFoundError when there is none.
     """
     path = Path(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return _read(path, file, _verify(path, file), target)
 
 
@@ -128,8 +129,7 @@ def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
     Best and last always stay, and so does the newest intact one, so that `latest_checkpoint` returns the same before
     and after. Files without a readable serial are left alone. Raises ValueError when `keep` is negative.
     """
-    if keep < 0:
-        raise ValueError(f"keep must be 0 or more checkpoints, got {keep}")
+    require_whole("keep", keep, least=0)
     newest_first = _newest_first(Path(folder))
     numbered = (path for path in newest_first if path.name.startswith(_RETAINED))
     surplus = [path for path in numbered if _serial(path) is not None][keep:]
@@ -193,14 +193,14 @@ _version = cache(metadata.version)  # looked up once: it takes milliseconds, and
 def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
     for old in sorted(folder.glob("checkpoint_*.pt")):
-        with open(old, "rb") as file:
+        with open_regular(old) as file:
             if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
                 raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
         # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
         with ExitStack() as opened:
             try:
-                file = opened.enter_context(open(path, "rb"))
+                file = opened.enter_context(open_regular(path))
                 start = _verify(path, file)
             except PermissionError:
                 raise
@@ -257,16 +257,16 @@ def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) ->
         state = put_together(about["state"], tensors, parts.claim)
         ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
         parts.fill()
-    except (MemoryError, torch.OutOfMemoryError, OSError):
-        raise
     except Exception as error:  # a stranger's file can fail in any way
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            raise
         raise CheckpointError(f"{path} has a right checksum, but not the state of a run: {one_line(error)}") from error
     return state
 
 
 def _is_intact(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return bool(_verify(path, file))
     except (CheckpointError, OSError):
         return False
@@ -275,7 +275,7 @@ def _is_intact(path: Path) -> bool:
 def _serial_and_step(path: Path) -> tuple[int, int] | tuple[None, None]:
     """What the file says of itself, its checksum not looked at; None where it says nothing, or cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = _start_of(file)
     except OSError:
         start = None

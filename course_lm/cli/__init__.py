@@ -8,22 +8,29 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 1
 import gc
 import io
 import os
+import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import partial
+from typing import Any
 
 from course_lm.cli.commands import COMMANDS, make_parser
+from course_lm.validation import named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Of several ranks, rank 0 alone writes to standard output."""
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
+    shown: AbstractContextManager[Any] = nullcontext()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has another kind
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks come as escapes
+        if sys.stdout.isatty():
+            shown = redirect_stdout(_Terminal(sys.stdout))
     try:
-        with _silent() if _follows() else nullcontext():
+        with shown, _silent() if _follows() else nullcontext():
             try:
                 code = read_arguments(arguments)()
             except SystemExit as end:  # of --help and --version
@@ -45,13 +52,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
         if code is not None:
             return _fail(_told(error), code)
-        if _notes(error):  # a run has saved what it had done: see `Trainer`
-            return _fail(_told(error), 1)
-        if _speaks():
-            raise
-        return 1
+        # What nobody foresaw, named by its class, and by its place where no run has said what it has saved.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if _notes(error) else f" ({place.filename}, line {place.lineno})"
+        return _fail(_told(error, f"{named(error)}{where}"), 1)
     finally:
         warnings.formatwarning = formatted
+
+
+class _Terminal:
+    """A terminal that shows as an escape, such as \\x1b, what it would obey: a text or a model may hold anything."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        self.stream, self.flush = stream, stream.flush
+
+    def write(self, text: str, /) -> int:
+        return self.stream.write(_escaped(text))
+
+
+def _escaped(text: str) -> str:
+    """The text with control characters, but for tabs and line ends, and changes of direction as escapes."""
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def read_arguments(arguments: Sequence[str] | None) -> Callable[[], int]:
@@ -95,13 +119,13 @@ def _notes(error: Exception) -> Sequence[str]:
     return getattr(error, "__notes__", ())
 
 
-def _told(error: Exception) -> str:
-    return "; ".join([f"error: {error}", *_notes(error)])
+def _told(error: Exception, text: str = "") -> str:
+    return "; ".join([f"error: {text or str(error).strip() or type(error).__name__}", *_notes(error)])
 
 
 def _fail(text: str, code: int) -> int:
     if _speaks():
-        print(f"course-lm: {' '.join(text.split())}", file=sys.stderr)
+        print(f"course-lm: {_escaped(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 
@@ -129,4 +153,4 @@ def _silent() -> Iterator[None]:
 
 def _one_line_warning(message: Warning | str, *_: object, **__: object) -> str:
     """A warning without the line of code that it comes from, which helps nobody at a command line."""
-    return f"course-lm: warning: {' '.join(str(message).split())}\n"
+    return f"course-lm: warning: {_escaped(' '.join(str(message).split()))}\n"

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from course_lm.cli.output import as_json
-from course_lm.validation import did_you_mean, ensure, one_line
+from course_lm.validation import did_you_mean, ensure, named, one_line
 
 
 def audit_file(options: Namespace) -> int:
@@ -73,5 +73,5 @@ def _run(path: Path) -> ModuleType:
         with redirect_stdout(sys.stderr):
             found.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {one_line(str(error))}") from error
+        raise ValueError(f"{path} cannot be run: {one_line(named(error))}") from error
     return module

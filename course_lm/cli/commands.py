@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from course_lm import __version__
-from course_lm.cli.parser import Arguments, CommandParser, home_path, not_empty, path
+from course_lm.cli.parser import Arguments, CommandParser, not_empty, path
 
 DEFAULT_CONFIG = "python-docs"
 
@@ -73,7 +73,7 @@ def _add_lab(parser: Arguments) -> None:
 
 def _add_workspace(parser: Arguments) -> None:
     help = "folder of the copies [default: workspace in a checkout, else course_lm_lessons in this folder]"
-    parser.add_argument("--workspace", type=home_path, metavar="FOLDER", help=help)
+    parser.add_argument("--workspace", type=path, metavar="FOLDER", help=help)
 
 
 def _add_lessons(parser: Arguments) -> None:
@@ -169,7 +169,7 @@ def _add_evaluate(parser: Arguments) -> None:
 def _add_export(parser: Arguments) -> None:
     _add_run(parser)
     help = "a new or empty folder, or that of an earlier export"
-    parser.add_argument("--to", required=True, metavar="FOLDER", help=help)
+    parser.add_argument("--to", type=path, required=True, metavar="FOLDER", help=help)
 
 
 def _add_completion(parser: Arguments) -> None:

@@ -31,8 +31,7 @@ def export_run(options: Namespace) -> int:
         ValueError: no finished run, or `to` holds something else than an earlier export.
         OSError: the folder cannot be written.
     """
-    ensure(options.to != "", "--to must be a folder, got an empty name")
-    target = Path(options.to)
+    target = options.to
     ensure(target.resolve() != Path.cwd(), f"--to must be another folder than the current one, got {target}")
     _refuse_other_content(target)
     opened = open_run(options.run)

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from course_lm.validation import ensure, one_line
 
@@ -32,6 +32,9 @@ def check_picture(png: Path) -> None:
     ensure(png.suffix.lower() == ".png", f"--png must be a file that ends in .png, got {one_line(png)}")
 
 
-def save_picture(figure: "Figure", png: Path | IO[bytes]) -> None:
-    """Write the figure, trimmed to what is drawn."""
-    figure.savefig(png, format="png", dpi=110, bbox_inches="tight")
+def save_picture(figure: "Figure", png: Path) -> None:
+    """Write the figure, trimmed to what is drawn, whole or not at all."""
+    from course_lm.checkpoints import atomic_file  # loads torch, as every picture does
+
+    with atomic_file(png) as file:
+        figure.savefig(file, format="png", dpi=110, bbox_inches="tight")

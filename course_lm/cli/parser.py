@@ -43,13 +43,11 @@ def not_empty(text: str) -> str:
 
 
 def path(text: str) -> Path:
-    """An argument that names a file or a folder; an empty one would be the current folder."""
-    return Path(not_empty(text))
+    """An argument that names a file or a folder, where `~` stands for a home folder: after `=` no shell replaces it.
 
-
-def home_path(text: str) -> Path:
-    """The same, where `~` stands for a home folder."""
+    An empty one would be the current folder.
+    """
     try:
-        return path(text).expanduser()
+        return Path(not_empty(text)).expanduser()
     except RuntimeError:
         raise argparse.ArgumentTypeError(f"there is no home folder for {one_line(text)}") from None

@@ -130,7 +130,7 @@ _MEASURED = (
 
 def columns(rows: Sequence[Row], keys: Sequence[str]) -> str:
     """A table with a line for each row, under a heading of two lines: section over key."""
-    shown = [["", "name", *(row["name"] for row in rows)]]
+    shown = [["", "name", *(one_line(row["name"]) for row in rows)]]
     for key in keys:
         section, _, name = key.rpartition(".")
         shown.append([f"{section}." if section else "", name, *(_setting(row, key) for row in rows)])
@@ -166,5 +166,5 @@ def _read_all(folder: Path) -> tuple[list[RunFolder], list[str]]:
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
     """Names of the runs; runs of one name in several folders by their paths."""
-    names = [run.name for run in runs]
+    names = [one_line(run.name) for run in runs]
     return [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs)]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from course_lm.validation import one_line, shown
+from course_lm.validation import first_line, one_line, shown
 
 CHUNK = 2**20  # bytes that are read at once
 
@@ -188,7 +188,7 @@ def _chunks(path: Path, file: BinaryIO, beginning: bytes, advance: Advance | Non
         except (EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise ValueError(f"{path} is compressed and damaged: {_first_line(error)}") from None
+            raise ValueError(f"{path} is compressed and damaged: {first_line(error)}") from None
         if advance is not None:
             now = file.tell()
             advance(now - before)
@@ -364,7 +364,7 @@ def _read_parquet(path: Path, advance: Advance | None) -> Iterator[tuple[str, No
     except (ValueError, OSError) as error:
         if type(error) is ValueError or (isinstance(error, OSError) and error.errno is not None):
             raise  # our own refusal, or the system's
-        raise ValueError(f"{path}, after row {number}, is no Parquet file: {_first_line(error)}") from None
+        raise ValueError(f"{path}, after row {number}, is no Parquet file: {first_line(error)}") from None
 
 
 def _pyarrow(path: Path) -> Any:
@@ -373,7 +373,3 @@ def _pyarrow(path: Path) -> Any:
     except ImportError:
         raise ValueError(f"{path} needs the package pyarrow: pip install 'course-lm[hub]'") from None
     return pyarrow
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [repr(error)])[0]

@@ -20,7 +20,7 @@ from typing import Any
 from course_lm.corpus.files import Division, find_division, paragraphs, refuse_surrogate, stream_documents
 from course_lm.corpus.hub import HubText
 from course_lm.corpus.shipped import data_file
-from course_lm.validation import did_you_mean, require
+from course_lm.validation import did_you_mean, is_number, require
 
 SPLITS = ("train", "validation", "test")
 
@@ -86,9 +86,9 @@ def split_of(document: str, val_fraction: float = 0.1, test_fraction: float = 0.
 
     Without a test part the other two are what they were. Raises ValueError for fractions that leave no training text.
     """
-    if not 0 < val_fraction < 1:
+    if not (is_number(val_fraction) and 0 < val_fraction < 1):
         raise ValueError(f"val_fraction must be in (0, 1), got {val_fraction}")
-    if not 0 <= test_fraction < 1 - val_fraction:
+    if not (is_number(test_fraction) and 0 <= test_fraction < 1 - val_fraction):
         raise ValueError(f"test_fraction must be in [0, 1 - val_fraction), got {test_fraction}")
     place = hash_fraction(document, seed)
     if place < val_fraction:

@@ -196,7 +196,8 @@ class Group:
     def _leave_word(self, error: BaseException) -> None:
         """Write down, for the others, why this rank ends; the first word counts."""
         self.speaks_first()  # asks now: who reads the word has only this rank's message to print
-        told = {"rank": self.rank, "message": " ".join(str(error).split()), "exit_code": exit_code_of(error)}
+        message = " ".join(str(error).split()) or type(error).__name__
+        told = {"rank": self.rank, "message": message, "exit_code": exit_code_of(error)}
         with suppress(RuntimeError):
             if self._store is not None:
                 self._store.compare_set("error", "", json.dumps(told))

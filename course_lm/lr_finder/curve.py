@@ -11,7 +11,7 @@ import numpy as np
 
 from course_lm.display import BLUE, GREY, PALE_BLUE, RED
 from course_lm.monitoring import smooth
-from course_lm.validation import require, require_whole
+from course_lm.validation import is_number, require, require_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +130,7 @@ def suggest(
 
 def check_reading(smoothing: float, skip_start: int, skip_end: int) -> None:
     """Raise ValueError for settings with which no curve can be read."""
-    require(0 <= smoothing < 1, "smoothing", "in [0, 1)", smoothing)
+    require(is_number(smoothing) and 0 <= smoothing < 1, "smoothing", "in [0, 1)", smoothing)
     for name, value in (("skip_start", skip_start), ("skip_end", skip_end)):
         require_whole(name, value, least=0)
 

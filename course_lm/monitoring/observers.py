@@ -14,6 +14,8 @@ from tqdm.auto import tqdm
 
 from course_lm.checkpoints import atomic_file
 from course_lm.monitoring.records import History, Record
+from course_lm.run_records import open_regular
+from course_lm.validation import named
 
 
 class Observer(Protocol):
@@ -91,11 +93,9 @@ class Observers:
 
     def _leave_out(self, observer: Observer, method: str, error: Exception) -> None:
         self.active.remove(observer)
-        reason = f"{type(error).__name__}: {error}"
+        problem = f"{type(observer).__name__}.{method} failed ({named(error)}); training goes on without it"
         with tqdm.external_write_mode():  # or the warning would stand in the line of a bar
-            warnings.warn(
-                f"{type(observer).__name__}.{method} failed ({reason}); training goes on without it", stacklevel=4
-            )
+            warnings.warn(problem, stacklevel=4)
         if method != "close":
             with contextlib.suppress(Exception):
                 observer.close()
@@ -119,7 +119,10 @@ class JSONLLogger:
     def start(self, step: int, total_steps: int | None) -> None:
         """Cut the file back to `step`: drop later, partial and torn lines, which the run writes again."""
         self.close()
-        old = self.path.read_bytes() if self.path.exists() else b""
+        old = b""
+        if self.path.exists():
+            with open_regular(self.path) as file:
+                old = file.read()
         if self.history is not None:
             kept = b"".join(json_line(record) for record in self.history.whole)
         else:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from course_lm.validation import is_number
+
 
 def smooth(values: Sequence[float], smoothing: float, correct: bool = True) -> list[float]:
     """Exponential moving average of `values`, in which the past weighs `smoothing` in [0, 1).
@@ -16,7 +18,7 @@ def smooth(values: Sequence[float], smoothing: float, correct: bool = True) -> l
 
     Raises ValueError for a `smoothing` outside [0, 1).
     """
-    if not 0 <= smoothing < 1:
+    if not (is_number(smoothing) and 0 <= smoothing < 1):
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
     mean = weight = 0.0
     curve = []

@@ -43,7 +43,7 @@ from course_lm.clipping import build_clip
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import RankError, connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
-from course_lm.forward import AnyBatch, unwrap
+from course_lm.forward import AnyBatch, device_of, unwrap
 from course_lm.guard import (
     adapt_loss,
     check_first_batch,
@@ -101,6 +101,7 @@ from course_lm.trainer.run import (
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
+from course_lm.validation import shown
 
 
 class Trainer:
@@ -136,6 +137,7 @@ class Trainer:
         group: the ranks that train together.
 
     Raises:
+        TypeError: the model or the configuration is none.
         ValueError: the configured device is not on this machine; the ranks, the model, its optimizer or its loss cannot
             be trained together; `loss_fn` or `clip` is given, and the configuration asks for one as well.
     """
@@ -152,6 +154,9 @@ class Trainer:
         observers: Sequence[Observer] = (),
         started: float | None = None,
     ) -> None:
+        device_of(model)  # refuses what is no model
+        if not isinstance(config, TrainingConfig):
+            raise TypeError(f"config must be a TrainingConfig, as from_yaml and updated make one, got {shown(config)}")
         self.group = connect(config.distributed.timeout_seconds)
         self.device = self.group.device_for(config.training.device)
         self.precision = Precision(config.training.precision, self.device)
@@ -234,7 +239,8 @@ class Trainer:
                 sole_writer(self.folder, self.group),
                 deterministic_kernels(self.settings.deterministic),
             ):
-                self._begin(train_loader, val_loader)
+                with explain_out_of_memory(self.config):  # a trial of the model may run out, too
+                    self._begin(train_loader, val_loader)
                 handlers.enter_context(on_interrupt(self.stop, self.group))
                 try:
                     with self._saved_on_error(), explain_out_of_memory(self.config):

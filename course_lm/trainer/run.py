@@ -1,6 +1,7 @@
 """A run from outside: its folder and who may write there, its loggers, its length, and the signals that end it."""
 
 import math
+import os
 import signal
 import threading
 import warnings
@@ -11,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-import torch
 from filelock import FileLock, Timeout
 from torch._guards import CompileContext
 
@@ -25,7 +25,7 @@ from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.run_records import METRICS, lock_of
 from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import SessionLog
-from course_lm.validation import shown
+from course_lm.validation import is_out_of_memory, shown
 
 
 class Interrupted(BaseException):
@@ -39,13 +39,12 @@ class Interrupted(BaseException):
 NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
 
 
 def run_folder(config: TrainingConfig) -> Path | None:
-    """`<output_dir>/<experiment_name>`, or None for a run that writes nothing."""
+    """`<output_dir>/<experiment_name>`, or None for a run that writes nothing; `~` is the home folder."""
     output_dir = config.training.output_dir
-    return None if output_dir is None else Path(output_dir) / config.experiment_name
+    return None if output_dir is None else Path(os.path.expanduser(output_dir), config.experiment_name)
 
 
 @contextmanager
@@ -154,12 +153,11 @@ def check_can_be_timed(loader: Iterable[object]) -> None:
 
 @contextmanager
 def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
-    """Turn torch's error for exhausted memory into a MemoryError that says what to lower, in which order."""
+    """Turn an error for exhausted memory into a MemoryError that says what to lower, in which order."""
     try:
         yield
-    except RuntimeError as error:
-        exhausted = isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _EXHAUSTED)
-        if not exhausted:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         settings, data = config.training, config.data
         raise MemoryError(

@@ -13,8 +13,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from course_lm.run_records import CONFIG, HELD, METRICS, Record, RunRecords, lock_of, read_sessions
-from course_lm.validation import did_you_mean, ensure, one_line, require_kind
+from course_lm.run_records import CONFIG, HELD, METRICS, Record, RunRecords, lock_of, open_regular, read_sessions
+from course_lm.validation import LARGEST_INT, did_you_mean, ensure, one_line, require_kind
 from course_lm.yaml_tree import read_yaml_file
 
 
@@ -135,10 +135,7 @@ def read_run(folder: Path) -> RunFolder:
     ensure(folder.is_dir(), f"{folder} is no folder of a run")
     config = folder / CONFIG
     ensure(config.is_file(), f"{folder} holds no {CONFIG}: it is no run of course-lm")
-    try:
-        tree = read_yaml_file(config)
-    except ValueError as error:
-        raise ValueError(f"{config} is broken: {error}") from None
+    tree = read_yaml_file(config)
     whole = isinstance(tree, Mapping) and isinstance(tree.get("training"), Mapping)
     ensure(whole, f"{config} has no section training: it is of no run")
     settings = _flat(tree)
@@ -191,9 +188,11 @@ def _read_records(path: Path) -> list[Record]:
     """The records of training and validation; the last line may be torn, as a killed process leaves it."""
     if not path.exists():
         return []
-    lines = path.read_bytes().splitlines()
-    read = [_read_record(line) for line in lines]
-    broken = next((number for number, record in enumerate(read[:-1], start=1) if record is None), None)
+    with open_regular(path) as file:
+        content = file.read()
+    read = [_read_record(line) for line in content.splitlines()]
+    whole = read if content.endswith(b"\n") else read[:-1]
+    broken = next((number for number, record in enumerate(whole, start=1) if record is None), None)
     ensure(broken is None, f"{path} is broken: line {broken} is no record of a run")
     return [record for record in read if record is not None and str(record["event"]) in _LOSSES]
 
@@ -206,15 +205,22 @@ def _read_record(line: bytes) -> Record | None:
     try:
         record = {key: math.nan if value is None else value for key, value in json.loads(line).items()}
         event = str(record["event"])
-        whole = type(record["step"]) is int and (event not in _LOSSES or _has_numbers(record, _LOSSES[event]))
+        step = record["step"]
+        whole = type(step) is int and step >= 0 and (event not in _LOSSES or _has_numbers(record, _LOSSES[event]))
     except (ValueError, KeyError, AttributeError, RecursionError):
         return None
     return record if whole else None
 
 
 def _has_numbers(record: Record, loss: str) -> bool:
-    """Whether a record of training or validation has its loss, and nothing but numbers beside its event."""
-    return loss in record and all(isinstance(value, int | float) for key, value in record.items() if key != "event")
+    """Whether a record of training or validation has its loss, and nothing but numbers beside its event.
+
+    A larger int than any run has may be beyond all floats, with which nothing can be drawn or computed.
+    """
+    numbers = [value for key, value in record.items() if key != "event"]
+    return loss in record and all(
+        isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST_INT) for value in numbers
+    )
 
 
 def _total_steps(folder: Path) -> int | None:

@@ -440,15 +440,21 @@ def test_iterating_leaves_the_global_random_state_alone() -> None:
     ("options", "message"),
     [
         ({"mode": "padded"}, "mode must be one of fixed, dynamic, bucketed, packed, got 'padded'"),
-        ({"max_length": 1}, "max_length must be at least 2 .* got 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"max_length": 1}, "max_length must be a whole number of at least 2, got 1"),
+        ({"max_length": 2.5}, "max_length must be a whole number of at least 2, got 2.5"),
+        ({"max_length": None}, "max_length must be a whole number of at least 2, got None"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": math.nan}, "batch_size must be a whole number of at least 1, got nan"),
+        ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
+        ({"batch_size": None, "tokens_per_batch": "x"}, "tokens_per_batch must be a whole number .* got 'x'"),
         ({"batch_size": None}, "give either .* got batch_size=None and tokens_per_batch=None"),
         ({"tokens_per_batch": 64}, "give either .* got batch_size=2 and tokens_per_batch=64"),
         (
             {"batch_size": None, "tokens_per_batch": 7},
             r"tokens_per_batch must be at least max_length \(8\), got 7",
         ),
-        ({"num_workers": -1}, "num_workers must be at least 0, got -1"),
+        ({"num_workers": -1}, "num_workers must be a whole number of at least 0, got -1"),
+        ({"num_workers": 2.5}, "num_workers must be a whole number of at least 0, got 2.5"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name_and_value(options: dict, message: str) -> None:

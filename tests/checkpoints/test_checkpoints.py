@@ -31,6 +31,7 @@ from course_lm.checkpoints import (
     load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
+    saved_step,
 )
 from course_lm.checkpoints import files as checkpoints
 from tests.checkpoints.by_hand import beginning, sealed
@@ -396,6 +397,18 @@ def test_a_start_without_a_state_behind_it_is_one_clear_error(tmp_path: Path, re
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink(os.devnull, path)])
+def test_what_is_no_regular_file_is_no_checkpoint_and_is_not_waited_for(tmp_path: Path, make: Any) -> None:
+    save_checkpoint(tmp_path / "checkpoint_step_1.safetensors", {"step": 1})
+    odd = tmp_path / "checkpoint_last.safetensors"
+    make(odd)
+    with pytest.raises(OSError, match=r"checkpoint_last\.safetensors is no regular file"):
+        load_checkpoint(odd)
+    with pytest.warns(UserWarning, match="passing over a checkpoint: .* is no regular file"):
+        assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_1.safetensors"
+    assert saved_step(odd) is None
+
+
 def test_latest_is_the_last_one_saved_whatever_its_step_and_modification_time(tmp_path: Path) -> None:
     save_all(
         tmp_path,
@@ -467,7 +480,7 @@ def test_latest_passes_over_what_the_disk_cannot_read(tmp_path: Path, monkeypatc
         return verify(path, file)
 
     monkeypatch.setattr(checkpoints, "_verify", failing)
-    with pytest.warns(UserWarning, match="Input/output error"), pytest.warns(UserWarning, match="Is a directory"):
+    with pytest.warns(UserWarning, match="Input/output error"), pytest.warns(UserWarning, match="is no regular file"):
         assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_1.safetensors"
     prune_checkpoints(tmp_path, keep=0)
     assert (tmp_path / "checkpoint_step_1.safetensors").exists()
@@ -538,9 +551,10 @@ def test_pruning_never_changes_where_a_run_goes_on(
     assert len(set(whole) - {name[len("checkpoint_") : -len(".safetensors")] for name in deleted}) <= keep + 1
 
 
-def test_pruning_a_negative_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep must be 0 or more checkpoints, got -1"):
-        prune_checkpoints(tmp_path, keep=-1)
+@pytest.mark.parametrize("keep", [-1, 0.5, None, True])
+def test_pruning_a_number_that_is_none_is_refused(tmp_path: Path, keep: Any) -> None:
+    with pytest.raises(ValueError, match=f"keep must be a whole number of at least 0, got {keep}"):
+        prune_checkpoints(tmp_path, keep)
 
 
 def test_the_versions_are_those_of_the_libraries_that_run() -> None:

@@ -162,6 +162,18 @@ def test_ctrl_c_before_the_first_step_ends_in_one_line(text, capsys, monkeypatch
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_tilde_is_the_home_folder_wherever_a_command_writes(text, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    assert main(train(text, "--training.max_steps=1", "--training.output_dir=~/runs")) == 0
+    assert main(["plot", str(home / "runs" / "toy"), "--png=~/plot.png"]) == 0
+    assert main(["export", str(home / "runs" / "toy"), "--to=~/exported"]) == 0
+    assert {path.name for path in home.iterdir()} >= {"runs", "plot.png", "exported"}
+    assert not Path("~").exists()
+
+
 # A range test from the command line
 
 
@@ -213,6 +225,29 @@ def test_a_run_whose_gradient_is_not_finite_fails_in_one_line(capsys, text):
     arguments = ["--training.max_steps=9", "--optimizer.learning_rate=1e30", "--training.max_grad_norm=null"]
     assert main(train(text, *arguments, "--lr_scheduler.type=constant")) == 1
     assert "gradient is not finite" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (MemoryError(), 1, "MemoryError"),
+        (OSError(), 2, "OSError"),
+        (ValueError(" \n"), 2, "ValueError"),
+        (KeyError("x"), 1, "KeyError: 'x' ("),
+        (AssertionError(), 1, "AssertionError ("),
+        (RecursionError("too deep"), 1, "RecursionError: too deep ("),
+        (RuntimeError("a.cpp:12\nframe #0\nframe #1"), 1, "RuntimeError: a.cpp:12 ("),
+    ],
+)
+def test_any_error_is_one_line_that_names_it(capsys, monkeypatch, error, code, line):
+    def fail(options: object) -> int:
+        raise error
+
+    monkeypatch.setattr("course_lm.cli.runs.list_runs", fail)
+    assert main(["runs"]) == code
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"course-lm: error: {line}")
+    assert told.endswith(line) or f"{Path(__file__).name}, line" in told
 
 
 @pytest.mark.parametrize(

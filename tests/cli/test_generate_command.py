@@ -152,6 +152,24 @@ def test_what_the_terminal_cannot_show_comes_as_escapes(finished, capsys, monkey
     assert content.getvalue().startswith(b"d\\xe9")
 
 
+@pytest.mark.filterwarnings("ignore:the prompt has")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_what_it_would_obey_and_a_pipe_gets_the_text(finished, capsys, monkeypatch, terminal):
+    prompt = "a\x1b[2J\x07\r\x9b1m\u202e\x7fb\tहिन्दी\u200d\n"
+    content = io.TextIOWrapper(io.BytesIO(), "utf-8", newline="")
+    monkeypatch.setattr(content, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdout", content)
+    assert main(["generate", str(finished), "--prompt", prompt, "--max_new_tokens=1", "--temperature=0"]) == 0
+    content.seek(0)
+    shown = "a\\x1b[2J\\x07\\r\\x9b1m\\u202e\\x7fb\tहिन्दी\u200d\n"
+    assert content.read().startswith(shown if terminal else prompt)
+
+
+def test_a_message_never_commands_a_terminal(capsys):
+    assert main(["generate", "a\x1b[2J\u202e\x9b"]) == 2
+    assert "a\\x1b[2J\\u202e\\x9b is not there" in capsys.readouterr().err
+
+
 def test_bytes_from_standard_input_that_are_no_text_are_refused(finished, capsys, monkeypatch):
     standard_input(monkeypatch, b"caf\xe9", piped=True)
     assert_refused(capsys, ["generate", str(finished)], "standard input must be UTF-8", "0xe9 at offset 3")

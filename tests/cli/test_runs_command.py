@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
+from matplotlib.figure import Figure
 
 from course_lm.cli import main
 from course_lm.cli.run_pictures import draw_runs
@@ -144,6 +145,41 @@ def test_a_torn_last_line_costs_nothing_else(runs, capsys):
     assert [run["steps"] for run in table_of(capsys, "runs")] == [20, 20]
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink(os.devnull, path)])
+@pytest.mark.parametrize("file", ["metrics.jsonl", "made_by.json"])
+def test_what_is_no_regular_file_is_not_waited_for(runs, capsys, file, make):
+    (runs / "slow" / file).unlink(missing_ok=True)
+    make(runs / "slow" / file)
+    assert main(["runs"]) == 0  # the table does without made_by.json
+    printed = capsys.readouterr().out
+    assert ("passed over: runs/slow/metrics.jsonl is no regular file" in printed) == (file == "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"loss": 10**400}, {"lr": -(10**400)}, {"tokens": 10**400}, {"grad_norm": 2**63}, {"step": 10**400}, {"step": -5}],
+)
+@pytest.mark.parametrize("event", ["train", "validation"])
+def test_a_number_that_no_run_has_is_refused_with_its_line(runs, capsys, event, wrong):
+    good = {"event": event, "step": 25, "epoch": 0, "loss": 1.0, "val_loss": 1.0}
+    with (runs / "slow" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**good, **wrong}) + "\n")  # the last line, and whole
+    for others in ([], ["fast"]):
+        assert main(["plot", "slow", *others]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == "course-lm: error: runs/slow/metrics.jsonl is broken: line 7 is no record of a run"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "null", "1e300", "-1", "0"])
+def test_any_other_number_is_drawn(runs, capsys, number):
+    keys = ("loss", "grad_norm", "lr", "tokens", "tokens_per_second")
+    train = '{"event": "train", "step": 25, ' + ", ".join(f'"{key}": {number}' for key in keys) + "}"
+    with (runs / "slow" / "metrics.jsonl").open("a") as file:
+        file.write(f'{train}\n{{"event": "validation", "step": 25, "val_loss": {number}, "bits_per_byte": {number}}}\n')
+    for others in ([], ["fast"]):
+        assert [run["steps"] for run in table_of(capsys, "plot", "slow", *others)] == [25, 20][: 1 + len(others)]
+
+
 def test_a_key_that_an_older_run_lacks_is_no_difference(runs):
     make_run(runs / "new", data__test_fraction=0.0)
     assert differing([read_run(runs / "new"), read_run(runs / "slow")]) == []
@@ -193,6 +229,35 @@ def test_the_picture_of_unlike_texts_shows_bits_per_byte_alone(runs):
     left, _ = draw_runs(["fast", "slow"], [read_run(runs / name) for name in ("fast", "slow")], per_byte=True).axes
     fast, _ = left.lines
     assert np.asarray(fast.get_ydata()).tolist() == [1.55, 1.525] and "bits per byte" in left.get_ylabel()
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")  # the machine may lack its font
+@pytest.mark.parametrize(
+    "name", ["_fast", "$x$", "a$$b", "$\\frac{$", "100%", "{}", "हिन्दी", "😀", "a\nb", "__nolegend__"]
+)
+def test_a_run_of_any_name_stands_in_its_picture_and_in_one_line_of_the_table(runs, capsys, name):
+    (runs / "fast").rename(runs / name)
+    one_line = name.replace("\n", " ")
+    for others in (["slow"], []):
+        assert main(["plot", name, *others]) == 0
+        assert sum(line.startswith(one_line) for line in capsys.readouterr().out.splitlines()) == 1
+    both = [read_run(runs / one) for one in (name, "slow")]
+    legend = draw_runs([name, "slow"], both, per_byte=False).axes[0].get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == [name, "slow"]
+    assert len({line.get_color() for line in legend.get_lines()}) == 2
+    title = draw_runs([name], both[:1], per_byte=False).axes[0].title
+    assert title.get_text() == name and not title.get_parse_math()
+
+
+def test_a_picture_is_whole_or_what_was_there_stays(runs, capsys, monkeypatch):
+    def draw_half(figure: Figure, file: Any, **options: object) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    Path("plot.png").write_bytes(b"before")
+    monkeypatch.setattr(Figure, "savefig", draw_half)
+    assert main(["plot", "slow"]) == 130
+    assert Path("plot.png").read_bytes() == b"before" and not list(Path().glob(".*.tmp"))
 
 
 def test_one_run_is_drawn_from_its_log_with_its_norm_and_rate_and_has_no_differences(runs, capsys):

@@ -76,8 +76,8 @@ def test_a_test_split_takes_its_documents_from_training_alone(stories: Corpus) -
         ("train", {"val_fraction": 0.9999}, "the train split of the list is empty"),
         ("test", {}, "the test split of the list is empty.*another test_fraction"),
         ("train", {"test_fraction": 0.0001}, "the test split of the list is empty.*another test_fraction"),
-        *(("train", {"val_fraction": bad}, r"val_fraction must be in \(0, 1\), got") for bad in (0.0, 1.0, math.nan)),
-        *(("train", {"test_fraction": bad}, r"must be in \[0, 1 - val_fraction\)") for bad in (-0.1, 0.7, math.nan)),
+        *(("train", {"val_fraction": bad}, r"val_fraction must be in \(0, 1\), got") for bad in (0.0, 1, math.nan, "")),
+        *(("train", {"test_fraction": bad}, r"must be in \[0, 1 - val_fraction\)") for bad in (-1, 0.7, math.nan, "")),
         ("dev", {}, "split must be None or one of train, validation, test, got 'dev'"),
     ],
 )

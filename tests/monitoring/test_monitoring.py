@@ -200,7 +200,7 @@ def test_a_gap_in_a_curve_stays_a_gap_and_spoils_nothing_behind_it() -> None:
     assert [curve[0], curve[2], curve[4]] == smooth([1.0, 2.0, 3.0], 0.5)
 
 
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan])
-def test_a_smoothing_that_is_no_weight_is_refused(smoothing: float) -> None:
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0, math.nan, None, "x", True])
+def test_a_smoothing_that_is_no_weight_is_refused(smoothing: Any) -> None:
     with pytest.raises(ValueError, match=r"smoothing must be in \[0, 1\), got"):
         smooth([1.0], smoothing)

@@ -228,6 +228,14 @@ def test_a_loader_that_no_run_can_be_made_of_is_refused(make, settings, said):
         Trainer(tiny_gpt(), configure(**settings)).train(make())
 
 
+@pytest.mark.parametrize("wrong", [None, "runs/toy", {"training": {"max_steps": 3}}, 3])
+def test_what_is_no_model_or_no_configuration_is_refused_by_its_kind(wrong: Any):
+    with pytest.raises(TypeError, match=r"^the model must be a torch\.nn\.Module, got "):
+        Trainer(wrong, configure(max_steps=3))
+    with pytest.raises(TypeError, match=r"^config must be a TrainingConfig, as .*, got "):
+        Trainer(tiny_gpt(), wrong)
+
+
 class Secretive(torch.optim.SGD):
     """Its state appears with its first step, and no checkpoint can hold it."""
 

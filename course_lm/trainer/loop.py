@@ -52,6 +52,7 @@ from course_lm.guard import (
     check_window,
     check_with_data,
     checked_options,
+    is_next_token_loss,
 )
 from course_lm.loss import build_loss, next_token_loss
 from course_lm.lr_finder.trial import restored
@@ -88,6 +89,7 @@ from course_lm.trainer.run import (
     Interrupted,
     check_can_be_timed,
     check_functions,
+    compiling_pays,
     count_steps,
     default_observers,
     explain_out_of_memory,
@@ -164,8 +166,6 @@ class Trainer:
         self._beginning = begin_from(model, self.settings.init_from)
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
         self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
-        if self.settings.compile:
-            self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
         check_functions(config, loss_fn, clip)
@@ -181,6 +181,8 @@ class Trainer:
             precision=self.precision,
             on_nonfinite=self.settings.on_nonfinite,
         )
+        if self.settings.compile is True:
+            self._compile()
         check_parameters(self.optimizer, self.model, self.group)
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
@@ -292,6 +294,7 @@ class Trainer:
         """
         if self.budget is not None:
             self.budget.start()
+            self._compile_where_it_pays()
         if not self.settings.must_be_timed:
             return
         with self.group.one_fate(), sole_writer(self.folder, self.group):
@@ -708,8 +711,22 @@ class Trainer:
         if self._loaded is not None:
             check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
         check_with_data(self.model, train_loader)
+        self._compile_where_it_pays(self.total_steps)
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
             self.model.train()
+
+    def _compile_where_it_pays(self, total_steps: int | None = None) -> None:
+        """Choose for `training.compile` "auto"; without a number of steps, for a run whose length is a time budget."""
+        compiled = hasattr(self.runner, "_orig_mod")
+        if not compiled and compiling_pays(self.config, self.model, self.device, total_steps):
+            self._compile()
+            self._say("the model is compiled, which takes a minute or more at the first steps; training.compile: false")
+
+    def _compile(self) -> None:
+        """Compile the model, and the loss, which then reads the logits as they are: no copy in float32 is written."""
+        self.runner = torch.compile(self.runner)  # type: ignore[assignment]
+        if is_next_token_loss(self.options.loss_fn):
+            self.options = self.options._replace(loss_fn=torch.compile(self.options.loss_fn))
 
     def _make_schedule(self, total_steps: int) -> Callable[[int], float]:
         config, peak = self.config.lr_scheduler, self.config.optimizer.learning_rate

@@ -545,8 +545,8 @@ def _check_that_it_sums(loss_fn: Callable[..., Tensor], logits: Tensor, labels: 
 
 def is_next_token_loss(loss_fn: Any) -> bool:
     """Whether a loss is `next_token_loss`, with other numbers or compiled as it may be."""
-    loss_fn = getattr(loss_fn, "_torchdynamo_orig_callable", loss_fn)  # torch.compile keeps it under this name
-    return loss_fn is next_token_loss or (isinstance(loss_fn, partial) and loss_fn.func is next_token_loss)
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    return getattr(function, "_torchdynamo_orig_callable", function) is next_token_loss  # torch.compile's name for it
 
 
 def _owner(loss_fn: Any) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -725,8 +726,10 @@ class Trainer:
     def _compile(self) -> None:
         """Compile the model, and the loss, which then reads the logits as they are: no copy in float32 is written."""
         self.runner = torch.compile(self.runner)  # type: ignore[assignment]
-        if is_next_token_loss(self.options.loss_fn):
-            self.options = self.options._replace(loss_fn=torch.compile(self.options.loss_fn))
+        loss_fn: Any = self.options.loss_fn
+        if is_next_token_loss(loss_fn):
+            compiled = partial(torch.compile(next_token_loss), **getattr(loss_fn, "keywords", {}))
+            self.options = self.options._replace(loss_fn=compiled)
 
     def _make_schedule(self, total_steps: int) -> Callable[[int], float]:
         config, peak = self.config.lr_scheduler, self.config.optimizer.learning_rate

@@ -232,7 +232,7 @@ def check_with_data(model: nn.Module, loader: Iterable[Any]) -> None:
     if packed:
         widest = max(packed, key=lambda batch: batch["document_ids"].shape[-1:])
         check_batch(model, widest)
-        packed_inputs(unwrap(model), move_batch(widest, device_of(model), model))
+        packed_inputs(unwrap(model), move_batch(widest, device_of(model)))
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:

@@ -61,6 +61,7 @@ from course_lm.monitoring import History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader, sample_of
 from course_lm.monitoring.layers import LayerStatistics
 from course_lm.monitoring.stopping import is_out_of_patience
+from course_lm.monitoring.utilization import Work, peak_flops
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
 from course_lm.reproducibility import deterministic_kernels, seed_of
@@ -196,7 +197,8 @@ class Trainer:
         self.folder = run_folder(config)
         self.history = History()
         told = [*observers, *default_observers(config, self.history, self._beginning)] if self.group.leads else []
-        self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss)
+        peak, self.work = peak_flops(self.device, self.precision.name), Work(self.model)
+        self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss, peak_flops=peak)
         self.data = Data((), self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
         self.layers = LayerStatistics(self.settings.layer_statistics)
         self.step = self.epoch = self.batch = 0
@@ -401,6 +403,7 @@ class Trainer:
             if self.average is not None:
                 self.average.update(self.step)
         self._torn = False
+        self.log.flops += sum(self.work.of(batch) for batch in own)
         self.log.add(result, skipped, self.step)
         if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))

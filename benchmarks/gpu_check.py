@@ -49,7 +49,7 @@ def course_lm(*words: str, folder: Path, kill_after: str = "", torchrun: bool = 
             time.sleep(0.01)
         if kill_after:
             process.send_signal(signal.SIGKILL)
-        printed, _ = process.communicate(timeout=300)
+        printed, _ = process.communicate(timeout=900)
     assert process.returncode == (-signal.SIGKILL if kill_after else 0), f"{' '.join(words)}: {printed[-1000:]}"
     return printed
 

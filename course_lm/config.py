@@ -114,7 +114,8 @@ class LoopConfig(Section):
         early_stopping_threshold: by how many nats per token the loss must fall to count as an improvement.
         seed: fixes weights, dropout and the order of the data.
         deterministic: use deterministic kernels alone; an operation that has none on the device is refused.
-        compile: compile the model with `torch.compile`.
+        compile: compile the model and its loss with `torch.compile`; "auto" does so on CUDA, where the run is long
+            enough to win back the minute or more that it takes.
         resume: "auto" goes on from the newest checkpoint in the run's folder, "never" starts anew.
         output_dir: the run's folder is `<output_dir>/<experiment_name>`; null writes nothing.
         init_from: a run's or an exported folder, its `model.safetensors`, or a checkpoint, with whose weights a new run
@@ -144,7 +145,7 @@ class LoopConfig(Section):
     early_stopping_threshold: NotNegative = 0.0
     seed: Annotated[int, Within(0, 2**32 - 1)] = 42  # NumPy takes no larger one
     deterministic: bool = True
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     resume: Literal["auto", "never"] = "auto"
     output_dir: Folder | None = "runs"
     init_from: Annotated[str, Text("a folder or a file")] | None = None

@@ -369,7 +369,7 @@ def loss_sum(loss_fn: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> 
             f"{_CALL} must return a loss with a gradient, got a value without one from {_name(loss_fn)}: "
             "it is detached, nothing in the model is trainable, or gradients are switched off"
         )
-    if loss_fn is not next_token_loss and not _sums(loss_fn):
+    if not _sums(loss_fn):
         _check_that_it_sums(loss_fn, logits, labels)
     return loss
 
@@ -508,8 +508,8 @@ def _check_call(function: Any, accepted: str, *arguments: object, **keywords: ob
 
 
 def _sums(loss_fn: Any) -> bool:
-    """Whether a loss is known to return a sum: it is `next_token_loss` with other numbers, or it was seen to."""
-    if isinstance(loss_fn, partial) and loss_fn.func is next_token_loss:
+    """Whether a loss is known to return a sum: it is the course's own, or it was seen to."""
+    if is_next_token_loss(loss_fn):
         return True
     owner, known = _owner(loss_fn), _summing.get(id(_owner(loss_fn)))
     return known is not None and known() is owner
@@ -541,6 +541,12 @@ def _check_that_it_sums(loss_fn: Callable[..., Tensor], logits: Tensor, labels: 
         with suppress(TypeError):  # no weak reference to it: it is asked again
             # Python reuses the id of a dead object
             _summing[key] = weakref.ref(owner, lambda _: _summing.pop(key, None))
+
+
+def is_next_token_loss(loss_fn: Any) -> bool:
+    """Whether a loss is `next_token_loss`, with other numbers or compiled as it may be."""
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    return getattr(function, "_torchdynamo_orig_callable", function) is next_token_loss  # torch.compile's name for it
 
 
 def _owner(loss_fn: Any) -> Any:

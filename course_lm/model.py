@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Int64, Shaped
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from course_lm.validation import Count, Section, Within, require, require_whole
@@ -94,6 +95,19 @@ def positions_of(
     return index
 
 
+def document_blocks(document_ids: Int[Tensor, "B T"]) -> BlockMask:
+    """What `allowed_attention` says of packed rows, by blocks of 128 positions: those that see nothing are left out.
+
+    PAD sees the PAD before it too, which no token does.
+    """
+
+    def allowed(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (document_ids[row, query] == document_ids[row, key])
+
+    rows, length = document_ids.shape
+    return create_block_mask(allowed, rows, None, length, length, device=document_ids.device)
+
+
 def additive_bias(allowed: Tensor | None, like: Tensor) -> Tensor:
     """The mask as a number to add to attention scores: 0 where allowed, -inf elsewhere.
 
@@ -126,6 +140,12 @@ def prefers_plain_attention(query: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
 
 
+def prefers_blocks(query: Tensor) -> bool:
+    """Whether packed rows take FlexAttention: on CUDA, once compiled, where it leaves out blocks that see nothing."""
+    exact = query.dtype == torch.float64  # it has no such kernel, and none for narrower heads than 16
+    return query.device.type == "cuda" and torch.compiler.is_compiling() and not exact and query.size(-1) >= 16
+
+
 class Attends(Protocol):
     """What a position may look at: a `Mask`, or the tokens before it that `generate` keeps."""
 
@@ -137,17 +157,23 @@ class Attends(Protocol):
 class Mask:
     """One forward pass's attention mask, in the form that the chosen path needs, built once for all layers."""
 
-    def __init__(self, allowed: Tensor | None) -> None:
-        self.allowed = allowed
-        self._bias: Tensor | None = None
+    def __init__(self, attention_mask: Tensor | None, document_ids: Tensor | None) -> None:
+        self.given = attention_mask, document_ids
+        self._built: Any = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Masked attention; all arguments and the result are (B, H, T, C)."""
-        if prefers_plain_attention(query):
-            if self._bias is None:
-                self._bias = additive_bias(self.allowed, query)
-            return plain_attention(query, key, value, self._bias)
-        mask = None if self.allowed is None else self.allowed[:, None]  # (B, 1, T, T)
+        if self.given[1] is not None and prefers_blocks(query):
+            if self._built is None:
+                self._built = document_blocks(self.given[1])
+            return flex_attention(query, key, value, block_mask=self._built)
+        plain = prefers_plain_attention(query)
+        if self._built is None:
+            allowed: Any = allowed_attention(*self.given)  # (B, T, T)
+            self._built = additive_bias(allowed, query) if plain else allowed
+        if plain:
+            return plain_attention(query, key, value, self._built)
+        mask = None if self._built is None else self._built[:, None]  # (B, 1, T, T)
         # torch takes a mask or is_causal, never both
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
 
@@ -298,7 +324,7 @@ class GPT(nn.Module):
             raise ValueError(f"the model takes at most {self.max_length} positions, got {input_ids.size(1)}")
         if position_ids is None:
             position_ids = positions_of(input_ids, attention_mask, document_ids)
-        mask = Mask(allowed_attention(attention_mask, document_ids))
+        mask = Mask(attention_mask, document_ids)
         return self.read(input_ids, position_ids, [mask] * len(self.blocks))
 
     def read(

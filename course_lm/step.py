@@ -203,7 +203,7 @@ def _accumulate_gradients(
     divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only at the update, which is skipped
     total = torch.zeros((), device=tokens.device)
     for index, batch in enumerate(micro_batches):
-        batch = move_batch(batch, tokens.device)
+        batch = move_batch(batch, tokens.device, model)
         if seeds is not None:
             seed_generators(seeds[index])
         # The forward pass is inside too: DDP settles there whether the backward pass exchanges gradients.

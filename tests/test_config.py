@@ -49,9 +49,10 @@ def refusal(folder: Path, text: str) -> str:
     return message
 
 
-def test_the_documented_values_are_the_defaults_but_for_times_that_follow_the_run(tmp_path):
+def test_the_documented_values_are_the_defaults_but_for_times_and_what_compiles_by_itself(tmp_path):
     times = CurriculumConfig(num_epochs=10, warmup_epochs=2)
-    assert TrainingConfig.from_yaml(write(tmp_path, DOCUMENTED_TREE)) == TrainingConfig(curriculum=times)
+    documented = TrainingConfig(curriculum=times, training=LoopConfig(compile=False))
+    assert TrainingConfig.from_yaml(write(tmp_path, DOCUMENTED_TREE)) == documented
 
 
 def test_an_empty_file_gives_the_defaults(tmp_path):

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from course_lm.batching import labels_of
-from course_lm.forward import check_causal, device_of, forward_logits, packed_inputs
+from course_lm.forward import check_causal, device_of, forward_logits, move_batch, packed_inputs
 from course_lm.generate import generate
 from course_lm.guard import check_batch, check_labels, check_with_data
+from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
 from course_lm.model import GPT, ModelConfig, allowed_attention, embedded_tokens, positions_of
 from course_lm.monitoring import evaluate
@@ -64,6 +65,62 @@ def one_line(refusal: pytest.ExceptionInfo[Any]) -> str:
     text = str(refusal.value)
     assert text and "\n" not in text
     return text
+
+
+# What attention is told of a batch
+
+KINDS = {  # of a batch, and whether a mask hides something in it that comes before a token
+    "full": (lambda: plain_batch([5, 5]), False),
+    "padded right": (lambda: plain_batch([5, 1, 3]), False),
+    "padded left": (lambda: plain_batch([5, 1, 3], side="left"), True),
+    "one document a row": (lambda: packed_batch([[6], [4], [6]], pads=0), False),
+    "one document a row, and PAD": (lambda: packed_batch([[6], [4]]), False),
+    "packed": (lambda: packed_batch([[2, 4], [6]], pads=0), True),
+    "a row of PAD": (lambda: plain_batch([3, 0]), False),
+}
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_that_hides_nothing_is_left_out_and_changes_no_gradient(kind, dtype, positions, monkeypatch):
+    made, hides = KINDS[kind]
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=8, dropout=0.0, positions=positions), VOCABULARY, 16).double()
+    batch, masks = made(), []
+    monkeypatch.setattr(
+        "course_lm.model.allowed_attention", lambda *given: masks.append(allowed_attention(*given)) or masks[-1]
+    )
+
+    def gradient(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float64):
+            loss = next_token_loss(forward_logits(model, batch), batch["labels"], reduction="sum")
+        loss.backward()
+        return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    moved = gradient(move_batch(batch, torch.device("cpu"), model))
+    assert (masks[-1] is not None) == hides  # before it may come a trial of packed rows
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-2
+    for one, other in zip(moved, gradient(batch), strict=True):
+        assert (one - other).norm() <= tolerance * other.norm()
+
+
+@given(st.lists(st.lists(st.integers(-1, 2), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_documents_are_left_out_only_where_no_token_comes_after_another_document_or_pad(rows):
+    documents = torch.tensor(rows)
+    batch = {"input_ids": documents, "labels": documents, "document_ids": documents}
+    moved = move_batch(batch, torch.device("cpu"), GPT(ModelConfig(), VOCABULARY, 4))
+    hidden = any(row[t] >= 0 and row[t - 1] != row[t] for row in rows for t in range(1, 4))
+    assert ("document_ids" in moved) == hidden
+
+
+def test_a_batch_on_an_accelerator_and_a_model_of_somebody_else_keep_their_masks():
+    batch = plain_batch([5, 3])
+    assert "attention_mask" in move_batch(batch, torch.device("cpu"), hugging_face("gpt2"))
+    gpt, meta = GPT(ModelConfig(), VOCABULARY, 16), {name: part.to("meta") for name, part in batch.items()}
+    assert "attention_mask" in move_batch(meta, torch.device("meta"), gpt)
+    assert "attention_mask" not in move_batch(batch, torch.device("cpu"), torch.compile(gpt))  # type: ignore[arg-type]
 
 
 # Packed rows of models of other people

@@ -134,6 +134,21 @@ def test_both_attention_paths_give_the_same_logits_and_gradients(masked, dtype, 
     torch.testing.assert_close(plain_gradients, gradients, rtol=tolerance, atol=10 * tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_blocks_give_packed_tokens_the_logits_of_the_other_paths(compiled, monkeypatch):
+    model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=32, dropout=0.0), VOCAB, 300).eval()
+    documents = torch.full((2, 300), -1)  # three blocks of 128, the last with PAD
+    documents[0, :290] = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 125, 10, 150]))
+    documents[1, :200] = torch.arange(200) // 70
+    ids, real = random_ids(2, 300), documents >= 0
+    expected = model(ids, real.long(), documents)
+    monkeypatch.setattr("course_lm.model.prefers_blocks", lambda query: True)
+    with torch.no_grad():  # FlexAttention has no backward pass on a CPU
+        seen = (torch.compile(model) if compiled else model)(ids, real.long(), documents)
+    torch.testing.assert_close(seen[real], expected[real], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", CPU_HALF_TYPES)
 def test_half_precision_on_a_cpu_never_takes_the_fused_kernel(dtype, monkeypatch):
     def fail(*args, **kwargs):

@@ -23,7 +23,7 @@ def profile_run(config: TrainingConfig, options: Namespace) -> int:
     folder, repeats = options.output, options.repeats
     # all of this before the measurement, whose result would be lost
     require(repeats >= 1, "--repeats", "at least 1", repeats)
-    require(not config.training.compile, "training.compile", "false: compiled modules have no parts", True)
+    require(config.training.compile is not True, "training.compile", "false: compiled modules have no parts", True)
     _check_folder(folder)
     if connect().world > 1:
         raise ValueError("profile runs in one process, got several ranks: start it without torchrun")

@@ -79,7 +79,7 @@ def evaluate(
             if number == 0:
                 check_labels(batch)
             owners = clusters.of(batch, number * group.world + group.rank)
-            batch = move_batch(batch, device)
+            batch = move_batch(batch, device, model)
             with precision.autocast():
                 logits = forward_logits(model, batch)
                 # The plain loss whatever the run trains on: no smoothing, no z-loss, one number to compare runs by.

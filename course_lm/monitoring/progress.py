@@ -14,6 +14,7 @@ _SHOWN = {
     "loss": "loss {:.3f}",
     "val_loss": "val {:.3f}",
     "tokens_per_second": "{:,.0f} tok/s",
+    "mfu": "mfu {:.0%}",
     "lr": "lr {:.1e}",
     "grad_norm": "norm {:.2f}",
 }

@@ -69,10 +69,10 @@ def peak_memory(device: torch.device | str = "cpu") -> float:
 
 
 class Throughput:
-    """Turn a growing token count into tokens per second between log points."""
+    """Turn a growing token count into tokens per second between log points; `seconds` is the last interval."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+        self._clock, self.seconds = clock, 0.0
         self.restart(0)
 
     def restart(self, tokens: int) -> None:
@@ -91,9 +91,9 @@ class Throughput:
         """Return tokens per second since the last call, given the tokens so far; start a new interval."""
         before_tokens, before_time = self._tokens, self._time
         self.restart(tokens)
-        seconds = self._time - before_time
+        self.seconds = self._time - before_time
         # Two calls within one tick of the clock have no speed.
-        return (tokens - before_tokens) / seconds if seconds > 0 else math.nan
+        return (tokens - before_tokens) / self.seconds if self.seconds > 0 else math.nan
 
 
 class History(RunRecords):

@@ -35,17 +35,24 @@ class RunLog:
     Attributes:
         history: takes every record. pending: results of the steps since the last record.
         device: whose peak memory is recorded. plain_loss: whether exp(loss) is a perplexity.
+        flops: of the steps since the last record, this rank's; where `peak_flops` is known, the records have "mfu".
         tokens: target tokens of all recorded steps. skipped: skipped steps of the whole run, also empty ones.
         skipped_in_a_row: steps with a bad gradient since the last completed one.
         empty_in_a_row: steps without a target token since the last one that had some.
     """
 
     def __init__(
-        self, history: History, observers: Iterable[Observer], device: torch.device, *, plain_loss: bool
+        self,
+        history: History,
+        observers: Iterable[Observer],
+        device: torch.device,
+        *,
+        plain_loss: bool,
+        peak_flops: float | None = None,
     ) -> None:
         self.history, self.observers = history, Observers(observers)
         self.device, self.plain_loss = device, plain_loss
-        self.throughput = Throughput()
+        self.throughput, self.flops, self.peak_flops = Throughput(), 0, peak_flops
         self.pending: list[StepResult] = []
         self.tokens = self.skipped = self.skipped_in_a_row = self.empty_in_a_row = 0
         self._begin_epoch(0)
@@ -56,6 +63,7 @@ class RunLog:
         self._begin_epoch(step)
         # tokens of an earlier train() do not count for the speed of this one
         self.throughput.restart(self.tokens + int(summarise(self.pending)["tokens"]))
+        self.flops = 0
 
     def add(self, result: StepResult, skipped: bool, step: int) -> None:
         """Take the result of one step; `step`: the number of completed steps, for the message.
@@ -89,19 +97,22 @@ class RunLog:
             self._count_for_epoch(summarise(self.pending[self._of_earlier :]))
         else:
             self._count_for_epoch(metrics | {"tokens": metrics["tokens"] - self.tokens})
-        self.pending, self.tokens, self._of_earlier = [], metrics["tokens"], 0
+        self.pending, self.tokens, self._of_earlier, self.flops = [], metrics["tokens"], 0, 0
         return metrics
 
     def pending_metrics(self, lr: float) -> dict[str, Any]:
         """Metrics of the steps since the last record; their perplexity is nan where they trained another loss."""
         metrics = summarise(self.pending)
         tokens = self.tokens + int(metrics["tokens"])
+        speed = {"tokens_per_second": self.throughput.update(tokens)}
+        if self.peak_flops is not None and self.throughput.seconds > 0:
+            speed["mfu"] = self.flops / self.throughput.seconds / self.peak_flops
         return metrics | {
             "perplexity": perplexity(metrics["loss"]) if self.plain_loss else math.nan,
             "lr": lr,
             "tokens": tokens,
             "skipped": self.skipped,
-            "tokens_per_second": self.throughput.update(tokens),
+            **speed,
             "peak_memory_bytes": peak_memory(self.device),
         }
 

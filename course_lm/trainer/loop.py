@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from course_lm.guard import (
     check_window,
     check_with_data,
     checked_options,
+    is_next_token_loss,
 )
 from course_lm.loss import build_loss, next_token_loss
 from course_lm.lr_finder.trial import restored
@@ -59,6 +61,7 @@ from course_lm.monitoring import History, Observer, copy_weights, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader, sample_of
 from course_lm.monitoring.layers import LayerStatistics
 from course_lm.monitoring.stopping import is_out_of_patience
+from course_lm.monitoring.utilization import Work, peak_flops
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
 from course_lm.reproducibility import deterministic_kernels, seed_of
@@ -88,6 +91,7 @@ from course_lm.trainer.run import (
     Interrupted,
     check_can_be_timed,
     check_functions,
+    compiling_pays,
     count_steps,
     default_observers,
     explain_out_of_memory,
@@ -169,8 +173,6 @@ class Trainer:
         self._beginning = begin_from(model, self.settings.init_from)
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
         self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
-        if self.settings.compile:
-            self.runner = torch.compile(self.runner)  # type: ignore[assignment]
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
         check_functions(config, loss_fn, clip)
@@ -186,6 +188,8 @@ class Trainer:
             precision=self.precision,
             on_nonfinite=self.settings.on_nonfinite,
         )
+        if self.settings.compile is True:
+            self._compile()
         check_parameters(self.optimizer, self.model, self.group)
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
@@ -198,7 +202,8 @@ class Trainer:
         self.folder = run_folder(config)
         self.history = History()
         told = [*observers, *default_observers(config, self.history, self._beginning)] if self.group.leads else []
-        self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss)
+        peak, self.work = peak_flops(self.device, self.precision.name), Work(self.model)
+        self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss, peak_flops=peak)
         self.data = Data((), self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
         self.layers = LayerStatistics(self.settings.layer_statistics)
         self.step = self.epoch = self.batch = 0
@@ -298,6 +303,7 @@ class Trainer:
         """
         if self.budget is not None:
             self.budget.start()
+            self._compile_where_it_pays()
         if not self.settings.must_be_timed:
             return
         with self.group.one_fate(), sole_writer(self.folder, self.group):
@@ -403,6 +409,7 @@ class Trainer:
             if self.average is not None:
                 self.average.update(self.step)
         self._torn = False
+        self.log.flops += sum(self.work.of(batch) for batch in own)
         self.log.add(result, skipped, self.step)
         if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))
@@ -714,8 +721,24 @@ class Trainer:
         if self._loaded is not None:
             check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
         check_with_data(self.model, train_loader)
+        self._compile_where_it_pays(self.total_steps)
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
             self.model.train()
+
+    def _compile_where_it_pays(self, total_steps: int | None = None) -> None:
+        """Choose for `training.compile` "auto"; without a number of steps, for a run whose length is a time budget."""
+        compiled = hasattr(self.runner, "_orig_mod")
+        if not compiled and compiling_pays(self.config, self.model, self.device, total_steps):
+            self._compile()
+            self._say("the model is compiled, which takes a minute or more at the first steps; training.compile: false")
+
+    def _compile(self) -> None:
+        """Compile the model, and the loss, which then reads the logits as they are: no copy in float32 is written."""
+        self.runner = torch.compile(self.runner)  # type: ignore[assignment]
+        loss_fn: Any = self.options.loss_fn
+        if is_next_token_loss(loss_fn):
+            compiled = partial(torch.compile(next_token_loss), **getattr(loss_fn, "keywords", {}))
+            self.options = self.options._replace(loss_fn=compiled)
 
     def _make_schedule(self, total_steps: int) -> Callable[[int], float]:
         config, peak = self.config.lr_scheduler, self.config.optimizer.learning_rate

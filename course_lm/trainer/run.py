@@ -12,14 +12,18 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
+import torch
 from filelock import FileLock, Timeout
+from torch import nn
 from torch._guards import CompileContext
+from torch.utils._triton import has_triton
 
 from course_lm.batching.data import length_of, length_of_epoch
 from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import Group
 from course_lm.loss import LossConfig
+from course_lm.model import count_parameters
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.run_records import METRICS, lock_of
@@ -39,6 +43,9 @@ class Interrupted(BaseException):
 NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A choice, not a measurement: where a compile takes a minute and wins a quarter of each step, it pays after four
+# minutes. GPT-2's smallest size has so many FLOPs in four minutes of an H100 at a quarter of its peak.
+PAYS_FLOPS, PAYS_MINUTES = 6e16, 5
 
 
 def run_folder(config: TrainingConfig) -> Path | None:
@@ -131,6 +138,21 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
     lengths = (length_of_epoch(loader, epoch) or 0 for epoch in range(settings.num_epochs))
     # rounded up for each epoch: its tail is a step of its own (docs/contract.md, C4)
     return sum(math.ceil(length / settings.gradient_accumulation_steps) for length in lengths)
+
+
+def compiling_pays(config: TrainingConfig, model: nn.Module, device: torch.device, total_steps: int | None) -> bool:
+    """Whether `training.compile` "auto" compiles: on CUDA, where a run is long enough to win back what that takes.
+
+    It follows from the configuration and from the number of steps alone, so that a run that goes on chooses the same.
+    """
+    settings = config.training
+    if settings.compile != "auto" or device.type != "cuda" or not has_triton():
+        return False
+    if settings.time_budget is not None or total_steps is None:
+        return settings.time_budget is not None and settings.time_budget >= PAYS_MINUTES
+    rows = settings.batch_size * settings.gradient_accumulation_steps * total_steps
+    # two operations for each weight and token in the forward pass, four in the backward pass
+    return 6 * count_parameters(model) * rows * config.data.max_length >= PAYS_FLOPS
 
 
 def check_has_length(loader: Iterable[object]) -> None:

@@ -124,7 +124,7 @@ def evaluate_documents(
         bar = tqdm(loader.from_start(), total=len(loader), disable=hidden, leave=False, unit=" batches")
         for batch, rows in zip(bar, loader.order(0)):
             check_batch(model, batch)
-            moved = move_batch(batch, device)
+            moved = move_batch(batch, device, model)
             with precision.autocast():
                 logits = forward_logits(model, moved)
                 losses = next_token_loss(logits, moved["labels"], reduction="none")  # (B, T - 1)

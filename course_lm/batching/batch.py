@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
+import torch
 from jaxtyping import Int64
 from torch import Tensor
 
@@ -21,3 +22,17 @@ class Batch(TypedDict):
 # A loader of one's own may give another mapping with these keys, such as Hugging Face's BatchEncoding. It needs no
 # attention mask where no row is padded, and may hold more. `guard.check_batch` says what is accepted.
 AnyBatch = Batch | Mapping[str, Any]
+
+
+def with_own_memory(batch: Any) -> Any:
+    """The batch in memory of its own, pinned where it was.
+
+    A loader may fill one buffer, or one dict, again and again, and a step holds several batches.
+    """
+    if not isinstance(batch, Mapping):  # no batch, and refused when its step comes
+        return batch
+    return {name: _copy_of(value) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if tensor.is_pinned() else tensor.clone()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
+from course_lm.batching.batch import with_own_memory
 from course_lm.batching.data import read_from_start, set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
@@ -100,7 +101,8 @@ def find_lr(
             model.train()
         observers.start(0, num_iter)
         # zip asks for a rate first, so that after the last one no window is read in vain.
-        for lr, window in zip(lrs, windows(_endless(model, reader), accumulation_steps)):
+        batches = map(with_own_memory, _endless(model, reader))
+        for lr, window in zip(lrs, windows(batches, accumulation_steps)):
             step = take_step(model, window, optimizer, options, lr=lr)
             loss = float(step.loss)
             # An fp16 overflow: the loss is finite, its scaled gradient is not. The scale shrinks and the sweep goes on.
@@ -146,7 +148,7 @@ def _first_batches(val_loader: Iterable[AnyBatch] | None, count: int) -> list[An
         return None
     check_validation_loader(val_loader)
     with read_from_start(val_loader) as batches:
-        return list(islice(batches, count))
+        return list(map(with_own_memory, islice(batches, count)))
 
 
 def check_sweep(start_lr: float, end_lr: float, num_iter: int) -> None:

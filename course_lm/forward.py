@@ -105,9 +105,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def move_batch(batch: AnyBatch, device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on `device`; the copy is asynchronous from pinned memory to CUDA."""
+    """A copy of the batch on `device`, which a loss may write into; it is asynchronous from pinned memory to CUDA."""
     return {
-        name: value.to(device, non_blocking=device.type == "cuda" and value.is_pinned())
+        name: value.to(device, non_blocking=device.type == "cuda" and value.is_pinned(), copy=True)
         if isinstance(value, Tensor)
         else value
         for name, value in batch.items()

@@ -101,8 +101,7 @@ def find_lr(
             model.train()
         observers.start(0, num_iter)
         # zip asks for a rate first, so that after the last one no window is read in vain.
-        batches = map(with_own_memory, _endless(model, reader))
-        for lr, window in zip(lrs, windows(batches, accumulation_steps)):
+        for lr, window in zip(lrs, windows(_endless(model, reader), accumulation_steps)):
             step = take_step(model, window, optimizer, options, lr=lr)
             loss = float(step.loss)
             # An fp16 overflow: the loss is finite, its scaled gradient is not. The scale shrinks and the sweep goes on.
@@ -134,7 +133,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
                 check_labels(batch)
             if count_targets(batch["labels"]):
                 empty = False
-                yield batch
+                yield with_own_memory(batch)
         if empty:
             raise ValueError("the loader holds no batch with a target token")
         # Else a loader whose order follows from the epoch would repeat it.

@@ -246,10 +246,10 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
 
     Raises:
         TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.
-        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; it is fused
-            and a parameter is no dense block of memory; numbers of a weight, or two trained weights, share memory; or
-            the parameters are sharded, and its update of a weight looks at others; or a group's rate is NaN, infinite
-            or negative.
+        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; numbers of
+            a weight, or two trained weights, share memory; it is fused and a parameter is no dense block of memory, or
+            its moments lie in another order; or the parameters are sharded, and its update of a weight looks at others;
+            or a group's rate is NaN, infinite or negative.
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
@@ -269,9 +269,9 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         # one on an accelerator is not read: the host would have to wait for it
         if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
             checked_rate(group["lr"], "the rate of a parameter group")
-    if _apart.get(optimizer) != len(held):
+    looked_at = _apart.get(optimizer) == len(held)
+    if not looked_at:
         _check_memory([*model.parameters(), *held.values()], model)
-        _apart[optimizer] = len(held)
     for parameter in held.values():
         # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
         if parameter.requires_grad and parameter.itemsize < 4:
@@ -279,12 +279,12 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
                 f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
                 'updates would be rounded away; call model.float() and set the precision to "bf16"'
             )
-        # a fused kernel would read and write what lies between its numbers
-        if fused and not parameter.is_contiguous() and not fills_a_block(parameter):
+        if fused and not looked_at and not _may_be_fused(parameter, optimizer.state.get(parameter, {})):
             raise ValueError(
-                f"optimizer must be built with fused=False for weights that are no dense block of memory, got a fused "
-                f"{kind} for {name_of(parameter, model)} with strides {parameter.stride()}"
+                "optimizer must be built with fused=False unless a weight and its moments are dense blocks of memory "
+                f"in one order, got a fused {kind} for {name_of(parameter, model)} with strides {parameter.stride()}"
             )
+    _apart[optimizer] = len(held)
     if any(is_sharded(parameter) for parameter in held.values()):
         if type(optimizer) not in _ELEMENTWISE:
             raise ValueError(
@@ -300,6 +300,13 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"{name_of(left_out[0], model)}: they will not change",
             stacklevel=4,  # the line that called train_step or built the Trainer
         )
+
+
+def _may_be_fused(parameter: Tensor, state: Mapping[str, Any]) -> bool:
+    """Whether a fused kernel, which takes the numbers of a weight and its moments as they lie, takes the right ones."""
+    alike = [parameter, *(one for one in state.values() if isinstance(one, Tensor) and one.shape == parameter.shape)]
+    in_rows = all(one.is_contiguous() for one in alike)
+    return in_rows or (fills_a_block(parameter) and len({one.stride() for one in alike}) == 1)
 
 
 @torch.no_grad()

@@ -278,9 +278,27 @@ def test_a_weight_of_any_layout_gets_the_updates_of_its_copy_in_a_row(name, kind
 def test_a_fused_optimizer_over_a_weight_that_is_no_dense_block_is_refused(name):
     model = Weight(VIEWS[name]())
     assert not build_optimizer(model, OptimizerConfig()).param_groups[0]["fused"]
-    message = "fused=False for weights that are no dense block of memory, got a fused Adam for weight with strides"
+    message = (
+        "fused=False unless a weight and its moments are dense blocks of memory in one order, got a fused Adam for"
+    )
     with pytest.raises(ValueError, match=message):
         check_optimizer(torch.optim.Adam([model.weight], fused=True), model)
+
+
+@pytest.mark.parametrize("layout", ["columns", "with holes"])
+def test_a_fused_optimizer_over_moments_in_another_order_is_refused(layout):
+    model = Weight(DENSE["flat"]())
+    optimizer = torch.optim.Adam([model.weight], fused=True)
+    model(torch.tensor([[0, 1]])).sum().backward()
+    optimizer.step()
+    check_optimizer(optimizer, model)
+    moments = optimizer.state[model.weight]["exp_avg"]
+    other = moments.T.contiguous().T if layout == "columns" else torch.stack([moments, moments], dim=-1)[..., 0]
+    optimizer.state[model.weight]["exp_avg"] = other
+    again = torch.optim.Adam([model.weight], fused=True)
+    again.state = optimizer.state
+    with pytest.raises(ValueError, match="fused=False unless a weight and its moments are dense"):
+        check_optimizer(again, model)
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])

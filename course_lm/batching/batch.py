@@ -31,8 +31,7 @@ def with_own_memory(batch: Any) -> Any:
     """
     if not isinstance(batch, Mapping):  # no batch, and refused when its step comes
         return batch
-    return {name: _copy_of(value) if isinstance(value, Tensor) else value for name, value in batch.items()}
-
-
-def _copy_of(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, pin_memory=True).copy_(tensor) if tensor.is_pinned() else tensor.clone()
+    return {
+        name: torch.empty_like(value, pin_memory=value.is_pinned()).copy_(value) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }

@@ -25,10 +25,7 @@ AnyBatch = Batch | Mapping[str, Any]
 
 
 def with_own_memory(batch: Any) -> Any:
-    """The batch in memory of its own, pinned where it was.
-
-    A loader may fill one buffer, or one dict, again and again, and a step holds several batches.
-    """
+    """The batch in memory of its own, pinned where it was: a loader may fill one buffer, or one dict, with each."""
     if not isinstance(batch, Mapping):  # no batch, and refused when its step comes
         return batch
     return {

@@ -133,7 +133,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
                 check_labels(batch)
             if count_targets(batch["labels"]):
                 empty = False
-                yield with_own_memory(batch)
+                yield batch
         if empty:
             raise ValueError("the loader holds no batch with a target token")
         # Else a loader whose order follows from the epoch would repeat it.

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from course_lm.accumulation import windows
 from course_lm.batching import EVERYTHING, IGNORE_INDEX, Loader
-from course_lm.batching.batch import with_own_memory
 from course_lm.batching.data import length_of, read_from_start
 from course_lm.distributed import Group, check_same_batches, share
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
@@ -72,7 +71,6 @@ def evaluate(
     with ExitStack() as leaving, evaluation_mode(model), read_from_start(loader, mine) as batches:
         leaving.callback(hold_parts, model)
         read = batches if max_tokens is None else _first(batches, max_tokens, model)
-        read = read if group.world == 1 else map(with_own_memory, read)
         for number, window in enumerate(windows(read, group.world)):
             if number == 0:
                 check_same_batches(window, group)

@@ -14,6 +14,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from course_lm.batching import IGNORE_INDEX, AnyBatch
+from course_lm.batching.batch import with_own_memory
 from course_lm.loss import count_targets
 from course_lm.validation import require_whole
 
@@ -39,5 +40,7 @@ def count_window_targets(micro_batches: Sequence[AnyBatch], ignore_index: int = 
 
 def _read_windows(batches: Iterator[_BatchT], accumulation_steps: int) -> Iterator[list[_BatchT]]:
     # a generator apart from `windows`, which could otherwise raise only when its first window is read
-    while window := list(islice(batches, accumulation_steps)):
+    # a loader may fill one buffer again and again; a single batch is used before the next one is read
+    held = batches if accumulation_steps == 1 else map(with_own_memory, batches)
+    while window := list(islice(held, accumulation_steps)):
         yield window

@@ -109,7 +109,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def move_batch(batch: AnyBatch, device: torch.device, model: nn.Module | None = None) -> dict[str, Any]:
-    """The batch with its tensors on `device`; the copy is asynchronous from pinned memory to CUDA.
+    """A copy of the batch on `device`, which a loss may write into; it is asynchronous from pinned memory to CUDA.
 
     For this package's own `model` it is without mask and documents where these hide nothing that comes before a token:
     plain causal attention then has the fastest kernels. That is asked of a batch on the host alone.
@@ -117,7 +117,7 @@ def move_batch(batch: AnyBatch, device: torch.device, model: nn.Module | None = 
     if model is not None and isinstance(unwrap(model), GPT) and _is_plain(batch):
         batch = {name: value for name, value in batch.items() if name not in _HIDING}
     return {
-        name: value.to(device, non_blocking=device.type == "cuda" and value.is_pinned())
+        name: value.to(device, non_blocking=device.type == "cuda" and value.is_pinned(), copy=True)
         if isinstance(value, Tensor)
         else value
         for name, value in batch.items()

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ from course_lm.loss import next_token_loss
 from course_lm.model import embedded_tokens, positions_of
 from course_lm.optim import checked_rate, fills_a_block, group_rates
 from course_lm.precision import Precision
-from course_lm.shards import hold_parts, is_sharded
+from course_lm.shards import hold_parts, is_expanded, is_sharded, part_of
 from course_lm.validation import require, shown
 
 ON_NONFINITE = ("raise", "skip")
@@ -59,6 +60,8 @@ _DTYPES = {  # of each part of a batch
 }
 # parameters, where a warning has told of them
 _left_out: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+# parameters, whose memory was looked at: in each call of `train_step` that would take as long as all else here
+_apart: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 _begun: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose first batch was looked at
 _summing: dict[int, Callable[[], Any]] = {}  # losses that were seen to sum, by id: a loss need not be hashable
 
@@ -243,9 +246,10 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
 
     Raises:
         TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.
-        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; it is fused
-            and a parameter is no dense block of memory; or the parameters are sharded, and its update of a weight looks
-            at others; or a group's rate is NaN, infinite or negative.
+        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; numbers of
+            a weight, or two trained weights, share memory; it is fused and a parameter is no dense block of memory, or
+            its moments lie in another order; or the parameters are sharded, and its update of a weight looks at others;
+            or a group's rate is NaN, infinite or negative.
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
@@ -257,7 +261,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     # by id, as == would compare numbers
     held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     fused = any(group.get("fused") for group in optimizer.param_groups)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.numel()]
     left_out = [parameter for parameter in trainable if id(parameter) not in held]
     if trainable and len(left_out) == len(trainable):
         raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
@@ -265,6 +269,9 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         # one on an accelerator is not read: the host would have to wait for it
         if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
             checked_rate(group["lr"], "the rate of a parameter group")
+    looked_at = _apart.get(optimizer) == len(held)
+    if not looked_at:
+        _check_memory([*model.parameters(), *held.values()], model)
     for parameter in held.values():
         # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
         if parameter.requires_grad and parameter.itemsize < 4:
@@ -272,12 +279,12 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
                 f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
                 'updates would be rounded away; call model.float() and set the precision to "bf16"'
             )
-        # a fused kernel would read and write what lies between its numbers
-        if fused and not parameter.is_contiguous() and not fills_a_block(parameter):
+        if fused and not looked_at and not _may_be_fused(parameter, optimizer.state.get(parameter, {})):
             raise ValueError(
-                f"optimizer must be built with fused=False for weights that are no dense block of memory, got a fused "
-                f"{kind} for {name_of(parameter, model)} with strides {parameter.stride()}"
+                "optimizer must be built with fused=False unless a weight and its moments are dense blocks of memory "
+                f"in one order, got a fused {kind} for {name_of(parameter, model)} with strides {parameter.stride()}"
             )
+    _apart[optimizer] = len(held)
     if any(is_sharded(parameter) for parameter in held.values()):
         if type(optimizer) not in _ELEMENTWISE:
             raise ValueError(
@@ -293,6 +300,35 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"{name_of(left_out[0], model)}: they will not change",
             stacklevel=4,  # the line that called train_step or built the Trainer
         )
+
+
+def _may_be_fused(parameter: Tensor, state: Mapping[str, Any]) -> bool:
+    """Whether a fused kernel, which takes the numbers of a weight and its moments as they lie, takes the right ones."""
+    alike = [parameter, *(one for one in state.values() if isinstance(one, Tensor) and one.shape == parameter.shape)]
+    in_rows = all(one.is_contiguous() for one in alike)
+    return in_rows or (fills_a_block(parameter) and len({one.stride() for one in alike}) == 1)
+
+
+@torch.no_grad()
+def _check_memory(parameters: Iterable[Tensor], model: nn.Module) -> None:
+    """Refuse a weight with several numbers in one place, and two trained ones that share memory, but not as one."""
+    end, other = 0, torch.empty(0)
+    places = {id(one): (part_of(one).data_ptr(), one) for one in parameters}
+    for start, parameter in sorted(places.values(), key=itemgetter(0)):
+        part = part_of(parameter)
+        if is_expanded(part):
+            raise ValueError(
+                f"a weight must have a place in memory for each of its numbers, got {name_of(parameter, model)} with "
+                f"strides {part.stride()}: take a clone() of it"
+            )
+        if not start or not parameter.requires_grad:  # torch gives an empty tensor the address 0
+            continue
+        if start < end:
+            raise ValueError(
+                f"two trained weights must not share memory, got {name_of(other, model)} and "
+                f"{name_of(parameter, model)}: make them one parameter, or clone() one"
+            )
+        end, other = start + (part.nbytes if fills_a_block(part) else 1), parameter  # others may lie in between
 
 
 def check_schedule(schedule: object) -> None:

@@ -48,6 +48,8 @@ def _sgd(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
 
 def _adafactor(groups: Groups, config: "OptimizerConfig", fused: bool) -> Optimizer:
     """Adafactor (Shazeer & Stern 2018) with torch's defaults for all else; torch has no fused kernel for it."""
+    # torch's divides by the number of a weight's elements
+    groups = [{**group, "params": [one for one in group["params"] if one.numel()]} for group in groups]
     return Adafactor(groups, lr=config.learning_rate)
 
 

@@ -142,6 +142,18 @@ def test_what_a_loader_raises_in_the_middle_of_a_window_is_passed_on_and_the_win
     assert list(groups) == []
 
 
+@given(st.integers(1, 12), st.integers(1, 5))
+def test_batches_that_a_loader_fills_into_one_buffer_stay_apart_in_their_window(num_batches, accumulation_steps):
+    def loader() -> Iterator[dict[str, Tensor]]:
+        batch = {"input_ids": torch.zeros(1, 3, dtype=torch.int64)}
+        for number in range(num_batches):
+            batch["input_ids"].fill_(number)
+            yield batch
+
+    read = [int(batch["input_ids"][0, 0]) for window in windows(loader(), accumulation_steps) for batch in window]
+    assert read == list(range(num_batches))
+
+
 def test_a_generator_is_read_once_and_a_list_again_for_each_epoch():
     once, again = (number for number in range(5)), [0, 1, 2, 3, 4]
     expected = [[0, 1], [2, 3], [4]]

@@ -233,9 +233,12 @@ def test_there_is_no_state_before_the_first_step():
 
 VIEWS = {
     "every second column": lambda: torch.randn(4, 6)[:, ::2],
-    "one row for all": lambda: torch.randn(3).expand(4, 3),
     "rows that overlap": lambda: torch.randn(9).as_strided((4, 3), (2, 1)),
     "columns with holes": lambda: torch.randn(3, 8).as_strided((4, 3), (2, 8)),
+}
+EXPANDED = {
+    "one row for all": lambda: torch.randn(3).expand(4, 3),
+    "one number for all": lambda: torch.randn(()).expand(4, 3),
 }
 DENSE = {
     "transposed": lambda: torch.randn(3, 4).T,
@@ -275,9 +278,65 @@ def test_a_weight_of_any_layout_gets_the_updates_of_its_copy_in_a_row(name, kind
 def test_a_fused_optimizer_over_a_weight_that_is_no_dense_block_is_refused(name):
     model = Weight(VIEWS[name]())
     assert not build_optimizer(model, OptimizerConfig()).param_groups[0]["fused"]
-    message = "fused=False for weights that are no dense block of memory, got a fused Adam for weight with strides"
+    message = (
+        "fused=False unless a weight and its moments are dense blocks of memory in one order, got a fused Adam for"
+    )
     with pytest.raises(ValueError, match=message):
         check_optimizer(torch.optim.Adam([model.weight], fused=True), model)
+
+
+@pytest.mark.parametrize("layout", ["columns", "with holes"])
+def test_a_fused_optimizer_over_moments_in_another_order_is_refused(layout):
+    model = Weight(DENSE["flat"]())
+    optimizer = torch.optim.Adam([model.weight], fused=True)
+    model(torch.tensor([[0, 1]])).sum().backward()
+    optimizer.step()
+    check_optimizer(optimizer, model)
+    moments = optimizer.state[model.weight]["exp_avg"]
+    other = moments.T.contiguous().T if layout == "columns" else torch.stack([moments, moments], dim=-1)[..., 0]
+    optimizer.state[model.weight]["exp_avg"] = other
+    again = torch.optim.Adam([model.weight], fused=True)
+    again.state = optimizer.state
+    with pytest.raises(ValueError, match="fused=False unless a weight and its moments are dense"):
+        check_optimizer(again, model)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_weight_with_several_numbers_in_one_place_is_refused(name, frozen):
+    model = Weight(EXPANDED[name]())
+    model.weight.requires_grad_(not frozen)
+    model.embedding.requires_grad_(frozen)
+    for foreach in (False, True):
+        with pytest.raises(ValueError, match=r"a place in memory for each of its numbers, got weight with strides \("):
+            check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach), model)
+
+
+SHARED: dict[str, Callable[[Tensor], Tensor]] = {
+    "the same": lambda weight: weight.detach(),
+    "transposed": lambda weight: weight.detach().T,
+    "without its first row": lambda weight: weight.detach()[1:],
+    "every second column": lambda weight: weight.detach()[:, 1::2],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_two_trained_weights_in_one_memory_are_refused_unless_they_are_one(name):
+    first, second = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
+    second.weight = nn.Parameter(SHARED[name](first.weight))
+    model = nn.Sequential(first, second)
+    with pytest.raises(ValueError, match=r"must not share memory, got [01]\.weight and [01]\.weight"):
+        check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    first.requires_grad_(False)  # it follows the other one, as it does in any loop
+    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    second.weight = first.requires_grad_().weight
+    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_weights_that_lie_side_by_side_in_one_memory_are_taken():
+    block = torch.randn(4, 6)
+    model = nn.ParameterList([block[:2, :3], block[:2, 3:], block[2], block[3, 3:], torch.empty(0), torch.empty(0, 2)])
+    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
 @pytest.mark.parametrize("name", DENSE)

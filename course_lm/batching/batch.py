@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
+import torch
 from jaxtyping import Int64
 from torch import Tensor
 
@@ -21,3 +22,13 @@ class Batch(TypedDict):
 # A loader of one's own may give another mapping with these keys, such as Hugging Face's BatchEncoding. It needs no
 # attention mask where no row is padded, and may hold more. `guard.check_batch` says what is accepted.
 AnyBatch = Batch | Mapping[str, Any]
+
+
+def with_own_memory(batch: Any) -> Any:
+    """The batch in memory of its own, pinned where it was: a loader may fill one buffer, or one dict, with each."""
+    if not isinstance(batch, Mapping):  # no batch, and refused when its step comes
+        return batch
+    return {
+        name: torch.empty_like(value, pin_memory=value.is_pinned()).copy_(value) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lm.batching.batch import AnyBatch
+from course_lm.batching.batch import AnyBatch, with_own_memory
 from course_lm.reproducibility import seed_of, seeded
 from course_lm.validation import one_line
 
@@ -277,9 +277,10 @@ class Data:
     def _by_place(self, batches: Iterator[AnyBatch], epoch: int, start: int) -> Iterator[AnyBatch]:
         """The batches from number `start` on, each read with the random numbers of its place."""
         while True:
+            # 1: other numbers than a step draws with (seed, epoch, batch)
             with seeded(seed_of(self.seed, epoch, start, 1)), _seeded_own(self.loader, self.seed, epoch, start):
                 self._has_failed = True
-                batch = next(batches, _END)  # 1: other numbers than a step draws with (seed, epoch, batch)
+                batch = with_own_memory(next(batches, _END))
                 self._has_failed = False
             if batch is _END:
                 return

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lm.shards import hold_parts, is_expanded, map_tensors, shard_like
+from course_lm.shards import hold_parts, is_expanded, map_tensors, part_of, shard_like
 from course_lm.validation import ensure, one_line, shown
 
 _RATES = ("lr", "initial_lr")  # the loop sets them at every step
@@ -82,12 +82,16 @@ def load_optimizer(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Mod
     """
     own = optimizer_state(optimizer, model)
     _refuse(_difference(_settings(saved), _settings(own), "this run"))
-    state = {}
+    state: dict[Tensor, dict[str, Any]] = {}
+    shared: dict[int, Any] = {}
     for group, theirs in zip(optimizer.param_groups, own["groups"]):
         for parameter, name in zip(group["params"], theirs["params"]):
             values = saved["state"][name]
             if values:  # else it has had no gradient yet
                 state[parameter] = _filled(values, optimizer, group, parameter, name)
+                if not _is_known(optimizer):  # others may keep one tensor for several weights; torch's do not
+                    made = state[parameter].items()
+                    state[parameter] = {key: shared.setdefault(id(values[key]), value) for key, value in made}
     optimizer.state.clear()
     optimizer.state.update(state)
     for group, theirs in zip(optimizer.param_groups, saved["groups"]):
@@ -281,10 +285,12 @@ def _difference(saved: Mapping[str, str], mine: Mapping[str, str], here: str) ->
 
 def _describe_untied(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
     """A line on two names for one tensor in `mine` that stand for different ones in `saved`: the second would win."""
-    first: dict[int, str] = {}
+    first: dict[Any, str] = {}
     for name, tensor in mine.items():
-        other = first.setdefault(id(tensor), name)
-        if isinstance(tensor, Tensor) and other != name and not torch.equal(saved[other], saved[name]):
+        if not isinstance(tensor, Tensor):
+            continue
+        other = first.setdefault((part_of(tensor).data_ptr() or id(tensor), tensor.shape, tensor.stride()), name)
+        if other != name and not torch.equal(saved[other], saved[name]):
             return f"{other} and {name} are one tensor in this model, and differ in the checkpoint"
     return None
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
+from course_lm.batching.batch import with_own_memory
 from course_lm.batching.data import read_from_start, set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
@@ -146,7 +147,7 @@ def _first_batches(val_loader: Iterable[AnyBatch] | None, count: int) -> list[An
         return None
     check_validation_loader(val_loader)
     with read_from_start(val_loader) as batches:
-        return list(islice(batches, count))
+        return list(map(with_own_memory, islice(batches, count)))
 
 
 def check_sweep(start_lr: float, end_lr: float, num_iter: int) -> None:

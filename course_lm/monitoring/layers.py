@@ -5,6 +5,7 @@ One layer can starve or burst while the loss and the global gradient norm look h
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ _STATISTICS = ("weight_norm", "grad_mean", "grad_std", "grad_norm", "grad_max_ab
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the weights, which later steps do not change, by their names in `state_dict`."""
-    return {name: part.detach().clone() for name, part in model.state_dict().items()}
+    return deepcopy(dict(model.state_dict()))  # a module's extra state is no tensor
 
 
 def copy_matrices(model: nn.Module) -> dict[str, Tensor]:
@@ -89,7 +90,7 @@ class LayerStatistics:
 
 def _matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     # named_parameters gives a shared matrix once, by its first name.
-    return {name: part for name, part in model.named_parameters() if part.ndim >= 2 and part.requires_grad}
+    return {name: one for name, one in model.named_parameters() if one.ndim >= 2 and one.requires_grad and one.numel()}
 
 
 def _measure(matrix: nn.Parameter) -> Tensor:

@@ -169,7 +169,7 @@ class RunLog:
 
     def load_state_dict(self, state: Books) -> None:
         """Go on from what `state_dict` returned; an error where it is something else, and then nothing is changed."""
-        columns = [column.flatten() for column in StepResult(**state["pending"])] if state["pending"] else []
+        columns = [column.flatten().clone() for column in StepResult(**state["pending"])] if state["pending"] else []
         lengths = [len(column) for column in columns]
         ensure(len(set(lengths)) < 2, f"the state's pending must be columns of one length, got {lengths}")
         ensure(not any(column.is_complex() for column in columns), "the state's pending must be real numbers")

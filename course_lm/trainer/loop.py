@@ -268,7 +268,7 @@ class Trainer:
             self._signal = 0
         if self.interrupted is not None:
             self._say(farewell(self.interrupted, self.step, self.config, saved))
-        return self.history
+        return History(self.history.records)  # which its reader may change
 
     def train_epoch(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends.
@@ -809,7 +809,7 @@ class Trainer:
         self._set_length(settings)
         self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
         seed, share = self.settings.seed, self.data.share
-        self.data = Data(self.data.loader, seed, share, state=saved["data"], resumed=True)
+        self.data = Data(self.data.loader, seed, share, state=deepcopy(saved["data"]), resumed=True)
         self._loaded = {key: saved[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
         if self.schedule is None:  # else they are those of the schedule at hand
             self.total_steps = saved["total_steps"]

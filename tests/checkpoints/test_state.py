@@ -66,14 +66,15 @@ def test_weights_of_any_strides_are_taken():
     assert model.weight.stride() == (2, 1)
 
 
-def test_two_weights_that_are_one_in_this_model_must_be_equal():
+@pytest.mark.parametrize("tied", [lambda weight: weight, lambda weight: nn.Parameter(weight.detach())])
+def test_two_weights_that_are_one_in_this_model_must_be_equal(tied):
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     weights = copy.deepcopy(model.state_dict())
-    model[1].weight = model[0].weight
+    model[1].weight = tied(model[0].weight)
     with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are one tensor in this model"):
         load_weights(model, weights)
     load_weights(model, {**weights, "1.weight": weights["0.weight"].clone()})
-    assert model[1].weight is model[0].weight
+    assert all(torch.equal(part, weights["0.weight"]) for part in model.state_dict().values())
 
 
 class Expanded(nn.Module):
@@ -326,6 +327,31 @@ def test_an_optimizer_of_others_is_never_tried_and_takes_what_goes_with_its_para
     bad = {**saved, "state": {**saved["state"], "first.weight": {"row": torch.zeros(5)}}}
     pattern = r"row of first\.weight is \(5,\) float32, which does not go with \(4, 3\) float32"
     assert_state_refused(bad, optimizer, net, pattern, "row")
+
+
+class Counting(torch.optim.Optimizer):
+    """Not torch's: counts the updates of all weights in one tensor, under two names."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyrefly: ignore[bad-override]  # gives no closure's loss
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                count = next(iter(self.state.values()), {"step": torch.zeros(())})["step"]
+                state = self.state.setdefault(parameter, {"step": count, "updates": count})
+                parameter.add_(state["step"].add_(1) + state["updates"])
+
+
+def test_an_optimizer_that_keeps_one_tensor_for_several_weights_goes_on_with_one(tmp_path):
+    nets = [Net(), Net()]
+    one, other = [Counting(net.parameters(), {"lr": 0.1}) for net in nets]
+    one.step()
+    save_checkpoint(tmp_path / "x", {"model": nets[0].state_dict(), "optimizer": optimizer_state(one, nets[0])})
+    saved = load_checkpoint(tmp_path / "x")
+    load_weights(nets[1], saved["model"])
+    load_optimizer(saved["optimizer"], other, nets[1])
+    for optimizer in (one, other):
+        optimizer.step()
+    assert_same(dict(nets[1].state_dict()), dict(nets[0].state_dict()))
 
 
 # Layouts

@@ -97,6 +97,19 @@ def test_copied_weights_do_not_follow_the_model() -> None:
     assert set(copy) == set(model.state_dict())
 
 
+def test_what_a_module_keeps_besides_tensors_is_copied_with_the_weights() -> None:
+    class Extra(nn.Linear):
+        kept: list[int] = [1]  # noqa: RUF012
+
+        def get_extra_state(self) -> Any:
+            return self.kept
+
+    model = Extra(2, 2)
+    copy = copy_weights(model)
+    model.kept.append(2)
+    assert copy["_extra_state"] == [1]
+
+
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every way of reading a tensor on the host, each of which waits for an accelerator; filled as they are used."""
     reads: list[str] = []

@@ -145,6 +145,41 @@ class ForeignIterator:
         return batch_of(int(self.state["order"][number]) + random.randrange(5))
 
 
+class Refilled(Plain):
+    """The batches of `Plain`, each in the memory of the one before."""
+
+    def __init__(self, shared: str) -> None:
+        self.shared = shared
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        rows, given = np.zeros((2, LENGTH), dtype=np.int64), {}
+        ids = torch.from_numpy(rows)
+        for batch in super().__iter__():
+            rows[:] = batch["input_ids"].numpy()
+            other = {"a dict": ids.clone(), "an array": torch.from_numpy(rows)}
+            given.update(dict.fromkeys(["input_ids", "labels"], other.get(self.shared, ids)))
+            yield dict(given) if self.shared == "an array" else given
+
+
+class RefilledAtAPlace(Refilled):
+    """The same, and keeps its place."""
+
+    place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for number, batch in enumerate(super().__iter__()):
+            if number >= self.place:
+                self.place = number + 1
+                yield batch
+        self.place = 0
+
+
 def seeded(seed: int = 4) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -462,21 +497,37 @@ def test_after_a_step_that_failed_training_goes_on_with_its_window(kind, at):
     assert trainer.step == 3
 
 
+REFILLED = [Refilled("a dict"), Refilled("a tensor"), Refilled("an array"), RefilledAtAPlace("a tensor")]
+
+
+@pytest.mark.parametrize("loader", REFILLED, ids=lambda loader: f"{type(loader).__name__} {loader.shared}")
+def test_batches_that_come_in_the_memory_of_one_another_are_not_mixed_up(loader):
+    assert_same(run(None, loader).model.state_dict(), run(None, LOADERS["a list"]()).model.state_dict())
+    _, (first, second) = failing_once(loader, 4, max_steps=3)
+    assert (first, second) == ([0, 1, 2, 3], [2, 3, 4])
+    trained, sweeps = model(), []
+    for one in (loader, LOADERS["a list"]()):
+        optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3)
+        sweeps.append(find_lr(trained, one, optimizer, num_iter=4, accumulation_steps=2, val_loader=one).losses)
+    assert sweeps[0] == sweeps[1]
+
+
 def test_a_window_of_an_iterator_survives_the_step_that_failed():
     trainer, (first, second) = failing_once((batch_of(start) for start in range(9)), at=3, max_steps=4)
     assert (first, second) == ([0, 1, 2], [2, 3, 4, 5, 6, 7])
     assert trainer.batch == 8
 
 
-def test_a_foreign_loader_that_is_ahead_is_saved_with_its_batches(tmp_path):
+@pytest.mark.parametrize("make", [Foreign, lambda: RefilledAtAPlace("a tensor")], ids=["foreign", "refilled"])
+def test_a_foreign_loader_that_is_ahead_is_saved_with_its_batches(make, tmp_path):
     trainer = Trainer(model(), configure(), loss_fn=counting(fail_at(4)))
     with pytest.raises(OSError, match="the node"):
-        trainer.train(Foreign())
+        trainer.train(make())
     trainer.save_checkpoint(tmp_path / "by_hand.safetensors")
     other = Trainer(model(), configure())
     other.load_checkpoint(tmp_path / "by_hand.safetensors")
     read: list[list[int]] = []
-    for data, batch in ((Data(Foreign(), 42), 0), (other.data.over(Foreign(), 0, 2), 2)):
+    for data, batch in ((Data(make(), 42), 0), (other.data.over(make(), 0, 2), 2)):
         read.append([int(batch["input_ids"][0, 0]) for batch in data.read_from(0, batch)])
     assert read[1] == read[0][2:]
 

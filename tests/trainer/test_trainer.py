@@ -25,12 +25,13 @@ from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.loss import LossConfig, count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
-from course_lm.optim import OptimizerConfig, build_optimizer
+from course_lm.optim import OPTIMIZERS, OptimizerConfig, build_optimizer
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.step import NonFiniteGradientError, train_step
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
 from course_lm.trainer.log import MAX_SKIPPED_IN_A_ROW
+from tests.training_run import assert_same, without_measures
 
 VOCABULARY, LENGTH = 13, 8
 DOCUMENTS = [f"the {animal} sat on the {place}" for animal in ("cat", "dog", "cow") for place in ("mat", "hat", "sun")]
@@ -550,6 +551,87 @@ def test_two_trainers_that_share_a_state_share_no_tensor():
     moments = [part["exp_avg"].clone() for part in first.optimizer.state.values()]
     second.train_epoch(toy_batches(2))
     torch.testing.assert_close([part["exp_avg"] for part in first.optimizer.state.values()], moments, rtol=0, atol=0)
+
+
+def spoil(value: Any) -> None:
+    """Change all that can be changed in place."""
+    if isinstance(value, Tensor):
+        value.copy_(torch.ones_like(value))
+    elif isinstance(value, dict | list):
+        for part in list(value.values() if isinstance(value, dict) else value):
+            spoil(part)
+        value.clear()
+
+
+@pytest.mark.parametrize("spoiled", ["the state it gave", "the state it was given", "its history"])
+def test_what_a_run_has_given_or_taken_may_be_changed(spoiled):
+    def new() -> Trainer:
+        return Trainer(tiny_gpt(), configure(num_epochs=2, logging_steps=5, average_weights=0.5))
+
+    straight, run = new(), new()
+    straight.train(toy_batches(3), toy_batches(2))
+    run.train_epoch(toy_batches(3), toy_batches(2))
+    state = run.state_dict()
+    if spoiled == "the state it was given":
+        run = new()
+        run.load_state_dict(state)
+    spoil(state)
+    history = run.train(toy_batches(3), toy_batches(2))
+    if spoiled == "its history":
+        spoil(history.records)
+    left = without_measures(run.state_dict())
+    assert_same(left, without_measures(straight.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "kind", [list, lambda batches: DataLoader(batches, batch_size=None)], ids=["list", "DataLoader"]
+)
+def test_a_loss_that_writes_into_its_labels_changes_no_batch(kind, tmp_path):
+    def loss(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        labels[labels == 5] = -100
+        return next_token_loss(logits, labels, reduction=reduction)
+
+    def run(loss_fn: Callable[..., Tensor], epochs: int, folder: Path) -> Trainer:
+        config = configure(
+            num_epochs=epochs, output_dir=str(folder), schedule=ScheduleConfig(type="constant", warmup_ratio=0.0)
+        )
+        trainer = Trainer(tiny_gpt(), config, loss_fn=loss_fn)
+        trainer.train(kind(toy_batches(3)))
+        return trainer
+
+    whole = run(lambda logits, labels, reduction: loss(logits, labels.clone(), reduction), 2, tmp_path / "a")
+    run(loss, 1, tmp_path / "b")
+    assert_same_weights(weights_of(run(loss, 2, tmp_path / "b").model), weights_of(whole.model))
+
+
+class WithOddWeights(nn.Module):
+    """A bigram model with a single number and a matrix without any among its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY)
+        self.scale, self.empty = nn.Parameter(torch.ones(())), nn.Parameter(torch.empty(0, 4))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.head(self.table(input_ids)) * self.scale + self.empty.sum()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.filterwarnings("error")
+def test_weights_of_one_number_and_of_none_train(kind, tmp_path):
+    def run(folder: Path, epochs: int) -> Trainer:
+        config = configure(num_epochs=epochs, output_dir=str(folder), layer_statistics=1, average_weights=0.5)
+        config = replace(config, optimizer=OptimizerConfig(type=kind, learning_rate=1e-2))
+        config = replace(config, lr_scheduler=ScheduleConfig(type="constant", warmup_ratio=0.0))
+        trainer = Trainer(WithOddWeights(), config)
+        trainer.train(toy_batches(3), toy_batches(2))
+        return trainer
+
+    run(tmp_path / "a", 1)
+    left = run(tmp_path / "a", 2)
+    assert_same_weights(weights_of(left.model), weights_of(run(tmp_path / "b", 2).model))
+    assert left.model.scale != 1 and left.history.validation[-1]["val_loss"] < left.history.validation[0]["val_loss"]
 
 
 # What can be put in

@@ -20,6 +20,7 @@ from course_lm.cli.commands import COMMANDS, make_parser
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Of several ranks, rank 0 alone writes to standard output."""
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
+    code = 0
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has another kind
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks come as escapes
     try:
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and not _notes(error):  # nobody reads on, as after `| head`
             # Python flushes standard output once more when it ends, and would then complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+            return code  # of an audit it is the verdict
         return _fail(_told(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)

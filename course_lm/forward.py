@@ -1,6 +1,7 @@
 """How a language model is called on a batch, packed or not, and the proof that it keeps packed documents apart.
 
-Another trial of the same kind, `check_causal`, shows whether a model sees the tokens that it is to predict.
+Another trial of the same kind, `check_causal`, shows whether a model sees the tokens that it is to predict, or other
+rows.
 
 A packed row must give the logits that its documents give alone. Models can be told of documents in three ways, and each
 is wrong for some: a 4-D mask takes the place of a sliding window that the model would have built itself, a model with a
@@ -174,9 +175,9 @@ def packed_inputs(module: nn.Module, batch: Mapping[str, Any]) -> Inputs:
 
 
 def check_causal(module: nn.Module, input_ids: Tensor) -> None:
-    """Refuse a model whose logits change with later tokens: it sees what it is to predict, and learns to copy it.
+    """Refuse a model whose logits change with later tokens, which it learns to copy, or with the other rows of a batch.
 
-    It is tried once, on two short rows of the tokens in `input_ids` (B, T) that are equal up to their middle, or on
+    It is tried once, on short rows of the tokens in `input_ids` (B, T) that are equal up to their middle, or on
     rows of T tokens where the model takes no other. A model that cannot be tried so is let through, as is one that a
     user has sharded, or one that draws at random in eval mode.
 
@@ -184,7 +185,7 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
         module: the model, not wrapped.
 
     Raises:
-        ValueError: it sees the future.
+        ValueError: it sees the future, or other rows.
     """
     if module in _TRIED or input_ids.is_meta or input_ids.size(1) < 2 or len(tokens := input_ids.unique()) < 2:
         return
@@ -198,15 +199,26 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
         rows[0, same:], rows[1, same:] = tokens[0], tokens[-1]
         # whatever a foreign model raises, its first step raises too, and says it better
         with suppress(Exception), _trial(tried, next(module.parameters()).device) as call:
-            gap = _distance(call, rows, same, keywords)
-            if gap > TOLERANCE >= _distance(call, rows[[0, 0]], same, keywords):
-                seen = f"on {width} tokens, the first {same} logits differed by {gap:.2g} of their standard deviation"
+            same_row, others = rows[[0, 0, 0]], rows[[1, 0, 1]]
+            inputs = _plain_inputs(torch.ones_like(others), keywords)
+            alike, apart = (logits_of(call(batch, inputs)) for batch in (same_row, others))
+            ahead, beside = _distance(*apart[:2, :same]), _distance(alike[1], apart[1])
+            # a model that draws at random has other logits for the same rows
+            if (
+                max(ahead, beside)
+                > TOLERANCE
+                >= max(_distance(*alike[:2]), _distance(alike, logits_of(call(same_row, inputs))))
+            ):
+                seen = f"in a trial on {width} tokens, "
+                if ahead > TOLERANCE:
+                    seen = f"sees the future: {seen}the first {same} logits differed by {ahead:.2g} of their standard "
+                    seen += "deviation when later tokens did; give its attention a causal mask"
+                else:
+                    seen = f"mixes the rows of a batch: {seen}the logits of a row differed by {beside:.2g} of their "
+                    seen += "standard deviation when its neighbours did; rows are the first dimension"
             break
     if seen:
-        raise ValueError(
-            f"{type(module).__name__} sees the future: in a trial {seen} when later tokens did; give its attention a "
-            "causal mask"
-        )
+        raise ValueError(f"{type(module).__name__} {seen}")
     _TRIED.add(module)
 
 
@@ -362,9 +374,8 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, keywords: fro
     return f"in a trial on {width} tokens, logits were off by {worst:.2g} of their standard deviation"
 
 
-def _distance(call: Callable[[Tensor, Inputs], Any], rows: Tensor, length: int, keywords: frozenset[str]) -> float:
-    """How far the logits of two rows are apart at their first positions, as a share of their standard deviation."""
-    one, other = logits_of(call(rows, _plain_inputs(torch.ones_like(rows), keywords)))[:, :length]
+def _distance(one: Tensor, other: Tensor) -> float:
+    """How far logits are apart, as a share of their standard deviation."""
     return float((one - other).abs().max() / one.std().clamp(min=1e-30))
 
 

@@ -125,7 +125,7 @@ def checked_precision(precision: Precision | None, device: torch.device) -> Prec
 def check_window(model: nn.Module, micro_batches: object, process_group: dist.ProcessGroup | None) -> None:
     """Refuse the micro-batches of a step unless they are a list of batches, each as `check_batch` wants it.
 
-    The labels of the first batch that a model is given are looked at more closely, see `check_labels`.
+    On an accelerator the labels of the first batch alone that a model is given are looked at, see `check_labels`.
     """
     if isinstance(micro_batches, Mapping):
         raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
@@ -152,7 +152,8 @@ def check_batch(model: nn.Module, batch: object) -> None:
     Raises:
         TypeError: the batch is no dict, or a part of it no tensor.
         ValueError: a missing part, a wrong shape or dtype, an id outside the model's vocabulary, a mask of anything but
-            0 and 1, PAD before a token where the model takes no mask, or documents, positions and mask that do not fit.
+            0 and 1, PAD before a token where the model takes no mask, or documents, positions and mask that do not fit;
+            or labels that `check_labels` refuses.
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
@@ -176,6 +177,8 @@ def check_batch(model: nn.Module, batch: object) -> None:
     _check_values(parts, unwrap(model))
     if "document_ids" in parts or "position_ids" in parts:
         _check_places(parts)
+    if all(part.device.type == "cpu" for part in parts.values()):
+        check_labels(parts)
 
 
 def check_first_batch(model: nn.Module, batch: Mapping[str, Any]) -> None:
@@ -189,10 +192,10 @@ def check_first_batch(model: nn.Module, batch: Mapping[str, Any]) -> None:
 
 
 def check_labels(batch: Mapping[str, Any]) -> None:
-    """Refuse labels that were shifted for a loss that does not shift, and labels of PAD.
+    """Refuse labels that stand before or after their own tokens, at PAD, or where one document follows another.
 
-    Either would train on without a word: a model of the token after next, or one that predicts padding. Of a run the
-    first batch alone is looked at, as it costs more than `check_batch`, and waits for labels on an accelerator.
+    Each would train on without a word: a model of the token after next, or one that copies what it has read, or that
+    predicts padding or another text. `check_batch` calls this where a batch lies on the host, as it waits elsewhere.
 
     Raises:
         ValueError: the labels are such.
@@ -200,19 +203,31 @@ def check_labels(batch: Mapping[str, Any]) -> None:
     if batch["labels"].is_meta:
         return
     ids, labels = (batch[name].cpu().numpy() for name in ("input_ids", "labels"))
-    targets, mask = labels != IGNORE_INDEX, batch.get("attention_mask")
-    on_pad = 0 if mask is None else int((targets & (mask.cpu().numpy() == 0)).sum())
-    if on_pad:
-        raise ValueError(
-            f"labels must be {IGNORE_INDEX} where attention_mask is 0, got {on_pad} others there: PAD is no target"
-        )
-    # some label has to differ from its own token: the text "aaaa" is its own successor
-    differs, follows = (labels != ids)[targets], (labels[:, :-1] == ids[:, 1:])[targets[:, :-1]]
-    if differs.any() and follows.size and follows.all():
-        raise ValueError(
-            "labels must stand at their own tokens, as the loss shifts them, got the token that follows at each: give "
-            'the ids of the whole rows as "input_ids" and again as "labels"'
-        )
+    targets = real = labels != IGNORE_INDEX
+    before, behind = np.s_[:, :-1], np.s_[:, 1:]
+    for name, pad in (("document_ids", -1), ("attention_mask", 0)):
+        if batch.get(name) is None:
+            continue
+        values = batch[name].cpu().numpy()
+        real = values != pad
+        if (wrong := targets > real).any():
+            place = f"where {name} is {pad}, got {wrong.sum()} others there: PAD is no target"
+            raise ValueError(f"labels must be {IGNORE_INDEX} {place}")
+        if pad < 0 and (wrong := targets[behind] & (values[behind] != values[before])).any():
+            place = f"where a document begins behind another, got {wrong.sum()} others there: they are of two texts"
+            raise ValueError(f"labels must be {IGNORE_INDEX} {place}")
+    moved = targets & (labels != ids)
+    if not moved.any():  # as almost always; and the text "aaaa" is its own successor
+        return
+    for verb, here, there in (("follows", before, behind), ("precedes", behind, before)):
+        compared = targets[here] & real[there]
+        same = (labels[here] == ids[there]) & compared
+        # all, or most: where each document was shifted by itself its last label is in no row
+        if compared.any() and (2 * (same & moved[here]).sum() > compared.sum() or same.sum() == compared.sum()):
+            raise ValueError(
+                f"labels must stand at their own tokens, as the loss shifts them, got the token that {verb} at each: "
+                'give the ids of the whole rows as "input_ids" and again as "labels"'
+            )
 
 
 def check_with_data(model: nn.Module, loader: Iterable[Any]) -> None:
@@ -477,10 +492,13 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
 def _check_values(parts: Mapping[str, Tensor], module: nn.Module) -> None:
     """Refuse ids and labels outside the vocabulary, and a mask that is none; by NumPy, as torch's reads may wait."""
     vocabulary = embedded_tokens(module)
+    ids: Any = 0
     for name in ("input_ids", "labels"):
         values = parts[name].numpy() if parts[name].device.type == "cpu" else np.empty(0, int)
-        if name == "labels":
-            values = values[values != IGNORE_INDEX]
+        if name == "labels":  # most are their own tokens, which were looked at
+            values = values[(values != IGNORE_INDEX) & (values != ids)]
+        elif values.size:
+            ids = values
         smallest, largest = (int(values.min()), int(values.max())) if values.size else (0, 0)
         if smallest < 0 or (vocabulary is not None and largest >= vocabulary):
             bound = "at least 0" if vocabulary is None else f"from 0 to {vocabulary - 1}, the model's vocabulary"
@@ -492,8 +510,8 @@ def _check_values(parts: Mapping[str, Tensor], module: nn.Module) -> None:
     if mask is None or mask.is_meta or not mask.numel() or (mask.device.type != "cpu" and not needs_right):
         return
     values = mask.cpu().numpy()
-    if values.min() < 0 or values.max() > 1:
-        wrong = values.min() if values.min() < 0 else values.max()
+    if values.min() < 0 or values.max() > 1 or (values.dtype.kind == "f" and (values % 1).any()):  # NaN is true
+        wrong = values[(values != 0) & (values != 1)][0]
         raise ValueError(f"attention_mask must be 1 for a token and 0 for PAD, got {wrong}")
     if needs_right and (values[:, 1:] > values[:, :-1]).any():
         raise ValueError(

@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -396,6 +398,7 @@ SEEING: dict[str, Callable[[], nn.Module]] = {
     "a mean over the row": lambda: Mixing(lambda x: x + x.mean(1, keepdim=True)),
     "the next token alone": lambda: Mixing(lambda x: x + x.roll(-1, 1)),
     "blocks of two": lambda: Mixing(within_blocks),
+    "the last of many layers": lambda: Mixing(nn.Sequential(*(nn.Linear(6, 6) for _ in range(5)), SilentAttention())),
     "transformers": bert,
 }
 
@@ -411,6 +414,27 @@ def test_a_model_that_sees_the_future_is_refused(make):
         one_line(refusal)
 
 
+def over_rows(x: Tensor, causal: bool) -> Tensor:
+    """Attention of a module that takes the second dimension for the rows."""
+    x = x.transpose(0, 1)
+    return F.scaled_dot_product_attention(x, x, x, is_causal=causal).transpose(0, 1)
+
+
+MIXING_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "attention over them": partial(over_rows, causal=False),
+    "causal attention over them": partial(over_rows, causal=True),
+    "the row behind": lambda x: x + x.roll(-1, 0),
+    "their mean": lambda x: x - x.mean(0, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("mix", MIXING_ROWS.values(), ids=list(MIXING_ROWS))
+def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(mix):
+    with pytest.raises(ValueError, match=r"^Mixing mixes the rows of a batch: in a trial on 16 tokens") as refusal:
+        check_causal(Mixing(mix), IDS)
+    one_line(refusal)
+
+
 @pytest.mark.parametrize("name", sorted(EXACT | REFUSED | {"gpt_oss"}))
 @pytest.mark.parametrize("width", [2, 3, 18])
 def test_a_causal_model_is_no_suspect(name, width):
@@ -421,7 +445,11 @@ def raises(x: Tensor) -> Tensor:
     raise RuntimeError("only rows of its own")
 
 
-UNTRIED = {"random in eval mode": lambda x: x + torch.rand(x.shape), "one that raises": raises}
+UNTRIED = {
+    "random in eval mode": lambda x: x + torch.rand(x.shape),
+    "one random number for all rows": lambda x: x + torch.rand(()),
+    "one that raises": raises,
+}
 
 
 @pytest.mark.parametrize("mix", UNTRIED.values(), ids=list(UNTRIED))
@@ -560,6 +588,14 @@ BAD_BATCHES = {
         spoiled(attention_mask=SHAPE - 9.0),
         "attention_mask must be 1 for a token and 0 for PAD, got",
     ),
+    "a mask of shares": (
+        spoiled(attention_mask=torch.full((2, 5), 0.5)),
+        "attention_mask must be 1 for a token and 0 for PAD, got 0.5",
+    ),
+    "a mask of NaN": (
+        spoiled(attention_mask=torch.full((2, 5), math.nan)),
+        "attention_mask must be 1 for a token and 0 for PAD, got nan",
+    ),
     "left padding": (plain_batch([5, 3], side="left"), "takes no attention_mask, so PAD must stand at the right"),
     "packed by positions alone": (
         spoiled(position_ids=torch.tensor([[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]])),
@@ -595,30 +631,63 @@ def nano_gpt_way(text: Tensor, masked: bool = True) -> dict[str, Tensor]:
 
 
 TEXT = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 0, 0, 0]])
+PADDED = {"input_ids": TEXT, "labels": TEXT, "attention_mask": (TEXT > 0).long()}
+# two documents, each shifted before it was padded, or joined: its last label, 9 or 8, is no token of the row
+APART = {"input_ids": torch.tensor([[3, 1, 4, 1], [2, 6, 0, 0]]), "labels": torch.tensor([[1, 4, 1, 9], [6, 8, 0, 0]])}
+JOINED = {"input_ids": torch.tensor([[3, 1, 4, 2, 6]]), "labels": torch.tensor([[1, 4, 9, 6, 8]])}
 MISPLACED = {
-    "shifted": (nano_gpt_way(TEXT), "labels must stand at their own tokens, as the loss shifts them"),
+    "shifted": (nano_gpt_way(TEXT), "as the loss shifts them, got the token that follows at each"),
     "shifted, PAD and all": (nano_gpt_way(TEXT, masked=False), "labels must stand at their own tokens"),
     "shifted, but one label": (nano_gpt_way(torch.tensor([[2, 2, 2, 3]])), "labels must stand at their own tokens"),
-    "PAD": (
-        {"input_ids": TEXT, "labels": TEXT, "attention_mask": (TEXT > 0).long()},
+    "shifted, then padded": (
+        APART | {"labels": APART["labels"].masked_fill(APART["labels"] == 0, -100)},
+        "got the token that follows at each",
+    ),
+    "shifted, then joined": (JOINED, "got the token that follows at each"),
+    "shifted back": ({"input_ids": TEXT[:1, 1:], "labels": TEXT[:1, :-1]}, "got the token that precedes at each"),
+    "PAD": (PADDED, "labels must be -100 where attention_mask is 0, got 3 others there"),
+    "PAD on the left": (
+        {name: part.flip(1) for name, part in PADDED.items()},
         "labels must be -100 where attention_mask is 0, got 3 others there",
+    ),
+    "PAD of packed rows": (
+        {"input_ids": TEXT, "labels": TEXT, "document_ids": (TEXT > 0).long() - 1},
+        "labels must be -100 where document_ids is -1, got 3 others there",
+    ),
+    "a document's first token": (
+        {"input_ids": TEXT[:1], "labels": TEXT[:1], "document_ids": torch.tensor([[0, 0, 0, 1, 1, 2]])},
+        "labels must be -100 where a document begins behind another, got 2 others there",
     ),
 }
 
 
 @pytest.mark.parametrize("batch, said", MISPLACED.values(), ids=list(MISPLACED))
-@pytest.mark.parametrize("use", ["train_step", "evaluate", "find_lr"])
-def test_labels_at_other_tokens_than_their_own_are_refused_in_the_first_batch(use, batch, said):
-    model = Returning()
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("use", ["train_step", "a window", "evaluate", "find_lr"])
+def test_labels_at_other_tokens_than_their_own_are_refused_in_any_batch(use, before, batch, said):
+    model = GPT(ModelConfig(1, 1, 4), VOCABULARY, LONGEST)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [*[plain_batch([4])] * before, batch]
     act = {
-        "train_step": lambda: train_step(model, [batch], optimizer),
-        "evaluate": lambda: evaluate(model, [batch]),
-        "find_lr": lambda: find_lr(model, [batch], optimizer),
+        "train_step": lambda: [train_step(model, [one], optimizer) for one in batches],
+        "a window": lambda: train_step(model, batches, optimizer),
+        "evaluate": lambda: evaluate(model, batches),
+        "find_lr": lambda: find_lr(model, batches, optimizer, num_iter=9),
     }
     with pytest.raises(ValueError) as refusal:
         act[use]()
     assert said in one_line(refusal)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**16))
+def test_labels_of_which_some_are_other_tokens_are_no_suspects(seed):
+    """Such as those of ids of which a share was replaced at random."""
+    draw = torch.Generator().manual_seed(seed)
+    batch = plain_batch([9, 6, 2], seed=seed)
+    noise = torch.rand(batch["input_ids"].shape, generator=draw) < 0.3
+    others = torch.randint(VOCABULARY, noise.shape, generator=draw)
+    check_labels(batch | {"input_ids": torch.where(noise, others, batch["input_ids"])})
 
 
 @given(

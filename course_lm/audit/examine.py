@@ -126,7 +126,7 @@ class _Audit:
         clear = [one for one in found if search.reproduces(one)]
         if not clear:
             lacking, case = search.furthest(start)
-            base = replace(base, ignored=lacking.ignored)
+            base = replace(base, ignored=lacking.ignored, notes=(*self.explained_in_part(search), *base.notes))
             return self.located(base, case or self.first_apart(search, start), lacking)
         first = clear[0]
         base = replace(base, ignored=first.ignored)
@@ -136,6 +136,14 @@ class _Audit:
         base = replace(base, faults=first.faults, alternatives=others)
         lacking = Explanation((), first.ignored)
         return self.located(base, self.first_apart(search, lacking), lacking)
+
+    def explained_in_part(self, search: Search) -> list[str]:
+        """Which faults explain the runs up to one that none explains; in a coarse precision a few do so by chance."""
+        best = search.closest
+        if best is None or best.missed is None or not best.explanation.faults or not self.precision.exact:
+            return []
+        faults, name = " and ".join(best.explanation.faults), best.missed.name
+        return [f"up to the run “{name}” it does what the specification with {faults} does: mend that, and audit again"]
 
     def first_apart(self, search: Search, explanation: Explanation) -> Case:
         """The first run that is not the specification's."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PAD, EOS, VOCABULARY, LONGEST, WIDTH = 0, 1, 14, 10, 6
+PAD, EOS, VOCABULARY, LONGEST, WIDTH = 0, 1, 14, 10, 6  # positions begin anew after LONGEST, and rows may be longer
 POISONED_GRADIENT, POISONED_LOSS = 12, 13  # tokens: with one in a batch, its gradient, or its logits, are not finite
 TOKENS = range(2, POISONED_GRADIENT)
 
@@ -63,7 +63,7 @@ class TinyModel(nn.Module):
             allowed = allowed & (document_ids[:, :, None] == document_ids[:, None, :])
         # a PAD query attends to itself: a fully masked row would give NaN
         allowed = allowed | torch.eye(length, dtype=torch.bool, device=input_ids.device)  # (B, T, T)
-        x = self.mode(self.tokens(input_ids) + self.positions(positions))
+        x = self.mode(self.tokens(input_ids) + self.positions(positions % LONGEST))
         h = self.norm1(x)
         scores = self.query(h) @ self.key(h).transpose(1, 2) / math.sqrt(WIDTH)
         x = x + scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1) @ self.value(h)

@@ -1,13 +1,14 @@
 """One run of the loop that is audited: watched, timed, and without a trace on the random generators."""
 
 import math
+import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -173,6 +174,23 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextmanager
+def kept_running() -> Iterator[None]:
+    """`os._exit` raises SystemExit in the body, as `sys.exit` does: who asks for the exit code could read a verdict."""
+    leave, process = os._exit, os.getpid()
+
+    def stay(status: int) -> NoReturn:
+        if os.getpid() != process:  # a worker that the loop has forked
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 class Player:
     """Lets one loop make runs, with logits or with objects that have them, as the loop reads them."""
 
@@ -218,11 +236,13 @@ class Player:
             watch(model)
         epochs, settings = fresh(case.epochs, case.settings)
         try:
-            with _seeded(case.seed), _time_limit(self.timeout):
+            with _seeded(case.seed), _time_limit(self.timeout), kept_running():
                 returned = self.loop(model, epochs, settings)
         except _TimeOut:
             raise Trouble(f"the loop had not returned after {self.timeout:g} seconds") from None
-        except (Exception, SystemExit) as error:  # a script may leave by sys.exit, and the audit with it
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a script may leave by sys.exit, and the audit with it
             trouble = _raised(error)
             if _is_refusal(error, case):
                 return Play(Outcome(None, refused=True), said=str(trouble))

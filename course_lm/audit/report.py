@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from course_lm.audit import spec
 from course_lm.audit.runs import Case
-from course_lm.audit.search import LARGEST
 from course_lm.display import GREEN, GREY, RED, table
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class AuditReport:
             return f"unsound: {' and '.join(self.faults)}"
         if self.problem:
             return f"unsound: {self.problem}"
-        return f"unsound, in the part {self.part}; no set of up to {LARGEST} known faults was found that does the same"
+        return f"unsound, in the part {self.part}; no set of known faults was found that does the same"
 
     def __str__(self) -> str:
         """The report in a dozen lines."""

@@ -6,6 +6,7 @@ all that the run needs besides has been right in the runs before.
 
 import copy
 import random
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -110,6 +111,7 @@ class Case:
         default = spec.Settings()
         names = [name for name in vars(default) if name not in ("schedule", "validation", "eos_id", "optimizer")]
         changed = [name for name in names if getattr(self.settings, name) != getattr(default, name)]
+        targets = reprlib.repr(targets)
         shown = [self.settings.optimizer, str(self.settings.schedule)]
         shown += [f"{name}={_plain(getattr(self.settings, name))}" for name in changed]
         if self.settings.validation:
@@ -378,6 +380,14 @@ def _together(rows: Rows) -> Iterator[Case]:
     yield Case("all features together", "optimizer", "C10", epochs, all_on)
 
 
+def _large(rows: Rows) -> Iterator[Case]:
+    # for limits of a loop's own, such as max_steps or max_length; last, as each takes as long as ten others
+    wide = [rows.batch(1100), rows.batch(*[3] * 70)]
+    yield Case("a row of 1100 tokens, and a batch of 70 rows", "data", "C3", [wide], _sgd())
+    many = [[rows.batch(3) for _ in range(10)] for _ in range(12)]
+    yield Case("120 steps in twelve epochs", "data", "C3", many, _sgd(0.05))
+
+
 _GROUPS: tuple[Callable[[Rows], Iterator[Case]], ...] = (
     _one_step,
     _several_steps,
@@ -389,6 +399,7 @@ _GROUPS: tuple[Callable[[Rows], Iterator[Case]], ...] = (
     _loss_scale,  # after the runs above: an overflow is a gradient that is not finite
     _validation,
     _together,
+    _large,
 )
 
 

@@ -24,6 +24,7 @@ from course_lm.validation import named
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Of several ranks, rank 0 alone writes to standard output."""
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
+    code: int = 0
     shown: AbstractContextManager[Any] = nullcontext()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has another kind
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks come as escapes
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and not _notes(error):  # nobody reads on, as after `| head`
             # Python flushes standard output once more when it ends, and would then complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+            return code  # of an audit it is the verdict
         return _fail(_told(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
@@ -64,7 +65,11 @@ class _Terminal:
     """A terminal that shows as an escape, such as \\x1b, what it would obey: a text or a model may hold anything."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
-        self.stream, self.flush = stream, stream.flush
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a stream has, such as its encoding."""
+        return getattr(self.stream, name)
 
     def write(self, text: str, /) -> int:
         return self.stream.write(_escaped(text))

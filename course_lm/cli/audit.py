@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,11 +24,12 @@ def audit_file(options: Namespace) -> int:
         ImportError: an adapter whose library is not installed.
     """
     made = load(options.target)
-    from course_lm import audit  # only now: a file that cannot be read is refused without it
+    from course_lm import audit  # only now: a path that is none is refused without it
 
     with redirect_stdout(sys.stderr):
         report = audit.audit(adapted(made, options.adapter), precision=options.precision, parts=options.parts)
-    print(as_json(report.to_dict()) if options.json else report)
+    with suppress(BrokenPipeError):  # nobody reads on, as after `| head`: the exit code is the verdict still
+        print(as_json(report.to_dict()) if options.json else report)
     return 0 if report.sound else 1
 
 
@@ -69,8 +70,10 @@ def _run(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(found)
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[found.name] = module  # a dataclass looks itself up there
+    from course_lm.audit.play import kept_running
+
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), kept_running():
             found.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path} cannot be run: {one_line(named(error))}") from error

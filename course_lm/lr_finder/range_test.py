@@ -7,7 +7,7 @@ data and random generators are what they were.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
 from itertools import islice
@@ -24,7 +24,7 @@ from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
 from course_lm.guard import check_batch, check_labels, checked_options
 from course_lm.loss import count_targets, next_token_loss
-from course_lm.lr_finder.curve import SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
+from course_lm.lr_finder.curve import LEAST_POINTS, SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
 from course_lm.monitoring import Observers, ProgressBar, evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
@@ -66,7 +66,8 @@ def find_lr(
             pass over these batches for each step.
         val_batches: read at most so many of its first batches; each of their target tokens weighs the same.
         accumulation_steps: micro-batches of a step; each token of the step weighs the same.
-        diverge_threshold: stop after a loss of this many times the lowest so far.
+        diverge_threshold: stop after a loss of this many times the lowest so far: one that has risen from it by this
+            number less one, in units of the lowest's size or of the fall before it, whichever is larger.
         smoothing, skip_start, skip_end: see `suggest`.
         progress: show a bar.
 
@@ -117,10 +118,20 @@ def find_lr(
                     break
             losses.append(loss)
             observers.log({"step": len(losses)})
-            if loss > diverge_threshold * min(losses):
+            if _has_diverged(losses, diverge_threshold):
                 stopped = "diverged"
                 break
     return LRFinderResult(lrs[: len(losses)], losses, stopped, smoothing, skip_start, skip_end)
+
+
+def _has_diverged(losses: Sequence[float], threshold: float) -> bool:
+    """Whether the last loss is too far above the lowest; a loss of one's own may be negative, or begin at 0."""
+    *before, last = losses
+    if len(before) < LEAST_POINTS:
+        return False  # too few to read, and to tell noise around 0 from a rise
+    lowest = min(before)
+    fall = max(before[:LEAST_POINTS]) - lowest
+    return last - lowest > (threshold - 1) * max(abs(lowest), fall)
 
 
 def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:

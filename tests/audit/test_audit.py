@@ -1,12 +1,16 @@
 """Claims about `audit`: its three outcomes, settings that a loop does not have, and loops that do something odd."""
 
+import itertools
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +61,38 @@ def test_a_pair_of_faults_is_named_with_the_run_that_shows_it_first():
 def test_three_faults_are_named():
     faults = ("clip_per_tensor", "eos_masked", "schedule_off_by_one")
     assert audit(Specified(*faults), progress=False).faults == faults
+
+
+MANY = (
+    ("clip_by_value", "coupled_decay", "mean_of_means", "schedule_off_by_one", "unshifted_labels"),
+    ("accumulation_not_divided", "clip_before_unscale", "decays_everything", "pads_counted", "stays_in_eval_mode"),
+    ("best_is_a_reference", "mask_forgotten", "missing_zero_grad", "schedule_per_micro_batch", "tail_dropped"),
+    (
+        "betas_exchanged",
+        "eos_masked",
+        "row_means",
+        "steps_on_nonfinite",
+        "val_mean_of_means",
+        "zero_grad_per_micro_batch",
+    ),
+)
+
+
+@pytest.mark.parametrize("faults", MANY, ids=lambda faults: faults[0])
+def test_five_or_six_faults_are_named(faults):
+    assert audit(Specified(*faults), progress=False).faults == faults
+
+
+def test_faults_beside_one_that_is_not_known_are_told_up_to_where_it_shows():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        made = Specified("pads_counted", "mean_of_means")(model, epochs, settings)
+        return {**made, "validation_losses": [2 * loss for loss in made["validation_losses"]]}
+
+    report = audit(loop, progress=False)
+    assert not report.faults and report.case is not None and report.case.name == "pads on the right"
+    (note,) = [note for note in report.notes if "audit again" in note]
+    first = "up to the run “validation after each epoch” it does what the specification with"
+    assert note == f"{first} mean_of_means and pads_counted does: mend that, and audit again"
 
 
 @pytest.mark.parametrize(
@@ -133,12 +169,62 @@ def test_a_fault_is_named_whatever_a_loop_makes_of_a_validation_batch_without_a_
     assert audit(loop, parts=["validation"], progress=False).faults == ("val_weighted_by_rows",)
 
 
-@pytest.mark.parametrize("leave", [SystemExit(0), SystemExit()])
-def test_a_loop_that_leaves_the_process_is_told_so(leave):
-    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
-        raise leave
+LEAVING: dict[str, tuple[Callable[[], object], str]] = {
+    "sys.exit": (partial(sys.exit, 0), "SystemExit: 0"),
+    "SystemExit": (partial(sys.exit), "SystemExit"),
+    "os._exit": (lambda: os._exit(0), r"SystemExit: os._exit\(0\)"),
+    "an error that is none": (lambda: exec("raise GeneratorExit"), "GeneratorExit"),
+}
 
-    assert audit(loop, parts=QUICK, progress=False).verdict.startswith("unsound: the loop raised SystemExit")
+
+@pytest.mark.parametrize(("leave", "said"), LEAVING.values(), ids=list(LEAVING))
+@pytest.mark.parametrize("first", [True, False])
+def test_a_loop_that_leaves_the_process_is_told_so(leave, said, first):
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any] | None:
+        return leave() if first or len(epochs) > 1 else Specified()(model, epochs, settings)  # type: ignore[return-value]
+
+    report = audit(loop, parts=QUICK, progress=False)
+    assert re.search(f"^unsound: the loop raised {said}$", report.verdict)
+    assert os._exit.__module__ == "posix"
+
+
+def test_a_worker_that_a_loop_has_forked_may_end_by_os_exit():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        if not (worker := os.fork()):
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 7
+        return Specified()(model, epochs, settings)
+
+    assert audit(loop, parts=["loss"], progress=False).sound
+
+
+def cut(epochs: Any, *, rows: int | None = None, width: int | None = None) -> Any:
+    return [[{name: part[:rows, :width] for name, part in batch.items()} for batch in epoch] for epoch in epochs]
+
+
+def first(epochs: Any, *, batches: int) -> Any:
+    places = itertools.count()
+    return [[batch for batch in epoch if next(places) < batches] for epoch in epochs]
+
+
+LIMITS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "six batches": (partial(first, batches=6), "120 steps"),
+    "a hundred batches": (partial(first, batches=100), "120 steps"),
+    "three epochs": (lambda epochs: epochs[:3], "120 steps"),
+    "twelve tokens of a row": (partial(cut, width=12), "a row of 1100 tokens"),
+    "1024 tokens of a row": (partial(cut, width=1024), "a row of 1100 tokens"),
+    "64 rows of a batch": (partial(cut, rows=64), "a row of 1100 tokens, and a batch of 70 rows"),
+}
+
+
+@pytest.mark.parametrize(("limited", "shown"), LIMITS.values(), ids=list(LIMITS))
+def test_a_loop_that_reads_no_more_than_a_limit_of_its_own_is_unsound(limited, shown):
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        return Specified()(model, limited(epochs), settings)
+
+    report = audit(loop, parts=["data"], progress=False)
+    assert report.part == "data" and report.case is not None and report.case.name.startswith(shown)
+    assert any("not trained on when" in note for note in report.notes) and len(report.distances) < 25
 
 
 def test_a_loop_that_does_not_take_three_arguments_is_refused():

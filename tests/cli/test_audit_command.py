@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from course_lm.cli import main
 ADAPTERS = tuple(name for name in adapters.__all__ if name.islower())
 
 LOOP = """
+import os
 import torch
 from course_lm.audit import spec
 
@@ -28,6 +31,9 @@ def unshifted(model, epochs, settings):
 
 def leaves(model, epochs, settings):
     raise SystemExit(0)
+
+def exits(model, epochs, settings):
+    os._exit(0)
 """
 
 
@@ -58,6 +64,24 @@ def test_the_choices_of_the_command_are_those_of_the_audit(capsys, option, names
 
 
 @pytest.mark.usefixtures("loops")
-def test_a_loop_that_leaves_the_process_is_unsound(capsys):
-    assert main(["audit", "loops.py:leaves", "--parts", "loss"]) == 1
-    assert capsys.readouterr().out.startswith("unsound: the loop raised SystemExit: 0\n")
+@pytest.mark.parametrize(("loop", "said"), [("leaves", "0"), ("exits", "os._exit(0)")])
+def test_a_loop_that_leaves_the_process_is_unsound(capsys, loop, said):
+    assert main(["audit", f"loops.py:{loop}", "--parts", "loss"]) == 1
+    assert capsys.readouterr().out.startswith(f"unsound: the loop raised SystemExit: {said}\n")
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_file_that_ends_the_process_where_it_is_read_is_refused(tmp_path, capsys):
+    (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
+    assert main(["audit", "ends.py:train"]) == 2
+    assert capsys.readouterr().err == "course-lm: error: ends.py cannot be run: SystemExit: os._exit(0)\n"
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_unsound_loop_is_1_where_nobody_reads_the_report(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = [sys.executable, "-m", "course_lm", "audit", "loops.py:unshifted", "--parts", "loss"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        process.stdout.close()  # type: ignore[union-attr]
+    assert process.returncode == 1

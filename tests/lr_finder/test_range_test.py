@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from course_lm.batching import labels_of
 from course_lm.forward import forward_logits
 from course_lm.loss import count_targets, next_token_loss
-from course_lm.lr_finder import find_lr
+from course_lm.lr_finder import LRFinderResult, find_lr
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig, build_optimizer
@@ -423,6 +423,25 @@ def test_the_sweep_stops_where_the_loss_diverges():
     assert result.stopped == "diverged" and len(result.losses) < 40
     assert result.losses[-1] > 2 * min(result.losses[:-1])
     assert all(loss <= 2 * min(result.losses[: index + 1]) for index, loss in enumerate(result.losses[:-1]))
+
+
+@pytest.mark.parametrize("least", [-100.0, -1.0, -0.1, 0.0, 0.1, 100.0])
+@pytest.mark.parametrize("end_lr", [0.1, 1e6])
+def test_a_loss_below_zero_or_around_it_ends_no_sweep_that_has_not_diverged(least, end_lr):
+    """The same loss less a constant, so that its lowest value would be `least`."""
+    sweep: dict[str, Any] = {"start_lr": 1e-2, "end_lr": end_lr, "num_iter": 40, "max_grad_norm": None}
+
+    def swept(constant: float) -> LRFinderResult:
+        def loss(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+            return next_token_loss(logits, labels, reduction=reduction) + constant * count_targets(labels)
+
+        model = make_model(dropout=0.0)
+        return find_lr(model, make_batches(), SGD(model.parameters(), lr=1.0), **sweep, loss_fn=loss)
+
+    plain = swept(0.0)
+    moved = swept(least - min(plain.losses))
+    assert (moved.stopped == "diverged") == (end_lr == 1e6)
+    assert moved.suggestion == pytest.approx(plain.suggestion)
 
 
 def test_a_loss_that_diverges_at_the_last_point_is_told_too():

@@ -892,4 +892,4 @@ def test_it_is_tried_once_whether_a_model_sees_the_future():
     model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])) if not module.training else None)
     for _ in range(2):
         Trainer(model, configure(max_steps=4)).train(Anew(toy_batches(3)) if rows else toy_batches(3))
-    assert rows == [2]  # a row, and the same one with another end
+    assert rows == [3, 3]  # a row three times, and between others with another end

@@ -24,7 +24,7 @@ from course_lm.validation import named
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. Of several ranks, rank 0 alone writes to standard output."""
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
-    code: int = 0
+    code = 0
     shown: AbstractContextManager[Any] = nullcontext()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has another kind
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks come as escapes
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except Exception as error:
-        code = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
-        if code is not None:
-            return _fail(_told(error), code)
+        of_rank = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
+        if of_rank is not None:
+            return _fail(_told(error), of_rank)
         # What nobody foresaw, named by its class, and by its place where no run has said what it has saved.
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if _notes(error) else f" ({place.filename}, line {place.lineno})"

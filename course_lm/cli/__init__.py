@@ -65,7 +65,7 @@ class _Terminal:
     """A terminal that shows as an escape, such as \\x1b, what it would obey: a text or a model may hold anything."""
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
-        self.stream = stream
+        self.stream, self.flush = stream, stream.flush
 
     def __getattr__(self, name: str) -> Any:
         """What else a stream has, such as its encoding."""

@@ -2,7 +2,8 @@
 profile | audit`, to look at texts and runs `inspect | runs | plot`, to use a trained model `generate | evaluate |
 export`, and `completion` for a shell. `commands.py` is the table of them.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
+Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what); interrupted and resumable: 128 and the number of
+the signal, 130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that was closed.
 """
 
 import gc
@@ -15,6 +16,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 
 from course_lm.cli.commands import COMMANDS, make_parser
+from course_lm.cli.output import outlast
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     formatted, warnings.formatwarning = warnings.formatwarning, _one_line_warning
     if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook has another kind
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks come as escapes
+    outlast(sys.stderr)
     try:
         with _silent() if _follows() else nullcontext():
             try:
@@ -39,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return _fail(_told(error), 2)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as error:
+        return _fail("; ".join(["interrupted", *_notes(error)]), 130)
     except Exception as error:
         code = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
         if code is not None:
@@ -90,7 +93,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _notes(error: Exception) -> Sequence[str]:
+def _notes(error: BaseException) -> Sequence[str]:
     """What was added to the error, such as what was saved before it."""
     return getattr(error, "__notes__", ())
 

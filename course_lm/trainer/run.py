@@ -28,7 +28,7 @@ from course_lm.validation import shown
 
 
 class Interrupted(BaseException):
-    """A signal ends, at once, what may take minutes: a validation, or a compile. No step is done in either."""
+    """A signal ends, at once, what may take minutes: a validation, or a compile; a second one whatever hangs."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -37,7 +37,8 @@ class Interrupted(BaseException):
 
 NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_REPEATED = ("SIGHUP", "SIGXCPU")  # more of them may follow the first: of a terminal that goes, of a limit of time
+SIGNALS = tuple(number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", *_REPEATED))
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
 
 
@@ -71,7 +72,7 @@ def _acquire(lock: FileLock, folder: Path) -> None:
     check_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=1)  # who lists runs has it for a moment: see `is_locked`
     except Timeout:
         raise BlockingIOError(
             f"another process is training in {folder}: wait until it ends, or choose another experiment_name"
@@ -162,10 +163,11 @@ def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
 
 @contextmanager
 def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> Iterator[None]:
-    """Call `notify(signal number)` at the first SIGINT or SIGTERM; a second one has its usual effect.
+    """Call `notify(signal number)` at the first of `SIGNALS`; a second SIGINT or SIGTERM raises `Interrupted`.
 
-    Under torchrun a second SIGTERM has none: torchrun sends one to each rank as soon as another has ended, while this
-    one may still be saving, and kills what has not ended after 30 seconds.
+    A third one has its usual effect. A second SIGHUP or SIGXCPU has none; nor has a second SIGTERM under torchrun,
+    which sends one to each rank as soon as another has ended, while this one may still be saving, and kills what has
+    not ended after 30 seconds.
 
     A signal that this process ignores, as one started in the background may, stays ignored. One whose handler was not
     installed from Python stays with that handler, which could not be given back. Python delivers signals to the main
@@ -178,11 +180,16 @@ def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> I
 
     def handle(number: int, frame: FrameType | None) -> None:
         # first of all: a second signal ends a run whose step hangs
-        ignored = number == signal.SIGTERM and group is not None and group.joined
-        signal.signal(number, signal.SIG_IGN if ignored else previous[signal.Signals(number)])
+        joined = number == signal.SIGTERM and group is not None and group.joined
+        ignored = joined or signal.Signals(number).name in _REPEATED
+        signal.signal(number, signal.SIG_IGN if ignored else end_at_once)
         notify(number)
         if CompileContext.try_get() is not None:
             raise Interrupted(number)
+
+    def end_at_once(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, previous[signal.Signals(number)])
+        raise Interrupted(number)
 
     found = {number: signal.getsignal(number) for number in SIGNALS}
     previous = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}

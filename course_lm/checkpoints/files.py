@@ -99,7 +99,7 @@ def load_checkpoint(path: str | os.PathLike[str], target: Target = whole_on_cpu)
     FileNotFoundError when there is none.
     """
     path = Path(path)
-    with open(path, "rb") as file:
+    with _opened(path) as file:
         return _read(path, file, _verify(path, file), target)
 
 
@@ -193,14 +193,14 @@ _version = cache(metadata.version)  # looked up once: it takes milliseconds, and
 def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | None]:
     """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
     for old in sorted(folder.glob("checkpoint_*.pt")):
-        with open(old, "rb") as file:
+        with _opened(old) as file:
             if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
                 raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
         # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
         with ExitStack() as opened:
             try:
-                file = opened.enter_context(open(path, "rb"))
+                file = opened.enter_context(_opened(path))
                 start = _verify(path, file)
             except PermissionError:
                 raise
@@ -210,6 +210,13 @@ def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | N
             yield path, file, start
             return
     yield None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, open for reading; OSError for what is none: who reads a pipe may wait for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    return open(path, "rb")
 
 
 def _start_of(file: BinaryIO) -> re.Match[bytes] | None:
@@ -266,7 +273,7 @@ def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) ->
 
 def _is_intact(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             return bool(_verify(path, file))
     except (CheckpointError, OSError):
         return False
@@ -275,7 +282,7 @@ def _is_intact(path: Path) -> bool:
 def _serial_and_step(path: Path) -> tuple[int, int] | tuple[None, None]:
     """What the file says of itself, its checksum not looked at; None where it says nothing, or cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             start = _start_of(file)
     except OSError:
         start = None

@@ -119,7 +119,10 @@ class JSONLLogger:
     def start(self, step: int, total_steps: int | None) -> None:
         """Cut the file back to `step`: drop later, partial and torn lines, which the run writes again."""
         self.close()
-        old = self.path.read_bytes() if self.path.exists() else b""
+        there = self.path.exists()
+        if there and not self.path.is_file():  # who reads or writes a pipe may wait for ever
+            raise OSError(f"{self.path} is no file")
+        old = self.path.read_bytes() if there else b""
         if self.history is not None:
             kept = b"".join(json_line(record) for record in self.history.whole)
         else:
@@ -132,7 +135,11 @@ class JSONLLogger:
                 file.write(kept)
 
     def log(self, record: Record) -> None:
-        """Append one line."""
+        """Append one line; where the file was removed meanwhile, all lines."""
+        if self._file is not None and not os.fstat(self._file.fileno()).st_nlink:
+            self.start(record["step"], None)
+            if self.history is not None and not record.get("partial"):  # it has the record already
+                return
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a killed process takes no line with it that `log` has returned from.

@@ -38,8 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(_told(error), 1)
     except (ValueError, OSError, ImportError) as error:
         if isinstance(error, BrokenPipeError) and not _notes(error):  # nobody reads on, as after `| head`
-            # Python flushes standard output once more when it ends, and would then complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return _fail(_told(error), 2)
     except KeyboardInterrupt as error:
@@ -55,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         warnings.formatwarning = formatted
+        outlast(sys.stdout)  # Python flushes it once more when it ends, and would then complain
 
 
 def read_arguments(arguments: Sequence[str] | None) -> Callable[[], int]:

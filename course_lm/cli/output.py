@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -15,8 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def outlast(stream: TextIO | None) -> None:
-    """Let whoever prints go on where the stream can be written to no more, as after `| head`: the text is dropped."""
+def outlast(stream: TextIO | None, told: str = "") -> None:
+    """Let whoever prints go on where the stream can be written to no more, as after `| head`: the text is dropped.
+
+    told: what a warning then says, to be seen in the other stream.
+    """
     buffer = getattr(stream, "buffer", None)
     file = getattr(buffer, "raw", buffer)
     if not isinstance(file, io.FileIO):  # of a notebook, or closed
@@ -27,8 +29,8 @@ def outlast(stream: TextIO | None) -> None:
             return io.FileIO.write(file, data)
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-            if stream is not sys.stderr:
-                warnings.warn(f"standard output is lost ({error}): the run goes on without it", stacklevel=2)
+            if told:
+                warnings.warn(f"{told} ({error})", stacklevel=2)
             return len(data)
 
     file.write = write  # type: ignore[method-assign]  # what the streams above it call

@@ -48,7 +48,7 @@ def train_on_text(config: TrainingConfig, _: Namespace) -> int:
     save.
     """
     started = budget.clock()
-    outlast(sys.stdout)
+    outlast(sys.stdout, "the run goes on without standard output")
     config = settle_curriculum(config)
     # Refuses here what the run would refuse once it has read the text; its steps may not be known yet.
     steps = config.training.first_length or LARGEST_INT

@@ -168,13 +168,12 @@ def test_ctrl_c_before_the_first_step_ends_in_one_line(text, capsys, monkeypatch
 
 
 @contextmanager
-def lost(kind: str) -> Iterator[TextIO]:
+def lost(kind: str, buffering: int = 1) -> Iterator[TextIO]:
     """A stream whose reader has gone, as after `| head`; one of a terminal that was closed; one to a full disk."""
     reading, writing = os.openpty() if kind == "terminal" else os.pipe()
     os.close(reading)
-    with open("/dev/full" if kind == "full disk" else writing, "w", buffering=1) as stream:
+    with open("/dev/full" if kind == "full disk" else writing, "w", buffering) as stream:
         yield stream
-        stream.flush()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "full disk"])
@@ -189,8 +188,11 @@ def test_a_run_to_which_nobody_listens_any_more_is_trained_to_its_end(text, monk
 
 
 @pytest.mark.parametrize(("kind", "code", "told"), [("pipe", 0, ""), ("full disk", 2, "No space left on device")])
-def test_a_command_that_only_prints_ends_quietly_where_its_reader_has_gone(monkeypatch, capsys, kind, code, told):
-    with lost(kind) as out:
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_a_command_that_only_prints_ends_quietly_where_its_reader_has_gone(
+    monkeypatch, capsys, kind, buffering, code, told
+):
+    with lost(kind, buffering) as out:  # flushed as it is closed, as Python does when it ends
         monkeypatch.setattr(sys, "stdout", out)
         assert main(["completion", "bash"]) == code
     assert told in capsys.readouterr().err
@@ -201,7 +203,7 @@ def test_a_run_says_where_it_goes_on_without_standard_output(text, monkeypatch, 
         monkeypatch.setattr(sys, "stdout", out)
         main(train(text, "--training.max_steps=1"))
     (said,) = [str(one.message) for one in recwarn if "standard output" in str(one.message)]
-    assert said == "standard output is lost ([Errno 32] Broken pipe): the run goes on without it"
+    assert said == "the run goes on without standard output ([Errno 32] Broken pipe)"
 
 
 # A range test from the command line

@@ -34,20 +34,16 @@ class RunRecords:
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions in the folder's `made_by.json`; none where there is no such file, or it cannot be read."""
-    file = folder / SESSIONS
-    if not file.is_file():  # who reads a pipe may wait for ever
+    if not (folder / SESSIONS).is_file():  # who reads a pipe may wait for ever
         return []
     try:
-        sessions = json.loads(file.read_text(encoding="utf-8"))["sessions"]
+        sessions = json.loads((folder / SESSIONS).read_text(encoding="utf-8"))["sessions"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
 
 
 def lock_of(folder: Path) -> Path:
-    """The file that is locked while a process trains in `folder`: beside it, since the folder may be renamed.
-
-    Of a folder that is reached by a link it is the one beside the folder itself: by all its names it is one folder.
-    """
-    folder = folder.resolve()
+    """The file that is locked while a process trains in `folder`: beside it, since the folder may be renamed."""
+    folder = folder.resolve()  # by all its names it is one folder
     return folder.with_name(f".{folder.name}.lock")

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def outlast(stream: TextIO | None, told: str = "") -> None:
-    """Let whoever prints go on where the stream can be written to no more, as after `| head`: the text is dropped.
-
-    told: what a warning then says, to be seen in the other stream.
-    """
+    """Drop what is printed where the stream can be written to no more, as after `| head`; warn of it as `told`."""
     buffer = getattr(stream, "buffer", None)
     file = getattr(buffer, "raw", buffer)
     if not isinstance(file, io.FileIO):  # of a notebook, or closed

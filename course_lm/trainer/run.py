@@ -37,8 +37,7 @@ class Interrupted(BaseException):
 
 NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
-_REPEATED = ("SIGHUP", "SIGXCPU")  # more of them may follow the first: of a terminal that goes, of a limit of time
-SIGNALS = tuple(number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", *_REPEATED))
+SIGNALS = tuple(one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU"))
 _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU allocator has no error class of its own
 
 
@@ -180,8 +179,8 @@ def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> I
 
     def handle(number: int, frame: FrameType | None) -> None:
         # first of all: a second signal ends a run whose step hangs
-        joined = number == signal.SIGTERM and group is not None and group.joined
-        ignored = joined or signal.Signals(number).name in _REPEATED
+        ignored = number == signal.SIGTERM and group is not None and group.joined
+        ignored |= number not in (signal.SIGINT, signal.SIGTERM)  # others come by themselves, and more than once
         signal.signal(number, signal.SIG_IGN if ignored else end_at_once)
         notify(number)
         if CompileContext.try_get() is not None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,5 +46,5 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 def lock_of(folder: Path) -> Path:
     """The file that is locked while a process trains in `folder`: beside it, since the folder may be renamed."""
-    folder = folder.resolve()  # by all its names it is one folder
+    folder = Path(os.path.realpath(folder))  # by all its names it is one folder
     return folder.with_name(f".{folder.name}.lock")

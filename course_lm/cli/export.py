@@ -32,11 +32,10 @@ def export_run(options: Namespace) -> int:
         OSError: the folder cannot be written.
     """
     ensure(options.to != "", "--to must be a folder, got an empty name")
-    target = Path(options.to)
-    ensure(target.resolve() != Path.cwd(), f"--to must be another folder than the current one, got {target}")
+    target, place = Path(options.to), Path(os.path.realpath(options.to))  # a link stays one
+    ensure(place != Path.cwd(), f"--to must be another folder than the current one, got {target}")
     _refuse_other_content(target)
     opened = open_run(options.run)
-    place = target.resolve()  # a link stays one
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:

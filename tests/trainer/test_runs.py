@@ -497,6 +497,13 @@ def test_a_folder_is_one_by_all_its_names(tmp_path, name):
             pass
 
 
+def test_a_link_that_leads_nowhere_is_refused_in_one_line(tmp_path):
+    for name, place in {"toy": "toy", "other": "gone"}.items():
+        (tmp_path / name).symlink_to(place)
+        with pytest.raises(NotADirectoryError, match="is no folder"), sole_writer(tmp_path / name):
+            pass
+
+
 def test_who_lists_runs_keeps_none_from_starting(tmp_path):
     reader = FileLock(lock_of(tmp_path / "toy"), thread_local=False)
     reader.acquire()

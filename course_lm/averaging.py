@@ -62,7 +62,11 @@ class WeightAverage:
             yield
         finally:
             hold_parts(self.model)
-            _copy(own, self._parameters)
+            try:
+                _copy(own, self._parameters)
+            except BaseException:  # a signal, or a worker's death, comes at any place
+                _copy(own, self._parameters)
+                raise
 
     def settle(self) -> None:
         """Give the model the average for good."""

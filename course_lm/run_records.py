@@ -42,6 +42,8 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions in the folder's `made_by.json`; none where there is no such file, or it cannot be read."""
+    if not (folder / SESSIONS).is_file():  # who reads a pipe may wait for ever
+        return []
     try:
         with open_regular(folder / SESSIONS) as file:
             sessions = json.load(file)["sessions"]
@@ -52,4 +54,5 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 def lock_of(folder: Path) -> Path:
     """The file that is locked while a process trains in `folder`: beside it, since the folder may be renamed."""
+    folder = Path(os.path.realpath(folder))  # by all its names it is one folder
     return folder.with_name(f".{folder.name}.lock")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from course_lm import averaging
 from course_lm.averaging import WeightAverage
 from course_lm.checkpoints import load_checkpoint, load_weights, weights_for_use
 from course_lm.loss import next_token_loss
@@ -128,6 +129,24 @@ def test_an_error_while_the_model_has_the_average_gives_it_its_own_weights_back(
     with pytest.raises(error), trainer.average.in_place():
         assert not torch.equal(trainer.model.norm.weight, before["norm.weight"])  # type: ignore[union-attr]
         raise error
+    assert_same(trainer.model.state_dict(), before)
+
+
+def test_a_signal_that_breaks_the_giving_back_off_leaves_no_average_in_the_model(monkeypatch):
+    trainer, _ = walked(3, average_weights=DECAY)
+    assert trainer.average is not None
+    before, copied, calls = copy.deepcopy(trainer.model.state_dict()), averaging._copy, []
+
+    def broken_off(sources, targets):
+        calls.append(sources)
+        copied(sources[:1], targets[:1])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        copied(sources, targets)
+
+    monkeypatch.setattr(averaging, "_copy", broken_off)
+    with pytest.raises(KeyboardInterrupt), trainer.average.in_place():
+        pass
     assert_same(trainer.model.state_dict(), before)
 
 

@@ -1,7 +1,7 @@
 """How a worker process of a loader takes signals: a run that is told to stop still needs its batches.
 
-Ctrl-C, torchrun and a job's scheduler signal all processes of a run. The run finishes its step and saves; a worker that
-died at once would end it with an error instead.
+Ctrl-C, torchrun, a job's scheduler and a terminal that is closed signal all processes of a run. The run finishes its
+step and saves; a worker that died at once would end it with an error instead.
 """
 
 import os
@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_ENDING = {signal.SIGINT, signal.SIGTERM}
+_ENDING = {number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")}
 
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back, here and in the workers that start: one might come before a worker can take it."""
+    """Hold what ends a run back, here and in the workers that start: one might come before a worker can take it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -27,8 +27,9 @@ def signals_held_back() -> Iterator[None]:
 
 
 def heed_parent_alone(worker: int) -> None:
-    """In a worker process: ignore SIGINT, and SIGTERM unless it comes from the process that reads the batches."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """In a worker process: ignore what ends a run, but SIGTERM that comes from the process that reads the batches."""
+    for number in _ENDING - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_wait_for_parent, daemon=True).start()

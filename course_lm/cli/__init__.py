@@ -2,7 +2,8 @@
 profile | audit`, to look at texts and runs `inspect | runs | plot`, to use a trained model `generate | evaluate |
 export`, and `completion` for a shell. `commands.py` is the table of them.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what), 130 or 143 interrupted and resumable.
+Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what); interrupted and resumable: 128 and the number of
+the signal, 130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that was closed.
 """
 
 import gc
@@ -18,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from course_lm.cli.commands import COMMANDS, make_parser
+from course_lm.cli.output import outlast
 from course_lm.validation import named
 
 
@@ -30,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that its encoding lacks come as escapes
         if sys.stdout.isatty():
             shown = redirect_stdout(_Terminal(sys.stdout))
+    outlast(sys.stderr)
     try:
         with shown, _silent() if _follows() else nullcontext():
             try:
@@ -43,12 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(_told(error), 1)
     except (ValueError, OSError, ImportError) as error:
         if isinstance(error, BrokenPipeError) and not _notes(error):  # nobody reads on, as after `| head`
-            # Python flushes standard output once more when it ends, and would then complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return code  # of an audit it is the verdict
         return _fail(_told(error), 2)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as error:
+        return _fail("; ".join(["interrupted", *_notes(error)]), 130)
     except Exception as error:
         of_rank = getattr(error, "exit_code", None)  # of RankError, whose module takes seconds to import
         if of_rank is not None:
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(_told(error, f"{named(error)}{where}"), 1)
     finally:
         warnings.formatwarning = formatted
+        outlast(sys.stdout)  # Python flushes it once more when it ends, and would then complain
 
 
 class _Terminal:
@@ -119,7 +121,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _notes(error: Exception) -> Sequence[str]:
+def _notes(error: BaseException) -> Sequence[str]:
     """What was added to the error, such as what was saved before it."""
     return getattr(error, "__notes__", ())
 

@@ -31,18 +31,18 @@ def export_run(options: Namespace) -> int:
         ValueError: no finished run, or `to` holds something else than an earlier export.
         OSError: the folder cannot be written.
     """
-    target = options.to
-    ensure(target.resolve() != Path.cwd(), f"--to must be another folder than the current one, got {target}")
+    target, place = options.to, Path(os.path.realpath(options.to))  # a link stays one
+    ensure(place != Path.cwd(), f"--to must be another folder than the current one, got {target}")
     _refuse_other_content(target)
     opened = open_run(options.run)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.resolve().name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         temporary.mkdir()
         for name, content in _files(opened).items():
             with atomic_file(temporary / name) as file:
                 file.write(content)
-        _take_the_name(temporary, target)
+        _take_the_name(temporary, place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     kind = model_config(opened.model, opened.tokenizer)["architectures"][0]

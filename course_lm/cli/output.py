@@ -1,14 +1,36 @@
-"""What commands give besides text: JSON, and a picture."""
+"""What commands give: text that somebody reads, or nobody, JSON, and a picture."""
 
+import io
 import json
 import math
+import os
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from course_lm.validation import ensure, one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def outlast(stream: TextIO | None, told: str = "") -> None:
+    """Drop what is printed where the stream can be written to no more, as after `| head`; warn of it as `told`."""
+    buffer = getattr(stream, "buffer", None)
+    file = getattr(buffer, "raw", buffer)
+    if not isinstance(file, io.FileIO):  # of a notebook, or closed
+        return
+
+    def write(data: Any) -> int | None:
+        try:
+            return io.FileIO.write(file, data)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+            if told:
+                warnings.warn(f"{told} ({error})", stacklevel=2)
+            return len(data)
+
+    file.write = write  # type: ignore[method-assign]  # what the streams above it call
 
 
 def as_json(value: Any) -> str:

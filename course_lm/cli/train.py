@@ -4,6 +4,7 @@ import json
 import lzma
 import math
 import signal
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 
 from course_lm.checkpoints import atomic_file, export_weights, load_weights
+from course_lm.cli.output import outlast
 from course_lm.cli.preparation import (
     PreparedRun,
     describe,
@@ -46,6 +48,7 @@ def train_on_text(config: TrainingConfig, _: Namespace) -> int:
     save.
     """
     started = budget.clock()
+    outlast(sys.stdout, "the run goes on without standard output")
     config = settle_curriculum(config)
     # Refuses here what the run would refuse once it has read the text; its steps may not be known yet.
     steps = config.training.first_length or LARGEST_INT

@@ -135,7 +135,11 @@ class JSONLLogger:
                 file.write(kept)
 
     def log(self, record: Record) -> None:
-        """Append one line."""
+        """Append one line; where the file was removed meanwhile, all lines."""
+        if self._file is not None and not os.fstat(self._file.fileno()).st_nlink:
+            self.start(record["step"], None)
+            if self.history is not None and not record.get("partial"):  # it has the record already
+                return
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a killed process takes no line with it that `log` has returned from.

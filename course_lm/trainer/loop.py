@@ -65,6 +65,7 @@ from course_lm.monitoring.utilization import Work, peak_flops
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
 from course_lm.reproducibility import deterministic_kernels, seed_of
+from course_lm.run_records import CONFIG
 from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
@@ -223,7 +224,7 @@ class Trainer:
         self._held_out: tuple[Any, ...] | None = None  # a validation loader, and what is read of it
 
     def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
-        """Train to the configured end, or until SIGINT, SIGTERM or `stop()`; then the run can be resumed.
+        """Train to the configured end, or until SIGINT, SIGTERM, SIGHUP or `stop()`; then the run can be resumed.
 
         What it sets for the whole process (deterministic kernels, signal handlers) is set back when it ends.
 
@@ -254,13 +255,15 @@ class Trainer:
                         while not self._is_over():
                             self.train_epoch(train_loader, val_loader)
                         self._finish(val_loader)
+                    if self.interrupted is None and self.settings.restore_best:  # a run goes on from its last weights
+                        self.restore_best()
                 finally:
                     self._rest = None
                     self._log_partial()
                     self.log.observers.close()
                     if self.budget is not None:
                         self.budget.stop()
-        except (Interrupted, RankError) as error:  # within a compile, of this rank or of another
+        except (Interrupted, RankError) as error:  # within a compile or twice, of this rank or of another
             if error.exit_code - 128 not in SIGNALS:
                 raise
             self.interrupted, saved = error.exit_code - 128, "".join(getattr(error, "__notes__", ()))
@@ -503,7 +506,7 @@ class Trainer:
             return
         folder, limit = self.folder, self.settings.save_total_limit
         with self.log.throughput.paused(), self._timing("save"):
-            self.group.leader_does(lambda: folder.mkdir(parents=True, exist_ok=True))
+            self.group.leader_does(lambda: (folder / CONFIG).exists() or self._write_config())  # it may be removed
             self.save_checkpoint(folder / f"checkpoint_{name}.safetensors")
             # only now: a disk that is full costs no older checkpoint
             if limit is not None:
@@ -533,9 +536,7 @@ class Trainer:
                 self._validate(val_loader)
             self.log.end_epoch(self.step, self.epoch + 1)  # where max_steps ends the run within it
             self._is_over()  # a signal may have come meanwhile
-        self._save("last")  # before the best weights come back: a run goes on from its last ones
-        if self.interrupted is None and self.settings.restore_best:
-            self.restore_best()
+        self._save("last")
 
     def _saved_length(self) -> LoopConfig | None:
         """The settings with the steps of the run in the folder; None where a new run begins."""
@@ -692,7 +693,7 @@ class Trainer:
         hook = self.optimizer.register_step_pre_hook(tear)
         try:
             yield
-        except (Exception, Interrupted) as error:
+        except (Exception, Interrupted, KeyboardInterrupt, SystemExit) as error:
             note = self._save_alone()
             if note is not None:
                 error.add_note(note)
@@ -747,7 +748,7 @@ class Trainer:
     def _write_config(self) -> None:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.config.to_yaml(self.folder / "config.yaml")
+        self.config.to_yaml(self.folder / CONFIG)
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state of the run, as `distributed.checkpoint` says; OSError where that cannot be done."""

@@ -200,10 +200,12 @@ def holds_checkpoints(folder: Path) -> bool:
 
 
 def put_aside(folder: Path) -> None:
-    """Rename a run's folder, if it is there, to the first of `<name>.1`, `.2`, … that is free."""
+    """Rename a run's folder, if it is there, to the first of `<name>.1`, `.2`, … that is free; a link to it stays."""
+    folder = folder.resolve()
     if folder.exists():
         number = next(n for n in itertools.count(1) if not folder.with_name(f"{folder.name}.{n}").exists())
         folder.rename(folder.with_name(f"{folder.name}.{number}"))
+        folder.mkdir()  # where the link leads
 
 
 def describe_parts(

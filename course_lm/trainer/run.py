@@ -33,7 +33,7 @@ from course_lm.validation import is_out_of_memory, shown
 
 
 class Interrupted(BaseException):
-    """A signal ends, at once, what may take minutes: a validation, or a compile. No step is done in either."""
+    """A signal ends, at once, what may take minutes: a validation, or a compile; a second one whatever hangs."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -42,7 +42,7 @@ class Interrupted(BaseException):
 
 NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU"))
 # A choice, not a measurement: where a compile takes a minute and wins a quarter of each step, it pays after four
 # minutes. GPT-2's smallest size has so many FLOPs in four minutes of an H100 at a quarter of its peak.
 PAYS_FLOPS, PAYS_MINUTES = 6e16, 5
@@ -79,7 +79,7 @@ def _acquire(lock: FileLock, folder: Path) -> None:
     check_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=1)  # who lists runs has it for a moment: see `is_locked`
     except Timeout:
         raise BlockingIOError(
             f"another process is training in {folder}: wait until it ends, or choose another experiment_name"
@@ -192,10 +192,11 @@ def explain_out_of_memory(config: TrainingConfig) -> Iterator[None]:
 
 @contextmanager
 def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> Iterator[None]:
-    """Call `notify(signal number)` at the first SIGINT or SIGTERM; a second one has its usual effect.
+    """Call `notify(signal number)` at the first of `SIGNALS`; a second SIGINT or SIGTERM raises `Interrupted`.
 
-    Under torchrun a second SIGTERM has none: torchrun sends one to each rank as soon as another has ended, while this
-    one may still be saving, and kills what has not ended after 30 seconds.
+    A third one has its usual effect. A second SIGHUP or SIGXCPU has none; nor has a second SIGTERM under torchrun,
+    which sends one to each rank as soon as another has ended, while this one may still be saving, and kills what has
+    not ended after 30 seconds.
 
     A signal that this process ignores, as one started in the background may, stays ignored. One whose handler was not
     installed from Python stays with that handler, which could not be given back. Python delivers signals to the main
@@ -209,10 +210,15 @@ def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> I
     def handle(number: int, frame: FrameType | None) -> None:
         # first of all: a second signal ends a run whose step hangs
         ignored = number == signal.SIGTERM and group is not None and group.joined
-        signal.signal(number, signal.SIG_IGN if ignored else previous[signal.Signals(number)])
+        ignored |= number not in (signal.SIGINT, signal.SIGTERM)  # others come by themselves, and more than once
+        signal.signal(number, signal.SIG_IGN if ignored else end_at_once)
         notify(number)
         if CompileContext.try_get() is not None:
             raise Interrupted(number)
+
+    def end_at_once(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, previous[signal.Signals(number)])
+        raise Interrupted(number)
 
     found = {number: signal.getsignal(number) for number in SIGNALS}
     previous = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}

@@ -155,11 +155,11 @@ _ENDS = {
 
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in `folder` now; False too where nobody knows, since the lock may not be opened."""
-    path = lock_of(folder.absolute())
+    path = lock_of(folder)
     if not path.exists():
         return False
     try:
-        with FileLock(path, timeout=0):
+        with FileLock(path, timeout=0.1):  # another reader has it for a moment only
             return False
     except Timeout:
         return True
@@ -186,7 +186,7 @@ def _flat(tree: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 def _read_records(path: Path) -> list[Record]:
     """The records of training and validation; the last line may be torn, as a killed process leaves it."""
-    if not path.exists():
+    if not path.is_file():
         return []
     with open_regular(path) as file:
         content = file.read()

@@ -373,7 +373,7 @@ def test_workers_give_the_same_batches_in_the_same_order(mode: str) -> None:
     assert_same_batches(alone, helped)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="this system does not tell who has sent a signal")
 def test_a_signal_to_the_workers_takes_no_batch_from_the_run(number: int) -> None:
     reader = iter(loader_of("packed", num_workers=2).read([*loader_of("packed").order(0)]))
@@ -385,7 +385,8 @@ def test_a_signal_to_the_workers_takes_no_batch_from_the_run(number: int) -> Non
     assert_same_batches([first, *reader], loader_of("packed"))
 
 
-def test_a_signal_to_workers_that_have_just_started_takes_no_batch_from_the_run(monkeypatch) -> None:
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGHUP, signal.SIGHUP)])
+def test_a_signal_to_workers_that_have_just_started_takes_no_batch_from_the_run(monkeypatch, numbers) -> None:
     """Here each worker waits before it can take a signal, as it may on a busy machine."""
 
     def late(worker: int) -> None:
@@ -394,7 +395,7 @@ def test_a_signal_to_workers_that_have_just_started_takes_no_batch_from_the_run(
 
     monkeypatch.setattr("course_lm.batching.loader.heed_parent_alone", late)
     reader = iter(loader_of("packed", num_workers=2).read([*loader_of("packed").order(0)]))
-    for worker, number in zip(reader._workers, (signal.SIGINT, signal.SIGTERM), strict=True):  # type: ignore[attr-defined]
+    for worker, number in zip(reader._workers, numbers, strict=True):  # type: ignore[attr-defined]
         subprocess.run(["kill", f"-{number}", str(worker.pid)], check=True)
     assert_same_batches([*reader], loader_of("packed"))
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}

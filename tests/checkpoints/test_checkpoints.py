@@ -486,6 +486,18 @@ def test_latest_passes_over_what_the_disk_cannot_read(tmp_path: Path, monkeypatc
     assert (tmp_path / "checkpoint_step_1.safetensors").exists()
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_has_the_name_of_a_checkpoint_and_is_no_file_is_never_waited_for(tmp_path: Path, make: Any) -> None:
+    save_all(tmp_path, "checkpoint_step_1.safetensors")
+    for name in ("checkpoint_last.safetensors", "checkpoint_best.safetensors"):
+        make(tmp_path / name)
+    with pytest.warns(UserWarning, match=r"checkpoint_last.safetensors is no file"):
+        assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_1.safetensors"
+    with pytest.raises(OSError, match="is no file"):
+        load_checkpoint(tmp_path / "checkpoint_last.safetensors")
+    save_all(tmp_path, "checkpoint_step_2.safetensors")
+
+
 def test_latest_does_not_go_back_behind_a_file_that_belongs_to_another_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,16 @@
 """Claims about the command line: what it prints, and the code it ends with."""
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import safetensors.torch
@@ -172,6 +176,48 @@ def test_a_tilde_is_the_home_folder_wherever_a_command_writes(text, tmp_path, mo
     assert main(["export", str(home / "runs" / "toy"), "--to=~/exported"]) == 0
     assert {path.name for path in home.iterdir()} >= {"runs", "plot.png", "exported"}
     assert not Path("~").exists()
+
+
+# A stream that nobody reads
+
+
+@contextmanager
+def lost(kind: str, buffering: int = 1) -> Iterator[TextIO]:
+    """A stream whose reader has gone, as after `| head`; one of a terminal that was closed; one to a full disk."""
+    reading, writing = os.openpty() if kind == "terminal" else os.pipe()
+    os.close(reading)
+    with open("/dev/full" if kind == "full disk" else writing, "w", buffering) as stream:
+        yield stream
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "full disk"])
+def test_a_run_to_which_nobody_listens_any_more_is_trained_to_its_end(text, monkeypatch, kind):
+    with lost(kind) as out, lost(kind) as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert main(train(text, "--training.max_steps=3")) == 0
+    folder = text.parent / "runs" / "toy"
+    assert load_checkpoint(folder / "checkpoint_last.safetensors")["step"] == 3
+    assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("kind", "code", "told"), [("pipe", 0, ""), ("full disk", 2, "No space left on device")])
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_a_command_that_only_prints_ends_quietly_where_its_reader_has_gone(
+    monkeypatch, capsys, kind, buffering, code, told
+):
+    with lost(kind, buffering) as out:  # flushed as it is closed, as Python does when it ends
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["completion", "bash"]) == code
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_says_where_it_goes_on_without_standard_output(text, monkeypatch, recwarn):
+    with lost("pipe") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        main(train(text, "--training.max_steps=1"))
+    (said,) = [str(one.message) for one in recwarn if "standard output" in str(one.message)]
+    assert said == "the run goes on without standard output ([Errno 32] Broken pipe)"
 
 
 # A range test from the command line

@@ -47,6 +47,16 @@ def test_an_earlier_export_is_renewed_and_an_empty_folder_is_filled(finished, tm
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
 
 
+def test_an_export_through_a_link_goes_where_it_leads(finished, tmp_path):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "link").symlink_to("exported")
+    for _ in range(2):
+        assert main(export(finished, tmp_path / "link")) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "link"]
+    assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == sorted(FILES)
+
+
 @pytest.mark.parametrize("other", ["notes.txt", "config.json", "model.safetensors"])
 def test_a_folder_that_holds_something_else_stays_as_it_is(finished, tmp_path, capsys, other):
     (tmp_path / other).write_text("{}")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lm.monitoring import JSONLLogger, Observers
+from course_lm.monitoring import History, JSONLLogger, Observers
 from tests.records import Recorder, lines_of, train_record
 
 
@@ -139,6 +140,31 @@ def test_jsonl_that_needs_no_cut_is_not_rewritten(tmp_path: Path) -> None:
     logger.start(1, None)
     assert logger.path.stat().st_ino == before.st_ino
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_jsonl_that_is_removed_while_the_run_goes_on_is_written_anew(tmp_path: Path, kept: bool) -> None:
+    history = History()
+    logger = JSONLLogger(tmp_path / "run" / "metrics.jsonl", history if kept else None)
+    logger.start(0, None)
+    for step in range(1, 5):
+        record = train_record(step) | ({"partial": True} if step == 4 else {})
+        history.append(record)
+        logger.log(record)
+        if step == 2:
+            shutil.rmtree(tmp_path / "run")
+    logger.close()
+    assert [line["step"] for line in lines_of(logger.path)] == ([1, 2, 3, 4] if kept else [3, 4])
+
+
+def test_jsonl_waits_for_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    recorder = Recorder()
+    observers = Observers([JSONLLogger(tmp_path / "metrics.jsonl"), recorder])
+    with pytest.warns(UserWarning, match=r"metrics.jsonl is no file\); training goes on without it"):
+        observers.start(0, None)
+    observers.log(train_record(1))
+    assert recorder.told == [("start", 0, None), train_record(1)]
 
 
 def test_observers_are_closed_in_the_reverse_order_of_their_start() -> None:

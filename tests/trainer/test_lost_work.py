@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -132,8 +134,13 @@ def a_record_that_cannot_be_made(folder: Path, patch: pytest.MonkeyPatch) -> Non
     run(folder)
 
 
+def a_program_that_exits(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    run(folder, Watched(5, lambda: sys.exit("enough")))
+
+
 PLACES = {
     a_bad_batch: 2,
+    a_program_that_exits: 2,
     a_lost_worker: 2,
     a_compiler_that_was_killed: 2,
     memory_in_a_validation: 2,
@@ -144,7 +151,8 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_error_first_saves_every_completed_step(place, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises((ValueError, RuntimeError, OSError, MemoryError)) as caught:
+    errors = (ValueError, RuntimeError, OSError, MemoryError, SystemExit)
+    with monkeypatch.context() as patch, pytest.raises(errors) as caught:
         place(tmp_path, patch)
     steps = PLACES[place]
     assert caught.value.__notes__ == [f"all {steps} steps are saved: run it again to go on from {tmp_path / NAME}"]
@@ -174,6 +182,24 @@ def test_an_update_that_was_broken_off_is_never_saved(tmp_path):
         f"step 12 could not be saved: the newest checkpoint in {tmp_path / NAME} is where it goes on"
     ]
     assert (tmp_path / NAME / LAST).read_bytes() == before
+
+
+def test_an_error_while_the_best_weights_come_back_leaves_the_last_ones_saved(tmp_path, monkeypatch):
+    def half_way(model: nn.Module, weights: Any) -> None:
+        torch.nn.init.zeros_(next(model.parameters()))
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(loop, "load_weights", half_way)
+        run(tmp_path, restore_best=True)
+    goes_on(tmp_path)
+
+
+def test_a_folder_that_is_removed_while_it_trains_is_whole_again_where_the_run_ends(tmp_path):
+    run(tmp_path, model=at_micro_batch(9, lambda: shutil.rmtree(tmp_path / NAME)))
+    mine, other = outcome(tmp_path), unbroken()
+    for part in ("lines", "config", "checkpoints"):
+        assert_same(mine[part], other[part])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +277,7 @@ def while_it_reads(folder: Path, patch: pytest.MonkeyPatch, act: Act) -> Trainer
 DONE = {in_a_step: 3, in_a_save: 4, in_a_validation: 2, while_it_reads: 3}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("place", DONE)
 def test_a_signal_ends_the_run_saved_wherever_it_comes(place, number, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
@@ -259,6 +285,22 @@ def test_a_signal_ends_the_run_saved_wherever_it_comes(place, number, tmp_path, 
     assert (trainer.interrupted, trainer.step, saved_step(tmp_path)) == (number, DONE[place], DONE[place])
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"stopped by {number.name} after step {trainer.step}: ")
     assert trainer.model.training
+    goes_on(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "steps"), [(signal.SIGINT, 2), (signal.SIGTERM, 2), (signal.SIGHUP, 3), (signal.SIGXCPU, 3)]
+)
+def test_a_second_signal_ends_a_step_that_hangs_or_has_no_effect_and_no_step_is_lost(number, steps, tmp_path):
+    handlers = signal.getsignal(number)
+
+    def twice() -> None:
+        kill(number)()
+        kill(number)()
+
+    trainer = run(tmp_path, model=at_micro_batch(5, twice))
+    assert (trainer.interrupted, trainer.step, saved_step(tmp_path)) == (number, steps, steps)
+    assert signal.getsignal(number) == handlers
     goes_on(tmp_path)
 
 

@@ -16,16 +16,19 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from course_lm.batching import labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.monitoring import History
+from course_lm.run_records import lock_of
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer, resume
 from course_lm.trainer.resume import check_rates, check_same_run
-from course_lm.trainer.run import default_observers, on_interrupt, sole_writer
+from course_lm.trainer.run import Interrupted, default_observers, on_interrupt, sole_writer
+from course_lm.use.run_folder import is_locked
 from tests import training_run
 from tests.fork_server import started
 from tests.sets import draws, of_set
@@ -406,6 +409,17 @@ def test_resume_never_starts_anew_and_keeps_the_old_run(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["toy", "toy.1", "toy.2"]
 
 
+def test_a_link_to_a_folder_stays_where_a_run_starts_anew_and_leads_to_the_new_one(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "toy").symlink_to("elsewhere")
+    start("list", tmp_path)
+    trainer = trainer_of(configure(tmp_path, resume="never"))
+    trainer.train(loader_of("list"), loader_of("list"))
+    assert (tmp_path / "toy").readlink() == Path("elsewhere")
+    assert (tmp_path / "elsewhere.1" / "checkpoint_last.safetensors").exists()
+    assert load_checkpoint(tmp_path / "elsewhere" / "checkpoint_last.safetensors")["step"] == trainer.step
+
+
 # The folder and its loggers
 
 
@@ -472,6 +486,33 @@ def test_a_run_outside_the_main_thread_is_ended_by_stop_and_goes_on(tmp_path):
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
 
+@pytest.mark.parametrize("name", ["toy", "link", "runs/toy", "nested/../link", "nested/link"])
+def test_a_folder_is_one_by_all_its_names(tmp_path, name):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "nested").mkdir()
+    for link, place in {"link": "toy", "runs": tmp_path, "nested/link": "../link"}.items():
+        (tmp_path / link).symlink_to(place)
+    with FileLock(lock_of(tmp_path / "toy")):
+        assert is_locked(tmp_path / name)
+        with pytest.raises(BlockingIOError, match="another process is training in"), sole_writer(tmp_path / name):
+            pass
+
+
+def test_a_link_that_leads_nowhere_is_refused_in_one_line(tmp_path):
+    for name, place in {"toy": "toy", "other": "gone"}.items():
+        (tmp_path / name).symlink_to(place)
+        with pytest.raises(NotADirectoryError, match="is no folder"), sole_writer(tmp_path / name):
+            pass
+
+
+def test_who_lists_runs_keeps_none_from_starting(tmp_path):
+    reader = FileLock(lock_of(tmp_path / "toy"), thread_local=False)
+    reader.acquire()
+    threading.Timer(0.2, reader.release).start()
+    with sole_writer(tmp_path / "toy"):
+        pass
+
+
 def test_a_folder_is_free_again_when_its_process_has_died(tmp_path):
     program = tmp_path / "hold.py"
     program.write_text(f"""
@@ -512,13 +553,15 @@ def test_the_best_weights_that_cannot_be_read_leave_the_last_ones_with_a_warning
     assert_same(dict(trainer.model.state_dict()), last)
 
 
-def test_the_first_signal_notifies_and_the_second_has_its_usual_effect():
+def test_the_first_signal_notifies_the_second_ends_the_step_and_the_third_has_its_usual_effect():
     numbers: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with pytest.raises(KeyboardInterrupt), on_interrupt(numbers.append):
         assert all(signal.getsignal(number) is not before[number] for number in before)
         os.kill(os.getpid(), signal.SIGINT)
         assert numbers == [signal.SIGINT]
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
     assert numbers == [signal.SIGINT]
     assert {number: signal.getsignal(number) for number in before} == before

@@ -42,8 +42,6 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """The sessions in the folder's `made_by.json`; none where there is no such file, or it cannot be read."""
-    if not (folder / SESSIONS).is_file():  # who reads a pipe may wait for ever
-        return []
     try:
         with open_regular(folder / SESSIONS) as file:
             sessions = json.load(file)["sessions"]

@@ -186,7 +186,7 @@ def _flat(tree: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 def _read_records(path: Path) -> list[Record]:
     """The records of training and validation; the last line may be torn, as a killed process leaves it."""
-    if not path.is_file():
+    if not path.exists():
         return []
     with open_regular(path) as file:
         content = file.read()

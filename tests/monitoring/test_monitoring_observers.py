@@ -161,7 +161,7 @@ def test_jsonl_waits_for_no_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
     recorder = Recorder()
     observers = Observers([JSONLLogger(tmp_path / "metrics.jsonl"), recorder])
-    with pytest.warns(UserWarning, match=r"metrics.jsonl is no file\); training goes on without it"):
+    with pytest.warns(UserWarning, match=r"metrics.jsonl is no regular file\); training goes on without it"):
         observers.start(0, None)
     observers.log(train_record(1))
     assert recorder.told == [("start", 0, None), train_record(1)]

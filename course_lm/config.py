@@ -165,11 +165,6 @@ class LoopConfig(Section):
             ends = f"null, or end with max_steps, which is {shown(self.max_steps)}"
             require(lengths[-1][1] == self.max_steps, "lengths", ends, lengths)
 
-    def unread(self) -> dict[str, str]:
-        """What a run without patience does not look at."""
-        patient = self.early_stopping_patience is not None
-        return {} if patient else {"early_stopping_threshold": "early_stopping_patience null"}
-
     @property
     def first_length(self) -> int | None:
         """The steps that a schedule, or a curriculum over steps, is made for."""

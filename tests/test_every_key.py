@@ -19,7 +19,7 @@ import yaml
 
 import course_lm
 from course_lm.cli.options import config_parser, parse_config
-from course_lm.config import DataConfig, LoopConfig, TrainingConfig
+from course_lm.config import DataConfig, TrainingConfig
 from course_lm.curriculum import CurriculumTrainingManager
 from course_lm.curriculum.settings import SETTINGS, CurriculumConfig, DynamicSettings, keys_of
 from course_lm.distributed.settings import DistributedConfig
@@ -101,7 +101,6 @@ BESIDE: dict[tuple[type[Section], str], Tree] = {
     **{(ScheduleConfig, key): {"type": "step"} for key in ("milestones", "step_size", "gamma")},
     (ScheduleConfig, "timescale"): {"type": "inverse_sqrt"},
     (ScheduleConfig, "decay_ratio"): {"type": "warmup_stable_decay"},
-    (LoopConfig, "early_stopping_threshold"): {"early_stopping_patience": 1},
     (CurriculumConfig, "step_epochs"): {"schedule": "step"},
     **{(CurriculumConfig, key): {"strategy": "dynamic"} for key in ("adaptation_rate", "performance_window")},
     (CurriculumConfig, "end_threshold"): {"start_threshold": 0},
@@ -345,6 +344,8 @@ def test_a_choice_of_the_command_line_drops_what_it_does_not_read_of_a_file(name
     assert getattr(config.optimizer, key) == (value if choice.type in readers else getattr(OptimizerConfig(), key))
 
 
+# Some keys are read and win over no other, as they say: `warmup_ratio` beside `warmup_steps`, `num_epochs` beside
+# `max_steps`; `early_stopping_threshold` waits for a patience, which may be given later; schedule "none" admits all.
 # Keys that the code does not look at by their names, and what does.
 READ_TOGETHER = {
     **dict.fromkeys(("label_smoothing", "z_loss"), "loss.build_loss gives all to the loss"),

@@ -416,14 +416,14 @@ class Trainer(Explained):
         return not skipped
 
     def _group_rates(self) -> list[dict[str, Any]]:
-        """What decides the rate of each group; before the first step a group may still be given an `lr_scale`."""
+        """What decides the rate of each group; before the first step an `lr_scale` may be given, or a group added."""
         keys = ("lr", "lr_scale") if self.step else ("lr",)
         return [{key: group[key] for key in keys if key in group} for group in self.optimizer.param_groups]
 
     def _check_rates(self) -> None:
         """Refuse rates that somebody has changed by hand, once they are put back so that the run can be saved."""
         then, now, groups = self._rates, self._group_rates(), self.optimizer.param_groups
-        if then is None or then == now:
+        if then is None or then == (now if self.step else now[: len(then)]):
             return
         del groups[len(then) :]
         for group, one in zip(groups, then):

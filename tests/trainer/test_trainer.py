@@ -685,6 +685,15 @@ def test_a_scale_may_be_given_before_the_first_step_and_the_run_goes_on_with_it(
     assert (trainer.step, trainer.optimizer.param_groups[0]["lr"]) == (4, 0.005)
 
 
+def test_a_group_may_be_added_before_the_first_step():
+    model = tiny_gpt()
+    optimizer = torch.optim.SGD([model.norm.weight], lr=1e-2)
+    trainer = Trainer(model, configure(max_steps=2), optimizer=optimizer)
+    optimizer.add_param_group({"params": [model.norm.bias], "lr_scale": 0.5})
+    trainer.train(toy_batches(2))
+    assert [group.get("lr_scale", 1.0) for group in optimizer.param_groups] == [1.0, 0.5]
+
+
 of_trainer: Any = Trainer  # a type checker would refuse the calls as well
 dynamic: Any = DynamicCurriculum
 length: Any = LengthBasedCurriculum

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from course_lm.checkpoints import atomic_file
 from course_lm.curriculum.settings import CurriculumConfig, gather_settings
@@ -25,6 +25,7 @@ from course_lm.reproducibility import seed_everything as seed_everything
 from course_lm.schedules import ScheduleConfig
 from course_lm.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE
 from course_lm.validation import (
+    PLACES,
     Count,
     NotNegative,
     Positive,
@@ -40,6 +41,8 @@ from course_lm.yaml_tree import dump_yaml, read_yaml_file
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 LONGEST_ROW = 2**20  # tokens; attention over one that long would need a terabyte
+MOST_EPOCHS = 10**6  # whose steps are counted before the first one
+MOST_MINUTES = 10**7  # 19 years
 MOST_WORKERS = 256  # each is a process, twice over where training and validation are read at a time
 Folder = Annotated[str, Text("a folder")]
 LENGTHS = ("max_steps", "time_budget", "num_epochs")  # keys of `training`: the first that is given decides the length
@@ -124,9 +127,9 @@ class LoopConfig(Section):
 
     batch_size: Count = 32
     gradient_accumulation_steps: Count = 4
-    num_epochs: Count = 10
+    num_epochs: Annotated[int, Within(1, MOST_EPOCHS)] = 10
     max_steps: Count | None = None
-    time_budget: Positive | None = None
+    time_budget: Annotated[float, Within(0, MOST_MINUTES, "(]")] | None = None
     lengths: list[list[int]] | None = None
     max_grad_norm: Positive | None = 1.0
     max_grad_value: Positive | None = None
@@ -226,7 +229,7 @@ class TrainingConfig(Section):
         """
         section = tree.get("curriculum") if isinstance(tree, Mapping) else None  # else `updated` refuses it
         try:
-            if isinstance(section, Mapping):
+            if isinstance(section, Mapping) and section:
                 tree = {**tree, "curriculum": gather_settings(section, self.curriculum, "curriculum.")}
             tree = _with_one_length(tree)
             return updated(self, tree)
@@ -243,6 +246,27 @@ class TrainingConfig(Section):
 def sections() -> dict[str, type]:
     """The dataclass of each section of the tree, by name."""
     return {name: type(part) for name, part in vars(TrainingConfig()).items() if dataclasses.is_dataclass(part)}
+
+
+# What other tools call a key; one that is not here has the name that it has here.
+OTHER_NAMES = {
+    "data.max_length": "block_size max_seq_len max_seq_length",
+    "model.n_layer": "n_layers num_hidden_layers num_layers",
+    "optimizer.epsilon": "adam_epsilon eps",
+    "optimizer.learning_rate": "lr max_lr",
+    "training.batch_size": "per_device_train_batch_size train_batch_size",
+    "training.early_stopping_patience": "patience",
+    "training.gradient_accumulation_steps": "accumulate_grad_batches accumulation_steps",
+    "training.max_grad_norm": "clip_grad_norm grad_clip gradient_clip_val gradient_clipping",
+    "training.max_steps": "max_iters num_training_steps",
+    "training.num_epochs": "epochs max_epochs num_train_epochs",
+    "training.output_dir": "checkpoint_dir save_dir",
+    "training.precision": "bf16 fp16 mixed_precision",
+}
+for _name, _kind in sections().items():
+    for _key in get_type_hints(_kind):
+        for _word in (_key, *OTHER_NAMES.get(f"{_name}.{_key}", "").split()):
+            PLACES.setdefault(_word, []).append(f"{_name}.{_key}")
 
 
 def _with_one_length(tree: Any) -> Any:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from course_lm.validation import Count, Section, Within, require, require_whole
 
+DEEPEST = 1_000  # blocks
 WIDEST = 2**20  # a matrix of a much wider model has more bytes than torch can count
 
 
@@ -38,7 +39,7 @@ class ModelConfig(Section):
             even width.
     """
 
-    n_layer: Count = 4
+    n_layer: Annotated[int, Within(1, DEEPEST)] = 4
     n_head: Count = 4
     d_model: Annotated[int, Within(1, WIDEST)] = 128
     dropout: Annotated[float, Within(0, 1, "[)")] = 0.1

@@ -11,7 +11,7 @@ rates in their place.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from course_lm.shards import is_sharded, part_of
 from course_lm.validation import NotNegative, Positive, Section, Within, is_number, require, shown
 
 Groups = list[dict[str, Any]]
+_DRIVEN = "_rates_set_by_course_lm"  # an attribute of optimizers
 Decay = Annotated[float, Within(0, 1, "[)")]  # of a moving average: what stays from step to step
 FUSED_DEVICES = ("cpu", "cuda")
 
@@ -78,7 +79,7 @@ else:
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
-    """Which optimizer, and its numbers. Each type reads only the ones that it has.
+    """Which optimizer, and its numbers. Each type reads only the ones that it has, see `unread`.
 
     Args:
         type: a name in `OPTIMIZERS`.
@@ -100,6 +101,11 @@ class OptimizerConfig(Section):
     epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.01
     momentum: Decay = 0.9
+
+    def unread(self) -> dict[str, str]:
+        """The numbers that what builds this type does not look at."""
+        read = {"type", "weight_decay", *OPTIMIZERS[self.type].__code__.co_names}
+        return {part.name: f"type {self.type}" for part in fields(self) if part.name not in read}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -175,6 +181,7 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     Raises TypeError and ValueError as `group_rates` does, before any group has changed.
     """
     groups, rates = optimizer.param_groups, group_rates(optimizer, lr)
+    vars(optimizer)[_DRIVEN] = True
     for group, rate in zip(groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)  # a captured CUDA graph reads this very tensor
@@ -202,7 +209,7 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
     that). Where some have one, the others get 1; then the rates must be equal, or in proportion to the scales.
 
     Raises TypeError and ValueError for an `lr_scale` that is no finite number of at least 0, and ValueError where
-    rates and scales contradict each other.
+    rates and scales contradict each other, or where equal rates have been changed since they were set here.
     """
     groups = optimizer.param_groups
     seen: set[int] = set()
@@ -227,6 +234,11 @@ def fix_lr_scales(optimizer: Optimizer) -> None:
                 f"proportion to the scales {scales}: give every group an lr_scale, or none"
             )
     else:
+        if _DRIVEN in vars(optimizer) and len(set(rates)) > 1:
+            raise ValueError(
+                f"the parameter groups had one rate, and have the rates {rates} now: what sets it at each step would "
+                "take these for their ratios; give the groups an lr_scale instead"
+            )
         largest = max(rates)
         scales = [rate / largest if largest > 0 else 1.0 for rate in rates]  # rates that are all 0 have no ratios
     # Equal rates stay equal without a mark; a tensor gets one all the same, so that it is read from its device once.

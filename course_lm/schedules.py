@@ -151,7 +151,7 @@ else:
 
 @dataclass(frozen=True)
 class ScheduleConfig(Section):
-    """Which schedule, and its numbers. Each type reads only the ones that its function takes.
+    """Which schedule, and its numbers. Each type reads only the ones that its function takes, see `unread`.
 
     Args:
         type: a name in `SCHEDULES`; with and without "_with_warmup" it is the same.
@@ -181,10 +181,11 @@ class ScheduleConfig(Section):
     timescale: Count | None = None
     decay_ratio: Annotated[float, Within(0, 1)] = 0.1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        alone = self.milestones is None or self.step_size is None
-        require(alone, "step_size", "null where milestones are given", self.step_size)
+    def unread(self) -> dict[str, str]:
+        """The numbers that the function of this type does not look at."""
+        read = {"type", "warmup_ratio", *inspect.signature(SCHEDULES[self.type]).parameters}
+        unread = {part.name: f"type {self.type}" for part in fields(self) if part.name not in read}
+        return unread if self.milestones is None else {**unread, "step_size": "milestones"}
 
 
 def build_schedule(config: ScheduleConfig, *, peak_lr: float, total_steps: int) -> Callable[[int], float]:

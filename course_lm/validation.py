@@ -6,6 +6,7 @@ same sections, so the same mistake has the same message everywhere.
 """
 
 import difflib
+import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,10 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from numbers import Integral, Real
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Owners = Mapping[str, Sequence[str]]
+PLACES: dict[str, list[str]] = {}  # where a key stands in the tree, by its name here or elsewhere: `config` fills it in
 
 SHOWN_CHARACTERS = 120
 LARGEST_INT = 2**63 - 1  # what torch and every file format of the package can hold
@@ -102,15 +104,40 @@ class Section:
     Values are plain data, so that what is written to YAML reads back the same. An int is also a float; 3.0 is no int
     and True is no number. A NumPy number, or a tensor that holds one, is replaced by the plain number.
 
+    A word among choices may have capitals. `enabled` left out is true where another key has a value of its own.
+
     Raises ValueError naming key, value and what is accepted.
     """
+
+    def __new__(cls, *arguments: Any, **values: Any) -> Self:
+        """Refuse a key that the section does not have, as in a file."""
+        check_keys(values, [part.name for part in fields(cls)])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         values = vars(self)
         for key, hint in get_type_hints(type(self), include_extras=True).items():
             if getattr(values[key], "ndim", None) == 0:
                 values[key] = values[key].item()  # a frozen dataclass lets itself be changed in no plainer way
+            if isinstance(values[key], str) and not _fits(values[key], hint) and _fits(values[key].lower(), hint):
+                values[key] = values[key].lower()
             require_kind(values[key], hint, key)
+            if isinstance(values[key], Section):
+                values[key].require_read(f"{key}.")
+        if values.get("enabled", False) is None:
+            # pyrefly: ignore[unexpected-keyword]
+            values["enabled"] = replace(self, enabled=False) != type(self)(enabled=False)
+
+    def unread(self) -> dict[str, str]:
+        """The keys that nothing looks at beside the values of others, and which these are: "type sgd"."""
+        return {}
+
+    def require_read(self, where: str = "") -> None:
+        """Raise ValueError for an unread key whose value is not the default."""
+        defaults = vars(type(self)())
+        for key, why in self.unread().items():
+            value, accepted = vars(self)[key], f"left out, as nothing reads it beside {why}"
+            require(value == defaults[key], f"{where}{key}", accepted, value)
 
 
 SectionType = TypeVar("SectionType", bound=Section)
@@ -120,7 +147,8 @@ def updated(base: SectionType, tree: Any, where: str = "", owners: Owners | None
     """The section `base` with the values of `tree` in place of its own, and so on in nested sections.
 
     Args:
-        tree: keys and values; keys that it leaves out keep their values.
+        tree: keys and values; keys that it leaves out keep their values, where these are still read. What is not
+            empty switches a section on that has a key `enabled`, unless it says otherwise.
         where: precedes the keys in messages, such as "data.".
         owners: see `check_keys`.
 
@@ -128,10 +156,13 @@ def updated(base: SectionType, tree: Any, where: str = "", owners: Owners | None
         ValueError: an unknown key, or a value that its section refuses.
     """
     check_keys(tree, [part.name for part in fields(base)], where, owners)
-    held = vars(base)
+    held, defaults = vars(base), vars(type(base)())
     parts = {key: updated(held[key], tree[key], f"{where}{key}.", owners) for key in tree if is_dataclass(held[key])}
+    switch = {"enabled": True} if "enabled" in held and tree else {}
     try:
-        return replace(base, **{**tree, **parts})
+        made = replace(base, **{**switch, **tree, **parts})
+        # what the new values leave unread, and the tree does not hold, is as if nobody had ever given it
+        return replace(made, **{key: defaults[key] for key in made.unread() if key not in tree})
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
 
@@ -146,8 +177,19 @@ def check_keys(tree: Any, accepted: Sequence[str], where: str = "", owners: Owne
         if key not in accepted:
             others = (owners or {}).get(key, [])
             under = next((f", here under {where}{other}" for other in others if other in accepted), "")
-            hint = f"it belongs to {' and '.join(others)}{under}; " if others else did_you_mean(key, accepted, where)
+            hint = f"it belongs to {' and '.join(others)}{under}; " if others else place_of(key)
+            hint = hint or did_you_mean(key, accepted, where)
             raise ValueError(f"unknown key {where}{one_line(key)}; {hint}accepted: {', '.join(accepted)}")
+
+
+def place_of(key: object, among: Iterable[str] | None = None, before: str = "") -> str:
+    """The hint "here it is …; " for a key of another section, or of another tool; or nothing.
+
+    among: names of which alone it speaks, `before` included.
+    """
+    places = [f"{before}{place}" for place in PLACES.get(str(key), ())]
+    known = [place for place in places if among is None or place in among]
+    return f"here it is {' or '.join(known)}; " if known else ""
 
 
 def did_you_mean(word: object, accepted: Iterable[str], where: str = "") -> str:
@@ -218,6 +260,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 _EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class Explained:
+    """A class that answers arguments which it does not take with the names of those that it takes."""
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        """Raise TypeError, in one line."""
+        signature = inspect.signature(cls.__init__)
+        try:
+            signature.bind_partial(None, *arguments, **keywords)  # partly, as a copy is made without any
+        except TypeError as error:
+            raise TypeError(f"{error}; {cls.__name__} takes {', '.join([*signature.parameters][1:])}") from None
+        return super().__new__(cls)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

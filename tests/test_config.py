@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lm.config import DataConfig, LoopConfig, TrainingConfig, find_config
+from course_lm.config import OTHER_NAMES, DataConfig, LoopConfig, TrainingConfig, find_config, sections
 from course_lm.curriculum import CurriculumConfig
 from course_lm.loss import LossConfig
 from course_lm.model import ModelConfig
@@ -50,7 +51,7 @@ def refusal(folder: Path, text: str) -> str:
 
 
 def test_the_documented_values_are_the_defaults_but_for_times_and_what_compiles_by_itself(tmp_path):
-    times = CurriculumConfig(num_epochs=10, warmup_epochs=2)
+    times = CurriculumConfig(enabled=False, num_epochs=10, warmup_epochs=2)
     documented = TrainingConfig(curriculum=times, training=LoopConfig(compile=False))
     assert TrainingConfig.from_yaml(write(tmp_path, DOCUMENTED_TREE)) == documented
 
@@ -95,6 +96,46 @@ def test_a_refusal_says_what_is_accepted_and_what_was_meant(tmp_path, text, part
 )
 def test_values_that_do_not_fit_each_other_are_refused(tmp_path, text, line):
     assert f": {line}" in refusal(tmp_path, text)
+
+
+PLACED = [
+    ({"learning_rate": 1}, "optimizer.learning_rate"),
+    ({"seed": 1}, "training.seed"),
+    ({"lr": 1}, "optimizer.learning_rate"),
+    ({"epochs": 3}, "training.num_epochs"),
+    ({"training": {"warmup_steps": 5}}, "lr_scheduler.warmup_steps or curriculum.warmup_steps"),
+    ({"training": {"fp16": True}}, "training.precision"),
+    ({"data": {"batch_size": 4}}, "training.batch_size"),
+    ({"data": {"per_device_train_batch_size": 4}}, "training.batch_size"),
+    ({"optimizer": {"gradient_clipping": 1}}, "training.max_grad_norm"),
+    ({"optimizer": {"eps": 1}}, "optimizer.epsilon"),
+    ({"curriculum": {"patience": 3}}, "training.early_stopping_patience"),
+    ({"model": {"checkpoint_dir": "x"}}, "training.output_dir"),
+]
+
+
+@pytest.mark.parametrize(("tree", "place"), PLACED, ids=str)
+def test_a_key_at_the_wrong_level_or_of_another_tool_is_told_where_it_stands(tree, place, tmp_path):
+    assert f"; here it is {place}; accepted: " in refusal(tmp_path, yaml.safe_dump(tree))
+    (name, value), *_ = tree.items()
+    kind, values = (sections()[name], value) if isinstance(value, dict) else (TrainingConfig, tree)
+    with pytest.raises(ValueError, match=f"^unknown key .*; here it is {place}; accepted: "):
+        kind(**values)
+
+
+def test_every_name_of_another_tool_stands_for_a_key_and_is_none():
+    for place in OTHER_NAMES:
+        section, key = place.split(".")
+        assert key in vars(sections()[section]())
+    keys = {key for kind in sections().values() for key in vars(kind())}
+    assert not keys & {name for names in OTHER_NAMES.values() for name in names.split()}
+
+
+def test_a_choice_may_have_capitals(tmp_path):
+    text = "optimizer: {type: AdamW}\nlr_scheduler: {type: Cosine}\ntraining: {precision: BF16}\n"
+    config = TrainingConfig.from_yaml(write(tmp_path, text + "curriculum: {strategy: Length, max_length: 3}"))
+    assert (config.optimizer.type, config.lr_scheduler.type) == ("adamw", "cosine")
+    assert (config.training.precision, config.curriculum.strategy) == ("bf16", "length")
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), np.array([8]), torch.tensor([8]), 1j], ids=repr)

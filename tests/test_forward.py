@@ -711,7 +711,9 @@ def test_a_model_without_a_parameter_is_refused():
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_prompt_outside_the_vocabulary_is_refused(token):
     model = GPT(ModelConfig(1, 1, 4), VOCABULARY, LONGEST)
-    with pytest.raises(ValueError, match=f"prompt_ids must be whole numbers from 0 to 22, the model's vocabulary, got {token}"):
+    with pytest.raises(
+        ValueError, match=f"prompt_ids must be whole numbers from 0 to 22, the model's vocabulary, got {token}"
+    ):
         generate(model, [1, token], max_new_tokens=1)
 
 

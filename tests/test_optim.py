@@ -369,6 +369,31 @@ def refusal(kind: type[Exception] | tuple[type[Exception], ...], act: Callable[[
     return str(caught.value)
 
 
+@pytest.mark.parametrize("now", [[0.0, 0.1], [0.1, 0.05], [0.3, 0.1]])
+def test_equal_rates_that_are_changed_by_hand_between_steps_are_refused(now):
+    """They were taken for the ratios of the groups: one that was set to 0 once was frozen for ever."""
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(groups_of(model, {}, {}), lr=0.1)
+    train_step(model, [BATCH], optimizer, lr=0.1)
+    for group, rate in zip(optimizer.param_groups, now):
+        group["lr"] = rate
+    said = refusal(ValueError, lambda: train_step(model, [BATCH], optimizer, lr=0.1))
+    assert f"have the rates {now} now" in said and "lr_scale" in said
+    for group in optimizer.param_groups:
+        group["lr_scale"] = group["lr"] / max(now)
+    train_step(model, [BATCH], optimizer, lr=0.1)
+    assert rates_of(optimizer) == pytest.approx([0.1 * rate / max(now) for rate in now])
+
+
+def test_rates_may_be_set_by_hand_after_a_sweep():
+    model = TinyLanguageModel()
+    optimizer = torch.optim.SGD(groups_of(model, {}, {}), lr=0.1)
+    find_lr(model, [BATCH], optimizer, num_iter=5)
+    optimizer.param_groups[0]["lr"] = 0.05
+    train_step(model, [BATCH], optimizer, lr=0.2)
+    assert rates_of(optimizer) == [0.1, 0.2]
+
+
 some_rates = st.lists(st.sampled_from([0.0, 1e-5, 1e-4, 3e-4, 1e-3, 0.5]), min_size=2, max_size=3).filter(any)
 run_rates = st.lists(st.sampled_from([0.0, 1e-3, 0.2]), min_size=1, max_size=4)
 

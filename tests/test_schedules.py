@@ -15,6 +15,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
 
 from course_lm import schedules
+from course_lm.config import TrainingConfig
 from course_lm.schedules import ScheduleConfig, ScheduleLR, ScheduleType, build_schedule
 
 TYPES = get_args(ScheduleType)
@@ -148,8 +149,8 @@ def test_milestones_count_from_the_start_of_the_run_not_from_the_end_of_the_warm
 
 
 def test_milestones_and_a_step_size_exclude_each_other():
-    with pytest.raises(ValueError, match="step_size must be null where milestones are given, got 3"):
-        ScheduleConfig("step", milestones=[5], step_size=3)
+    with pytest.raises(ValueError, match="step_size must be left out, as nothing reads it beside milestones, got 3"):
+        TrainingConfig(lr_scheduler=ScheduleConfig("step", milestones=[5], step_size=3))
 
 
 @given(runs)

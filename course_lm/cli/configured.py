@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 
 from course_lm.cli.commands import COMMANDS, DEFAULT_CONFIG
 from course_lm.cli.options import config_parser, parse_config
@@ -36,8 +37,11 @@ def configured(name: str, file: str, rest: Sequence[str]) -> tuple[TrainingConfi
         sizes = settings_from(config.training.init_from)
         config, given = read(base.updated(sizes, f"training.init_from {config.training.init_from}"))
         check_sizes(config, sizes)
-    # in Python, what a file leaves out has the defaults of the classes
-    if not shipped and TrainingConfig.from_yaml(file) != TrainingConfig.from_yaml(file, base):
+    # in Python, what a file leaves out has the defaults of the classes, beside which it may be refused
+    alone = None
+    with suppress(ValueError):
+        alone = TrainingConfig.from_yaml(file)
+    if not shipped and alone != TrainingConfig.from_yaml(file, base):
         place = sys.stderr if getattr(given, "json", False) else sys.stdout
         print(f"what {file} leaves out is that of the shipped configuration {DEFAULT_CONFIG}", file=place)
     return with_text(config, given, base, file), given

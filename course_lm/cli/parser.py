@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_lm.validation import did_you_mean, one_line
+from course_lm.validation import did_you_mean, one_line, place_of
 
 Arguments = argparse._ActionsContainer  # to which arguments are added: a parser, or a group of one
 
@@ -21,7 +21,8 @@ class CommandParser(argparse.ArgumentParser):
         """Refuse `arguments`, which no option takes, if there are any; the first is compared with the options."""
         if arguments:
             name = arguments[0].split("=")[0]
-            hint = did_you_mean(name, self._option_string_actions)
+            key, options = name.lstrip("-").replace("-", "_").rpartition(".")[2], self._option_string_actions
+            hint = place_of(key, options, "--") or did_you_mean(name, options)
             if not name.startswith("-") and any(action.dest == "text" for action in self._actions):
                 hint = "TEXT is one path, before options; several are a glob in quotation marks, such as '*.txt'; "
             self.error(f"unrecognized argument {one_line(name)}; {hint}see {self.prog} --help")

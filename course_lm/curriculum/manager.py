@@ -39,6 +39,7 @@ class CurriculumTrainingManager:
         section = {**config, "strategy": strategy_type, "schedule": schedule_type}
         default = CurriculumConfig()
         self.config = updated(default, gather_settings(section, default))
+        self.config.require_read()
         self.seed = seed
         self.strategy = create_curriculum_strategy(self.config.strategy, self.config.strategy_settings)
         # For "performance" only an upper bound: the listener below holds the threshold.

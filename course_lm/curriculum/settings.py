@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from course_lm.validation import Count, NotNegative, Section, Within, check_keys, require, require_kind, shown, updated
 
@@ -136,6 +136,11 @@ class DynamicSettings(Section):
         low, high = self.min_threshold, self.max_threshold
         require(low <= high, "max_threshold", f"in [min_threshold ({low}), 1]", high)
 
+    def unread(self) -> dict[str, str]:
+        """The settings of the strategies that do not score."""
+        base = self.base_strategy
+        return {name: f"base_strategy {base}" for name in get_args(BaseStrategy) if name != base}
+
 
 # Every strategy that a configuration may name, and its settings; `difficulty.STRATEGIES` says how each scores.
 SETTINGS: dict[str, type[Section]] = {
@@ -173,7 +178,8 @@ class CurriculumConfig(Section):
     other keys: {strategy: length, max_length: 40} is {strategy: length, settings: {max_length: 40}}.
 
     Args:
-        enabled: false trains on everything, shuffled, from the first epoch on.
+        enabled: false trains on everything, shuffled, from the first epoch on; left out, true where another key is
+            given.
         strategy: how difficulty is measured; "random" is the control.
         settings: of the strategy, such as {min_length: 3} for "length".
         schedule: how the threshold rises; "none" admits everything.
@@ -192,7 +198,7 @@ class CurriculumConfig(Section):
             of the examples, the easiest ones.
     """
 
-    enabled: bool = False
+    enabled: bool | None = None
     strategy: StrategyName = "combined"
     settings: dict[str, Any] = field(default_factory=dict)
     schedule: Literal["linear", "root", "exponential", "geom", "step", "performance", "none"] = "linear"
@@ -220,6 +226,19 @@ class CurriculumConfig(Section):
         read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
         self._check_given_once()
 
+    def unread(self) -> dict[str, str]:
+        """The keys that this schedule and strategy do not look at; "none" looks at none, as its name says."""
+        schedule, times = f"schedule {self.schedule}", ("num_epochs", "warmup_epochs", "warmup_steps")
+        jumps, listens = self.schedule == "step", self.schedule == "performance"
+        rules = [
+            (listens, (*times, "num_steps"), schedule),
+            (not jumps, ("step_epochs", "step_thresholds"), schedule),
+            (jumps and self.step_epochs is not None, times, "step_epochs"),
+            (self.num_steps is not None, times[:2], "num_steps"),
+            (not listens and self.strategy != "dynamic", BOTH, f"{schedule} and strategy {self.strategy}"),
+        ]
+        return {key: why for holds, keys, why in rules if holds for key in keys}
+
     @property
     def strategy_settings(self) -> dict[str, Any]:
         """The settings that the strategy is built from: `settings`, and the keys that it shares with this section."""
@@ -246,9 +265,7 @@ class CurriculumConfig(Section):
 
         Raises ValueError where the warm-up leaves no time in half of the run, or counts epochs in a run of steps.
         """
-        # Jumps at given times need no total.
-        timed = self.schedule != "step" or self.step_epochs is None
-        if not timed or self.num_epochs is not None or self.num_steps is not None:
+        if self.num_epochs is not None or "num_epochs" in self.unread():
             return self
         if max_steps is None:
             half, warmup = -(-num_epochs // 2), self.warmup_epochs or 0
@@ -312,7 +329,10 @@ def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: s
         ValueError: a strategy or key that does not exist, a setting of another strategy, or one that is given twice
             with different values.
     """
-    strategy, settings = section.get("strategy", base.strategy), section.get("settings", base.settings)
+    strategy = section.get("strategy", base.strategy)
+    strategy = strategy.lower() if isinstance(strategy, str) else strategy
+    # the settings of another strategy than before are others
+    settings = section.get("settings", base.settings if strategy == base.strategy else {})
     require_kind(strategy, StrategyName, f"{where}strategy")
     require(isinstance(settings, Mapping), f"{where}settings", "keys and values", settings)
     own = keys_of(CurriculumConfig)
@@ -326,7 +346,9 @@ def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: s
 def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, strategy: str) -> Settings:
     """The settings of a strategy from a plain dict; ValueError names the key, the value and what is accepted."""
     try:
-        return updated(kind(), {} if config is None else config, owners=OWNERS)
+        settings = updated(kind(), {} if config is None else config, owners=OWNERS)
+        settings.require_read()
+        return settings
     except ValueError as error:
         raise ValueError(f"{strategy}: {error}") from None
 

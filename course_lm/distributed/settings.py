@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from course_lm.validation import Positive, Section, Within, require
+from course_lm.validation import Section, Within, require
 
 STRATEGIES = ("ddp", "fsdp", "hybrid")
 
@@ -23,7 +23,7 @@ class DistributedConfig(Section):
     strategy: Literal["auto", "ddp", "fsdp", "hybrid"] = "auto"
     shard_size: Annotated[int, Within(2)] | None = None
     checkpoint: Literal["full", "sharded"] = "full"
-    timeout_seconds: Positive = 600.0
+    timeout_seconds: Annotated[float, Within(0, 10**9, "(]")] = 600.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,10 +21,10 @@ class TrackerConfig(Section):
     """A section of a run's configuration that switches a tracker on; no step depends on it, so it may change later.
 
     Args:
-        enabled: send the records of the run to this tracker.
+        enabled: send the records of the run to this tracker; left out, true where another key is given.
     """
 
-    enabled: bool = False
+    enabled: bool | None = None
 
     def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
         """What logs a run with these `settings` that writes into `folder`."""

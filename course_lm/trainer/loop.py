@@ -12,7 +12,7 @@ all that decides what happens next is a sum or a maximum over the ranks, or said
 import math
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -102,14 +102,15 @@ from course_lm.trainer.run import (
     on_interrupt,
     run_folder,
     sole_writer,
+    warn_of_unheeded,
     warn_of_unnamed,
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
-from course_lm.validation import shown
+from course_lm.validation import Explained, shown
 
 
-class Trainer:
+class Trainer(Explained):
     """Trains a model as its configuration says.
 
     Under torchrun every rank makes one, and calls the same methods. The global random generators are seeded for each
@@ -119,7 +120,7 @@ class Trainer:
         model: any causal language model that `train_step` takes; it is moved to the configured device. For
             several ranks it is wrapped as `config.distributed` says, unless it comes in `DistributedDataParallel` or
             after `fully_shard`.
-        config: see `TrainingConfig`. `training.output_dir` None writes no files.
+        config: see `TrainingConfig`; or keys and values, as in YAML. `training.output_dir` None writes no files.
         loss_fn: called as `loss_fn(logits, labels, reduction="sum")`; by default built from `config.loss`. Validation
             always uses the plain loss.
         optimizer: by default built from `config.optimizer`. One of your own is built with its learning rate, which is
@@ -144,13 +145,14 @@ class Trainer:
     Raises:
         TypeError: the model or the configuration is none.
         ValueError: the configured device is not on this machine; the ranks, the model, its optimizer or its loss cannot
-            be trained together; `loss_fn` or `clip` is given, and the configuration asks for one as well.
+            be trained together; `loss_fn`, `clip` or `schedule` is given, and the configuration asks for one as well.
+        TypeError: other arguments, or model and configuration that are none.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        config: TrainingConfig,
+        config: TrainingConfig | Mapping[str, Any],
         *,
         loss_fn: Callable[..., Tensor] | None = None,
         optimizer: Optimizer | None = None,
@@ -159,9 +161,11 @@ class Trainer:
         observers: Sequence[Observer] = (),
         started: float | None = None,
     ) -> None:
-        device_of(model)  # refuses what is no model
-        if not isinstance(config, TrainingConfig):
-            raise TypeError(f"config must be a TrainingConfig, as from_yaml and updated make one, got {shown(config)}")
+        if isinstance(config, Mapping):
+            config = TrainingConfig().updated(config, "the config of a Trainer")
+        if not isinstance(model, nn.Module) or not isinstance(config, TrainingConfig):
+            given = f"{type(model).__name__} and {type(config).__name__}"
+            raise TypeError(f"a Trainer takes a torch.nn.Module and a TrainingConfig, in this order, got {given}")
         self.group = connect(config.distributed.timeout_seconds)
         self.device = self.group.device_for(config.training.device)
         self.precision = Precision(config.training.precision, self.device)
@@ -176,7 +180,7 @@ class Trainer:
         self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
         self.model = unwrap(self.runner)
         self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
-        check_functions(config, loss_fn, clip)
+        check_functions(config, loss_fn, clip, schedule)
         loss_fn = build_loss(config.loss) if loss_fn is None else adapt_loss(loss_fn)
         clip = clip or build_clip(self.settings.max_grad_value)
         self.parts = describe_parts(self.model, loss_fn, clip, schedule, self._beginning)
@@ -222,6 +226,7 @@ class Trainer:
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
         self._own_folder: Path | None = None  # whose checkpoints are of this run
         self._held_out: tuple[Any, ...] | None = None  # a validation loader, and what is read of it
+        self._rates: list[dict[str, Any]] | None = self._group_rates()  # of the groups, as they were left here
 
     def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM, SIGHUP or `stop()`; then the run can be resumed.
@@ -391,6 +396,8 @@ class Trainer:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
         settings, rate = self.settings, self.schedule(self.step)
+        self._check_rates()
+        self._rates = None  # until the step is over
         self.layers.before_step(self.model, self.step + 1)
         try:
             own, seeds = share(window, self.group), self._seeds(len(window))
@@ -411,7 +418,7 @@ class Trainer:
             self.step += 1
             if self.average is not None:
                 self.average.update(self.step)
-        self._torn = False
+        self._torn, self._rates = False, self._group_rates()
         self.log.flops += sum(self.work.of(batch) for batch in own)
         self.log.add(result, skipped, self.step)
         if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
@@ -419,6 +426,26 @@ class Trainer:
         if not skipped:
             self._log_layers()
         return not skipped
+
+    def _group_rates(self) -> list[dict[str, Any]]:
+        """What decides the rate of each group; before the first step an `lr_scale` may be given, or a group added."""
+        keys = ("lr", "lr_scale") if self.step else ("lr",)
+        return [{key: group[key] for key in keys if key in group} for group in self.optimizer.param_groups]
+
+    def _check_rates(self) -> None:
+        """Refuse rates that somebody has changed by hand, once they are put back so that the run can be saved."""
+        then, now, groups = self._rates, self._group_rates(), self.optimizer.param_groups
+        if then is None or then == (now if self.step else now[: len(then)]):
+            return
+        del groups[len(then) :]
+        for group, one in zip(groups, then):
+            if self.step:
+                group.pop("lr_scale", None)
+            group.update(one)
+        raise ValueError(
+            f"the optimizer's groups had {shown(then)} and have {shown(now)}: the schedule sets their rates, at every "
+            "step; give the Trainer a schedule of your own, or the groups an lr_scale before the first step"
+        )
 
     def _seeds(self, window: int) -> list[int]:
         """The seeds of this rank's micro-batches in a window that begins where the run stands in its data."""
@@ -624,6 +651,7 @@ class Trainer:
         minutes, steps = self.settings.time_budget, self.settings.max_steps
         if minutes is not None and self.budget is None:
             self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
+        warn_of_unheeded(self.config, train_loader, val_loader)
         self._plan(train_loader)
         self._load_newest()
         # a loader that keeps its own place gives a validation a whole epoch only before it is put there
@@ -794,6 +822,7 @@ class Trainer:
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
                 check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
+            fix_lr_scales(self.optimizer)  # as before the first step of the saved run
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
             if (self.average is None) == ("average" in saved):
                 raise ValueError("the state must have an average exactly where training.average_weights is a number")
@@ -814,11 +843,12 @@ class Trainer:
         self._loaded = {key: saved[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
         if self.schedule is None:  # else they are those of the schedule at hand
             self.total_steps = saved["total_steps"]
-        self.best_weights = deepcopy(saved["best_weights"])
+        self.best_weights, self._rates = deepcopy(saved["best_weights"]), self._group_rates()
         self._out_of_patience = self._patience_is_out()
 
     def _live_state(self) -> RunState:
         """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
+        self._check_rates()
         return {
             "format_version": FORMAT_VERSION,
             "step": self.step,

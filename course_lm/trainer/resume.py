@@ -82,7 +82,8 @@ def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
         ValueError: names the first key that decides the run and differs, with both values.
     """
     now, then = _flat(asdict(mine)), _flat(saved)
-    changed = [key for key in now if now[key] != then.get(key) and key not in MAY_CHANGE | LENGTH]
+    free = MAY_CHANGE | LENGTH | {f"{name}.{key}" for name in sections() for key in getattr(mine, name).unread()}
+    changed = [key for key in now if now[key] != then.get(key) and key not in free]
     differ = {
         key: f"the checkpoint was saved with {key} {shown(then.get(key))}, this run has {shown(now[key])}"
         for key in changed

@@ -21,12 +21,13 @@ from torch.utils._triton import has_triton
 from course_lm.batching.data import length_of, length_of_epoch
 from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.curriculum.loader import CurriculumLoader
 from course_lm.distributed import Group
-from course_lm.loss import LossConfig
 from course_lm.model import count_parameters
 from course_lm.monitoring import History, JSONLLogger, Observer, ProgressBar
 from course_lm.monitoring.trackers import TrackerConfig
 from course_lm.run_records import METRICS, lock_of
+from course_lm.schedules import SCHEDULES, ScheduleConfig
 from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import SessionLog
 from course_lm.validation import is_out_of_memory, shown
@@ -113,16 +114,29 @@ def default_observers(config: TrainingConfig, history: History, beginning: Begin
     return [*files, *trackers, ProgressBar()]  # the bar last, below what the others print when they start
 
 
-def check_functions(config: TrainingConfig, loss_fn: object, clip: object) -> None:
-    """Refuse a loss or a clip that is given, not None, beside one that the configuration asks for; ValueError."""
-    numbers, value = vars(config.loss), config.training.max_grad_value
+def check_functions(config: TrainingConfig, loss_fn: object, clip: object, schedule: object) -> None:
+    """Refuse a loss, clip or schedule that is given, not None, beside one that the configuration asks for; ValueError.
+
+    Not the schedule that the configuration itself describes.
+    """
+    value, rates, default = config.training.max_grad_value, vars(config.lr_scheduler), vars(ScheduleConfig())
+    own = getattr(schedule, "func", None) is not SCHEDULES[config.lr_scheduler.type]
     for given, name, asked in (
-        (loss_fn, "loss_fn", {f"loss.{key}": numbers[key] for key in numbers} if config.loss != LossConfig() else {}),
+        (loss_fn, "loss_fn", {f"loss.{key}": part for key, part in vars(config.loss).items() if part}),
         (clip, "clip", {} if value is None else {"training.max_grad_value": value}),
+        (schedule if own else None, "schedule", {f"lr_scheduler.{k}": v for k, v in rates.items() if v != default[k]}),
     ):
         if given is not None and asked:
             keys = ", ".join(f"{key} {shown(number)}" for key, number in asked.items())
             raise ValueError(f"{keys} would not be heeded beside a {name} of your own: give one of the two")
+
+
+def warn_of_unheeded(config: TrainingConfig, train_loader: object, val_loader: object) -> None:
+    """Warn of what a configuration asks for and these loaders do not give."""
+    if config.curriculum.enabled and not isinstance(train_loader, CurriculumLoader):
+        warnings.warn("curriculum.enabled is true, and the training loader is no CurriculumLoader", stacklevel=4)
+    if config.training.early_stopping_patience is not None and val_loader is None:
+        warnings.warn("training.early_stopping_patience is not heeded without a validation loader", stacklevel=4)
 
 
 def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:

@@ -29,7 +29,9 @@ EPOCHS = 7
 
 def curriculum(mode="fixed", strategy="length", schedule="linear", documents=DOCUMENTS, seed=3, **config):
     loader = make_loader(documents, TOKENIZER, mode=mode, batch_size=4, max_length=32, seed=seed)
-    manager = CurriculumTrainingManager(strategy, schedule, {"num_epochs": 5, "warmup_epochs": 1, **config})
+    timed = schedule != "performance" and "num_steps" not in config
+    times = {"num_epochs": 5, "warmup_epochs": 1} if timed else {}
+    manager = CurriculumTrainingManager(strategy, schedule, {**times, **config})
     return CurriculumLoader(loader, documents, manager, accumulation_steps=3)
 
 

@@ -34,7 +34,8 @@ SCHEDULES = ("linear", "root", "exponential", "step", "performance", "none")
 def run(folder: Path, strategy: str, schedule: str, mode: str, act: Act = quiet, **training) -> Trainer:
     """Train, or go on training."""
     chosen: dict[str, Any] = {"strategy": strategy, "schedule": schedule, "threshold_on": "quantile"}
-    curriculum = CurriculumConfig(enabled=True, num_epochs=3, warmup_epochs=1, **chosen)
+    chosen |= {} if schedule == "performance" else {"num_epochs": 3, "warmup_epochs": 1}
+    curriculum = CurriculumConfig(enabled=True, **chosen)
     training = {"num_epochs": 3, "eval_steps": 2, "save_steps": 1000, **training}  # each epoch is saved, and each stop
     config = replace(configure(folder, **training), curriculum=curriculum)
     train, validation = loaders(mode)
@@ -132,7 +133,7 @@ def test_a_run_that_ends_before_its_curriculum_is_warned_of_with_numbers(given, 
 def test_of_a_curriculum_that_listens_no_end_is_foretold(listens, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        over_animals(tmp_path, CurriculumConfig(enabled=True, num_epochs=10, **listens), num_epochs=2)
+        over_animals(tmp_path, CurriculumConfig(enabled=True, **listens), num_epochs=2)
 
 
 def test_a_wish_to_leave_out_the_hardest_is_no_early_end(tmp_path):

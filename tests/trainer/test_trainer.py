@@ -22,6 +22,7 @@ from course_lm.batching import Loader, labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.curriculum import CurriculumConfig, DynamicCurriculum, LengthBasedCurriculum
 from course_lm.loss import LossConfig, count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
@@ -705,6 +706,129 @@ def test_an_own_optimizer_and_schedule_are_used():
     assert changed == {"norm.weight"}
 
 
+def by_hand(**changes: Any) -> Callable[[torch.optim.Optimizer], None]:
+    """Set these in the first group."""
+    return lambda optimizer: optimizer.param_groups[0].update(changes)
+
+
+def halve(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def unfreeze(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
+
+HANDS = {"frozen": by_hand(lr=0.0), "halved": halve, "a scale": by_hand(lr_scale=0.5), "one more": unfreeze}
+
+
+class Hand(Recorder):
+    """Changes the rates of a trainer's optimizer once, when it is told of step 3."""
+
+    def __init__(self, act: Callable[[torch.optim.Optimizer], None]) -> None:
+        super().__init__()
+        self.act = act
+        self.trainer: Trainer
+
+    def log(self, record: dict[str, Any]) -> None:
+        if record["event"] == "train" and record["step"] == 3:
+            self.act(self.trainer.optimizer)
+
+
+@pytest.mark.parametrize("act", HANDS.values(), ids=HANDS)
+@pytest.mark.parametrize("save_steps", [3, 100])
+def test_rates_changed_by_hand_in_a_run_are_refused_and_nothing_is_lost(act, save_steps, tmp_path):
+    config = configure(max_steps=6, output_dir=str(tmp_path), save_steps=save_steps)
+    batches, hand = toy_batches(3), Hand(act)
+    hand.trainer = Trainer(tiny_gpt(), config, observers=[hand])
+    with pytest.raises(ValueError, match="the schedule sets their rates") as refused:
+        hand.trainer.train(batches)
+    assert "\n" not in str(refused.value) and "all 3 steps are saved" in refused.value.__notes__[0]
+    resumed, whole = Trainer(tiny_gpt(), config), Trainer(tiny_gpt(), configure(max_steps=6))
+    resumed.train(batches)
+    whole.train(batches)
+    assert_same_weights(weights_of(resumed.model), weights_of(whole.model))
+
+
+@pytest.mark.parametrize("act", [HANDS["frozen"], HANDS["halved"]])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_rates_changed_by_hand_between_calls_are_refused_and_put_back(act, steps):
+    trainer, batches = Trainer(tiny_gpt(), configure(max_steps=4)), toy_batches(2)
+    if steps:
+        trainer.train_epoch(batches)
+    act(trainer.optimizer)
+    with pytest.raises(ValueError, match="the schedule sets their rates"):
+        trainer.train(batches)
+    whole = Trainer(tiny_gpt(), configure(max_steps=4))
+    for one in (trainer, whole):
+        one.train(batches)
+    assert_same_weights(weights_of(trainer.model), weights_of(whole.model))
+
+
+def test_a_scale_may_be_given_before_the_first_step_and_the_run_goes_on_with_it(tmp_path):
+    for steps in (2, 4):
+        constant = ScheduleConfig("constant", warmup_steps=0)
+        trainer = Trainer(tiny_gpt(), configure(schedule=constant, max_steps=steps, output_dir=str(tmp_path)))
+        trainer.optimizer.param_groups[0]["lr_scale"] = 0.5
+        trainer.train(toy_batches(4))
+    assert (trainer.step, trainer.optimizer.param_groups[0]["lr"]) == (4, 0.005)
+
+
+def test_a_group_may_be_added_before_the_first_step():
+    model = tiny_gpt()
+    optimizer = torch.optim.SGD([model.norm.weight], lr=1e-2)
+    trainer = Trainer(model, configure(max_steps=2), optimizer=optimizer)
+    optimizer.add_param_group({"params": [model.norm.bias], "lr_scale": 0.5})
+    trainer.train(toy_batches(2))
+    assert [group.get("lr_scale", 1.0) for group in optimizer.param_groups] == [1.0, 0.5]
+
+
+of_trainer: Any = Trainer  # a type checker would refuse the calls as well
+dynamic: Any = DynamicCurriculum
+length: Any = LengthBasedCurriculum
+CALLS: dict[str, tuple[Callable[[], object], str]] = {
+    "scheduler": (
+        lambda: of_trainer(tiny_gpt(), configure(), scheduler=1),
+        "'scheduler'; Trainer takes model, config, ",
+    ),
+    "criterion": (lambda: of_trainer(tiny_gpt(), configure(), criterion=1), "'criterion'; .* loss_fn, "),
+    "loader": (
+        lambda: of_trainer(tiny_gpt(), configure(), [1]),
+        "too many positional .*; Trainer takes model, config, ",
+    ),
+    "the other way round": (lambda: of_trainer(configure(), tiny_gpt()), "in this order, got TrainingConfig and GPT"),
+    "a path": (lambda: of_trainer(tiny_gpt(), "my.yaml"), "a TrainingConfig, in this order, got GPT and str"),
+    "a base": (lambda: dynamic(dynamic(), {}), "DynamicCurriculum takes config"),
+    "keywords": (lambda: length(max_length=3), "LengthBasedCurriculum takes config"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_call_of_another_form_is_told_what_is_taken(case):
+    call, said = CALLS[case]
+    with pytest.raises(TypeError, match=said) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_keys_and_values_are_a_configuration():
+    tree = {"optimizer": {"learning_rate": 0.5}, "training": {"output_dir": None, "device": "cpu"}}
+    assert Trainer(tiny_gpt(), tree).config.optimizer.learning_rate == 0.5
+    with pytest.raises(ValueError, match=r"^the config of a Trainer: unknown key lr; here it is optimizer\.learning_"):
+        Trainer(tiny_gpt(), {"lr": 0.5})
+
+
+def test_what_the_loaders_do_not_give_is_said():
+    config = replace(configure(early_stopping_patience=2), curriculum=CurriculumConfig(strategy="length"))
+    with pytest.warns(UserWarning) as told:
+        Trainer(tiny_gpt(), config).train(toy_batches(1))
+    assert [str(one.message).partition(" ")[0] for one in told] == [
+        "curriculum.enabled",
+        "training.early_stopping_patience",
+    ]
+
+
 LOSS, SMOOTHED = LossConfig(label_smoothing=0.3, z_loss=0.1), {"label_smoothing": 0.3, "z_loss": 0.1}
 
 
@@ -721,6 +845,7 @@ def test_the_section_loss_trains_on_that_loss():
     [
         (replace(configure(), loss=LOSS), {"loss_fn": next_token_loss}, "loss.label_smoothing 0.3, loss.z_loss 0.1"),
         (configure(max_grad_value=0.5), {"clip": clip_gradients}, "training.max_grad_value 0.5"),
+        (configure(schedule=ScheduleConfig("linear")), {"schedule": lambda step: 0.1}, "lr_scheduler.type 'linear'"),
     ],
 )
 def test_a_function_beside_one_that_the_configuration_asks_for_is_refused(config, given, said):

@@ -500,9 +500,7 @@ class Trainer:
         # an epoch of empty windows, or without any: under max_steps such a run would never end
         if self.log.empty_in_a_row * self.settings.gradient_accumulation_steps >= self.batch:
             raise ValueError("the training loader held no target token in a whole epoch")
-        described = self.data.describe_epoch()
-        if described is not None:
-            self._record("epoch", **described)
+        self._record("epoch", train_loss=self.log.epoch_loss(), **(self.data.describe_epoch() or {}))
         # first: the records and files that follow belong to the completed epoch
         self.epoch, self.batch = self.epoch + 1, 0
         self._save(f"epoch_{self.epoch}")
@@ -518,7 +516,8 @@ class Trainer:
             if val_loader is not None and not self._is_validated():
                 self._save("last")
                 self._validate(val_loader)
-            self.log.end_epoch(self.step, self.epoch + 1)  # where max_steps ends the run within it
+            if self.batch:  # max_steps ends the run within an epoch
+                self.log.end_epoch(self.step, self.epoch + 1)
             self._is_over()  # a signal may have come meanwhile
         self._save("last")  # before the best weights come back: a run goes on from its last ones
         if self.interrupted is None and self.settings.restore_best:
@@ -658,6 +657,8 @@ class Trainer:
             self._plan(train_loader)
         if self._rest is None:
             self._open(train_loader)
+        if not self.batch:
+            self.log.begin_epoch(self.step)
         assert self._rest is not None
         batches, self._rest = self._rest, None
         if self.budget is not None:

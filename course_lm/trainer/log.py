@@ -86,6 +86,11 @@ class RunLog:
                 f"NaN or infinite (last loss {float(result.loss):g})"
             )
 
+    @property
+    def has_new(self) -> bool:
+        """Whether a step since the last record had a target token: the last window of a run may have none."""
+        return any(bool(result.tokens) for result in self.pending)
+
     def take_pending(self, lr: float) -> dict[str, Any]:
         """Metrics of the steps since the last record, which count as recorded from now on."""
         metrics = self.pending_metrics(lr)

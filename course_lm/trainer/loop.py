@@ -101,6 +101,7 @@ from course_lm.trainer.run import (
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
+from course_lm.validation import shown
 
 
 class Trainer:
@@ -136,6 +137,7 @@ class Trainer:
         group: the ranks that train together.
 
     Raises:
+        TypeError: `model` is no module, or `config` no `TrainingConfig`.
         ValueError: the configured device is not on this machine; the ranks, the model, its optimizer or its loss cannot
             be trained together; `loss_fn` or `clip` is given, and the configuration asks for one as well.
     """
@@ -152,6 +154,9 @@ class Trainer:
         observers: Sequence[Observer] = (),
         started: float | None = None,
     ) -> None:
+        for given, name, kind in ((model, "model", nn.Module), (config, "config", TrainingConfig)):
+            if not isinstance(given, kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {shown(given)}")
         self.group = connect(config.distributed.timeout_seconds)
         self.device = self.group.device_for(config.training.device)
         self.precision = Precision(config.training.precision, self.device)
@@ -438,8 +443,8 @@ class Trainer:
 
     def _log_partial(self) -> None:
         """Record the steps since the last record of a stopped run; one that goes on makes one record of them all."""
-        if self.log.pending:
-            with suppress(Exception):  # where the device itself has failed, its own error says more
+        with suppress(Exception):  # where the device itself has failed, its own error says more
+            if self.log.has_new:
                 self._record("train", **self.log.pending_metrics(self._last_rate()), partial=True)
 
     def _record(self, event: str, **metrics: Any) -> None:
@@ -511,7 +516,7 @@ class Trainer:
     def _finish(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
         if self.interrupted is None:
-            if self.log.pending:
+            if self.log.has_new:
                 self._log()
             if val_loader is not None and not self._is_validated():
                 self._save("last")

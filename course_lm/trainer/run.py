@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch._guards import CompileContext
 
-from course_lm.batching.data import length_of, length_of_epoch
+from course_lm.batching.data import check_holds_batches, length_of, length_of_epoch
 from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import Group
@@ -126,6 +126,7 @@ def count_steps(loader: Iterable[object], settings: LoopConfig) -> int:
 
 def check_has_length(loader: Iterable[object]) -> None:
     """Raise ValueError for a training loader that is empty or cannot tell its length."""
+    check_holds_batches(loader, "training")
     batches = length_of(loader)
     if not batches:
         problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"

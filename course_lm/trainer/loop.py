@@ -512,6 +512,7 @@ class Trainer:
         if not self.settings.eval_steps:
             self._validate(val_loader)
         self.log.end_epoch(self.step, self.epoch)
+        self.log.begin_epoch(self.step)
 
     def _finish(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
@@ -662,7 +663,7 @@ class Trainer:
             self._plan(train_loader)
         if self._rest is None:
             self._open(train_loader)
-        if not self.batch:
+        if not self.batch and self.log.epoch_step < self.step:  # what follows the end of an epoch was broken off
             self.log.begin_epoch(self.step)
         assert self._rest is not None
         batches, self._rest = self._rest, None

@@ -121,8 +121,9 @@ class LoopConfig(Section):
             enough to win back the minute or more that it takes.
         resume: "auto" goes on from the newest checkpoint in the run's folder, "never" starts anew.
         output_dir: the run's folder is `<output_dir>/<experiment_name>`; null writes nothing.
-        init_from: a run's or an exported folder, its `model.safetensors`, or a checkpoint, with whose weights a new run
-            begins; or null. On the command line the model's sizes and the tokenizer come from there as well.
+        init_from: a run's or an exported folder, its `model.safetensors`, a checkpoint or a file of `torch.save`, with
+            whose weights a new run begins; or null. On the command line the model's sizes and the tokenizer come from
+            there as well.
     """
 
     batch_size: Count = 32

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from course_lm.batching import AnyBatch
 from course_lm.model import GPT, allowed_attention, evaluation_mode, positions_of
@@ -98,10 +98,10 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` and `DistributedDataParallel`, in whatever order they were applied."""
+    """The module inside `torch.compile` and torch's two data-parallel wrappers, in whatever order they were applied."""
     while True:
         # by its class: other models may keep their layers under the name `module`
-        if isinstance(model, DistributedDataParallel):
+        if isinstance(model, DistributedDataParallel | DataParallel):
             model = model.module
         elif hasattr(model, "_orig_mod"):  # the name that torch.compile gives it
             model = model._orig_mod  # type: ignore[assignment]

@@ -260,7 +260,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     rounding; both would train on without a word. An optimizer may hold others besides, such as weights of the loss.
 
     Raises:
-        TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS) or takes sparse gradients alone.
+        TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS), takes sparse gradients alone,
+            or is accelerate's.
         ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; numbers of
             a weight, or two trained weights, share memory; it is fused and a parameter is no dense block of memory, or
             its moments lie in another order; or the parameters are sharded, and its update of a weight looks at others;
@@ -273,6 +274,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise TypeError(f"optimizer must update from one gradient, got {kind}, which evaluates the loss by itself")
     if isinstance(optimizer, SparseAdam):
         raise TypeError("optimizer must take dense gradients, got SparseAdam: take AdamW, and sparse=False")
+    if hasattr(optimizer, "gradient_state"):  # of accelerate, which drops the steps of a window but the last
+        raise TypeError(f"optimizer must step when it is told to, got {kind}, which need not: give its .optimizer")
     # by id, as == would compare numbers
     held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
     fused = any(group.get("fused") for group in optimizer.param_groups)
@@ -426,7 +429,7 @@ def loss_sum(loss_fn: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> 
 
 
 def check_gradients(parameters: Sequence[Tensor], model: nn.Module, process_group: dist.ProcessGroup | None) -> None:
-    """Refuse sparse gradients, and ranks of a sharded model that have used other weights than one another.
+    """Refuse sparse gradients, no gradient at all, and ranks of a sharded model that have used different weights.
 
     Neither clipping nor the update rules here can take a sparse one. Each rank sends the gradients that it has, one
     after the other: what was added up may belong to different weights.
@@ -440,6 +443,9 @@ def check_gradients(parameters: Sequence[Tensor], model: nn.Module, process_grou
             raise ValueError(
                 f"gradients must be dense, got a sparse one for {name}: make the embedding with sparse=False"
             )
+    if process_group is None and all(one.grad is None for one in (*parameters, *model.parameters())):
+        problem = "got none: a hook has taken them, or the model computes with copies of its weights"
+        raise ValueError(f"gradients must be there after backward(), {problem}")
     if process_group is None or not any(is_sharded(parameter) for parameter in parameters):
         return
     digest = zlib.crc32(bytes(parameter.grad is not None for parameter in parameters))

@@ -758,8 +758,10 @@ def test_positions_do_not_count_as_vocabulary_in_this_packages_model():
     assert embedded_tokens(GPT(ModelConfig(1, 1, 4), 5, 100)) == 5
 
 
-@pytest.mark.parametrize("kind", [torch.compile, lambda model, backend: model])
-def test_a_compiled_model_is_checked_and_called_by_its_own_signature(kind):
+@pytest.mark.parametrize(
+    "kind", [torch.compile, lambda model, backend: model, lambda model, backend: nn.DataParallel(model)]
+)
+def test_a_wrapped_model_is_checked_and_called_by_its_own_signature(kind):
     model = kind(Returning(), backend="eager")
     check_batch(model, plain_batch([5, 3]))
     assert forward_logits(model, plain_batch([5, 3])).shape == (2, 5, VOCABULARY)

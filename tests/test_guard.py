@@ -63,6 +63,23 @@ def half_weights(dtype: torch.dtype) -> tuple[nn.Module, Optimizer]:
     return model, SGD(model.parameters(), lr=0.1)
 
 
+def taken_gradients() -> tuple[nn.Module, Optimizer]:
+    """As where each weight is updated and its gradient freed within the backward pass."""
+    model = Model()
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+    return model, SGD(model.parameters(), lr=0.1)
+
+
+class Accelerated(SGD):
+    """accelerate's, which makes no step while its `gradient_state` says that a window goes on."""
+
+    gradient_state = None
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing happens."""
+
+
 def with_optimizer(make: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
     model = Model()
     return model, make(model)
@@ -76,6 +93,8 @@ UNTRAINABLE: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
     "fp16 weights": (lambda: half_weights(torch.float16), "got torch.float16 for head.weight"),
     "another model": (lambda: with_optimizer(lambda _: SGD(Model().parameters(), lr=0.1)), "holds none of"),
     "a class": (lambda: with_optimizer(lambda _: SGD), "must be a torch.optim.Optimizer, got <class"),
+    "no gradients": (taken_gradients, "gradients must be there after backward(), got none"),
+    "accelerate's": (lambda: with_optimizer(lambda model: Accelerated(model.parameters(), lr=0.1)), "got Accelerated"),
     "nothing": (lambda: with_optimizer(lambda _: None), "must be a torch.optim.Optimizer, got None"),
 }
 

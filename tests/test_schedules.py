@@ -2,10 +2,13 @@
 
 import math
 import pickle
+import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
+import nbformat
 import pytest
 import torch
 import transformers
@@ -13,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from course_lm import schedules
 from course_lm.config import TrainingConfig
@@ -361,3 +365,12 @@ def test_a_rate_that_is_a_tensor_stays_the_same_tensor():
     scheduler = ScheduleLR(optimizer, lambda k: 1.0 / (1 + k))
     scheduler.load_state_dict({"completed_steps": 3})
     assert optimizer.param_groups[0]["lr"] is rate and float(rate) == 0.25
+
+
+def test_the_names_of_other_tools_in_lesson_05_are_theirs():
+    notebook = nbformat.read(Path(__file__).parents[1] / "notebooks" / "05_schedules.ipynb", as_version=4)
+    (table,) = (cell.source for cell in notebook.cells if "their names in other tools" in cell.source)
+    functions = {kind.value: function.__name__ for kind, function in TYPE_TO_SCHEDULER_FUNCTION.items()}
+    named = dict(re.findall(r"`(\w+)`, `(get_\w+)`", table))
+    assert named.items() <= functions.items() and len(named) == 7
+    assert all(hasattr(torch.optim.lr_scheduler, name) for name in re.findall(r"`(\w+LR)`", table))

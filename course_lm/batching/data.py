@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_lm.batching.batch import AnyBatch, with_own_memory
 from course_lm.reproducibility import seed_of, seeded
-from course_lm.validation import one_line
+from course_lm.validation import one_line, shown
 
 _T = TypeVar("_T")
 _END: Any = object()  # not None, which a loader might yield
@@ -100,7 +100,7 @@ class Data:
     Attributes:
         keeps_place: whether the loader is not ours and keeps its own place, which reading moves.
 
-    Raises ValueError for a single batch.
+    Raises ValueError for a single batch, or what cannot be iterated over.
     """
 
     def __init__(
@@ -112,12 +112,11 @@ class Data:
         state: DataState | None = None,
         resumed: bool = False,
     ) -> None:
-        if isinstance(loader, Mapping):
-            raise ValueError("the training loader must be an iterable of batches, got a single batch: put it in a list")
+        check_holds_batches(loader, "training")
         self.loader, self.seed, self.share = loader, seed, share
         self.fingerprint = fingerprint_of(loader)
         self._jumps = hasattr(type(loader), "read_from")
-        self.keeps_place = not self._jumps and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self.keeps_place = not self._jumps and _has_state(loader)
         self._has_one_pass = not self.keeps_place and isinstance(loader, Iterator)
         self._is_list = isinstance(loader, list | tuple)
         self._state, self._resumed = state, resumed  # until it is read from
@@ -325,6 +324,19 @@ class Data:
             )
 
 
+def check_holds_batches(loader: Any, which: str) -> None:
+    """Raise ValueError for a "training" or "validation" loader that is a single batch, or nothing to iterate over."""
+    if isinstance(loader, Mapping):
+        raise ValueError(f"the {which} loader must be an iterable of batches, got a single batch: put it in a list")
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise ValueError(f"the {which} loader must be an iterable of batches, got {shown(loader)}")
+
+
+def _has_state(loader: Any) -> bool:
+    loader = getattr(loader, "base_dataloader", loader)  # accelerate's hand it on, whether it has one or not
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
 @contextmanager
 def read_from_start(loader: Iterable[Any], share: Share = EVERYTHING) -> Iterator[Iterable[Any]]:
     """Read a loader's epoch 0 from its start, the same batches each time, whoever else is reading it.
@@ -353,7 +365,7 @@ def kept(loader: Any) -> Iterator[None]:
     A copy of a loader shares its samplers and its dataset, so what the copy is told or draws is told to them.
     """
     epochs = [(part, part.epoch) for part in _parts_of(loader) if hasattr(part, "set_epoch") and hasattr(part, "epoch")]
-    keeps_place = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    keeps_place = _has_state(loader)
     with _own_generators_kept(loader):
         position = deepcopy(loader.state_dict()) if keeps_place else None  # it may return what it goes on changing
         try:

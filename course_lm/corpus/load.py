@@ -101,7 +101,7 @@ def refuse_empty_split(name: str, counts: Mapping[str, int], total: int) -> None
     for split, count in counts.items():
         if not count:
             raise ValueError(
-                f"the {split} split of {name} is empty: all {total} documents are elsewhere; "
+                f"the {split} split of {name} is empty: the others hold all its documents, {total}; "
                 f"give more documents or another {'test' if split == 'test' else 'val'}_fraction"
             )
 

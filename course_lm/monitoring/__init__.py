@@ -1,9 +1,9 @@
 """Watch a run: what is recorded, where it is shown, and when to stop early.
 
-An observer is told what happened. A record is a flat dict with "event" ("train", "validation", "layers" or "length"),
-"step" (completed optimizer steps), "epoch" and metrics. Every observer gets its own copy; one that raises is left out
-while training goes on, for a log that cannot be written is no reason to lose a run; and what it draws at random is
-undone.
+An observer is told what happened. A record is a flat dict with "event" ("train", "validation", "epoch", "layers" or
+"length"), "step" (completed optimizer steps), "epoch" and metrics. Every observer gets its own copy; one that raises is
+left out while training goes on, for a log that cannot be written is no reason to lose a run; and what it draws at
+random is undone.
 
 evaluation.py measures a validation; records.py keeps and sums up what was measured. observers.py tells observers, and
 writes metrics.jsonl; trackers.py has TensorBoard and Weights & Biases; progress.py shows a run as it goes. layers.py

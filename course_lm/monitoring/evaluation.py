@@ -7,7 +7,7 @@ section 6.4). It says nothing about other seeds or another training text.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from course_lm.accumulation import windows
 from course_lm.batching import EVERYTHING, IGNORE_INDEX, Loader
-from course_lm.batching.data import length_of, read_from_start
+from course_lm.batching.data import check_holds_batches, length_of, read_from_start
 from course_lm.distributed import Group, check_same_batches, share
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
 from course_lm.guard import check_batch, check_labels, checked_precision
@@ -120,8 +120,8 @@ def check_validation_loader(loader: Any, model: nn.Module | None = None) -> None
         TypeError: its batches are none.
         ValueError: it is empty, an iterator, or a single batch; or its first batch cannot be measured.
     """
-    if isinstance(loader, Mapping):
-        raise ValueError("the validation loader must be an iterable of batches, got a single batch: put it in a list")
+    if loader is not None:
+        check_holds_batches(loader, "validation")
     if isinstance(loader, Iterator):
         raise ValueError(
             f"the validation loader is an iterator ({type(loader).__name__}), which the first validation would use up: "

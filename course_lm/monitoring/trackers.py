@@ -46,7 +46,7 @@ class WandbConfig(TrackerConfig):
 
     Args:
         project: the project at Weights & Biases that the run belongs to.
-        name: the run's name there; null lets Weights & Biases choose one.
+        name: the run's name there; null is its experiment_name.
         mode: "offline" keeps everything in the run's folder, "online" sends it, "disabled" does neither.
     """
 
@@ -56,7 +56,7 @@ class WandbConfig(TrackerConfig):
 
     def logger(self, folder: Path, settings: dict[str, Any]) -> Observer:
         """A `WandbLogger` that carries `settings` as its configuration."""
-        return WandbLogger(self.project, self.name, self.mode, folder, settings)
+        return WandbLogger(self.project, self.name or settings["experiment_name"], self.mode, folder, settings)
 
 
 class TensorBoardLogger:
@@ -100,8 +100,9 @@ class TensorBoardLogger:
 class WandbLogger:
     """Log to Weights & Biases; offline (the default), everything stays in `folder`/wandb.
 
-    A run that goes on later opens another W&B run, at the right step and in the same group (the folder's name). Under
-    one id, the second would replace the first when both were made offline (wandb issues 3841 and 5865).
+    A run that goes on later goes on with its W&B run where it is online, whose id is kept in `folder`/wandb/id. Offline
+    it opens another one, at the right step and in the same group (the folder's name): under one id, the second would
+    replace the first (wandb issues 3841 and 5865).
 
     Raises ImportError when wandb is not installed, ValueError for an unknown mode.
     """
@@ -121,21 +122,28 @@ class WandbLogger:
         self._run: Any = None
 
     def start(self, step: int, total_steps: int | None) -> None:
-        """Open a run that carries `settings` as its configuration."""
+        """Open a run that carries `settings` as its configuration, or the one that ended at `step`."""
         self.close()
-        self._open()
+        self._open(step)
 
-    def _open(self) -> Any:
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _open(self, step: int = 0) -> Any:
+        kept = self.folder / "wandb" / "id"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        goes_on = self.mode == "online" and step > 0 and kept.is_file()
         self._run = self._wandb.init(
             project=self.project,
             name=self.name,
             group=self.folder.resolve().name,
             mode=self.mode,
+            id=kept.read_text() if goes_on else None,
+            resume="allow" if goes_on else None,
+            allow_val_change=True,  # as of a run that goes on for longer
             dir=str(self.folder),
             config=self.settings,
             settings=self._wandb.Settings(console="off"),  # capturing the terminal garbles a progress bar
         )
+        if self.mode == "online":
+            kept.write_text(self._run.id)
         return self._run
 
     def log(self, record: Record) -> None:

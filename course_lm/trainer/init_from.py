@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -54,7 +55,9 @@ class Beginning:
 def begin_from(model: nn.Module, name: str | None) -> Beginning | None:
     """Load the weights that `training.init_from` names into the model; None where it names none.
 
-    Of a run's folder they are the exported ones, or where there are none, those of its best or its newest checkpoint.
+    Of a run's folder they are the exported ones, or where there are none, those of its best or its newest checkpoint. A
+    file of `torch.save` holds them alone, or under "model_state_dict", "state_dict" or "model". Names may have a
+    wrapper's prefix, one of tied weights may be missing, and half precision becomes the model's.
 
     Raises:
         ValueError: there are no such weights, or they are another model's; one line says what is there instead.
@@ -63,7 +66,8 @@ def begin_from(model: nn.Module, name: str | None) -> Beginning | None:
         return None
     file, model = _find_weights(name), unwrap(model)
     try:
-        weights, step = _read(file, model)
+        weights, step = _read(file)
+        weights = _as_named_in(model, weights)
         load_weights(model, weights)
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"training.init_from cannot take {file}: {error}") from error
@@ -124,20 +128,52 @@ def _find_weights(name: str) -> Path:
     return path
 
 
-_ACCEPTED = f"give a run's or an exported folder, its {WEIGHTS}, or a checkpoint"
+_ACCEPTED = f"give a run's or an exported folder, its {WEIGHTS}, a checkpoint, or a file of torch.save"
 
 
-def _read(file: Path, model: nn.Module) -> tuple[dict[str, Tensor], int | None]:
+def _read(file: Path) -> tuple[dict[str, Tensor], int | None]:
     step = saved_step(file)
     if step is not None:
         return weights_for_use(load_checkpoint(file)), step
+    if file.suffix != ".safetensors":
+        return _unpickled(file), None
     with safe_open(file, "pt") as opened:
         about = opened.metadata() or {}
     weights = load_file(file)
     weights |= {name: weights[first] for name, first in about.items() if first in weights}  # tied ones are kept once
-    if isinstance(model, GPT) and not weights.keys() & model.state_dict().keys():
-        weights = weights_from_transformers(model, weights)
     return weights, int(about["step"]) if about.get("step", "").isdigit() else None
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)  # which runs no code of the file
+    except Exception as error:  # torch raises one of many, with advice to switch that off
+        raise ValueError("torch.load(weights_only=True) does not read it: save model.state_dict()") from error
+    names = list(held)[:5] if isinstance(held, Mapping) else type(held).__name__
+    for key in ("model_state_dict", "state_dict", "model"):
+        held = held.get(key, held) if isinstance(held, Mapping) else held
+    named = isinstance(held, Mapping) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in held.items())
+    ensure(named, f'it must hold model.state_dict(), also under "model_state_dict" or "state_dict", got {names}')
+    return dict(held)
+
+
+def _as_named_in(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the model's own names, tied ones under each of them, and in its types where no bit is lost."""
+    own, bare = model.state_dict(keep_vars=True), weights
+    # `module.` of DDP, `_orig_mod.` of torch.compile, or the name of the model within another module
+    while not bare.keys() & own.keys() and [dot for _, dot in {name.partition(".")[:2] for name in bare}] == ["."]:
+        bare = {name.partition(".")[2]: tensor for name, tensor in bare.items()}
+    if isinstance(model, GPT) and any(name.startswith(("transformer.", "gpt_neox.")) for name in weights):
+        weights = weights_from_transformers(model, weights)
+    elif bare.keys() & own.keys():
+        first = {id(tensor): bare[name] for name, tensor in own.items() if name in bare}
+        weights = {name: first[id(tensor)] for name, tensor in own.items() if id(tensor) in first} | bare
+    for name, tensor in weights.items():
+        mine = own.get(name)
+        floats = isinstance(mine, Tensor) and isinstance(tensor, Tensor) and tensor.is_floating_point()
+        if floats and torch.promote_types(tensor.dtype, mine.dtype) == mine.dtype:
+            weights[name] = tensor.to(mine.dtype)
+    return weights
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

@@ -25,6 +25,9 @@ class Books(TypedDict):
     skipped: int
     skipped_in_a_row: int
     empty_in_a_row: int
+    epoch_step: int  # after which the running epoch began
+    epoch_tokens: int  # of all steps before it
+    epoch_nats: float  # its loss times its tokens as far as recorded, less that of earlier steps in its first record
     pending: dict[str, Tensor]  # the results that no record covers yet, each of their parts as one tensor (steps,)
     history: Tensor  # the bytes of a line of JSON for each record
 
@@ -39,6 +42,7 @@ class RunLog:
         tokens: target tokens of all recorded steps. skipped: skipped steps of the whole run, also empty ones.
         skipped_in_a_row: steps with a bad gradient since the last completed one.
         empty_in_a_row: steps without a target token since the last one that had some.
+        epoch_step: the step after which the running epoch began.
     """
 
     def __init__(
@@ -55,12 +59,12 @@ class RunLog:
         self.throughput, self.flops, self.peak_flops = Throughput(), 0, peak_flops
         self.pending: list[StepResult] = []
         self.tokens = self.skipped = self.skipped_in_a_row = self.empty_in_a_row = 0
-        self._begin_epoch(0)
+        self.begin_epoch(0)
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Tell the observers that a run starts, or goes on, after `step` completed steps."""
         self.observers.start(step, total_steps)
-        self._begin_epoch(step)
+        self._timed_from, self._began = step, time.perf_counter()
         # tokens of an earlier train() do not count for the speed of this one
         self.throughput.restart(self.tokens + int(summarise(self.pending)["tokens"]))
         self.flops = 0
@@ -90,14 +94,17 @@ class RunLog:
                 f"NaN or infinite (last loss {float(result.loss):g})"
             )
 
+    @property
+    def has_new(self) -> bool:
+        """Whether a step since the last record had a target token: the last window of a run may have none."""
+        return any(bool(result.tokens) for result in self.pending)
+
     def take_pending(self, lr: float) -> dict[str, Any]:
         """Metrics of the steps since the last record, which count as recorded from now on."""
         metrics = self.pending_metrics(lr)
-        if self._of_earlier:  # some of these steps belong to an earlier epoch, or were counted with it
-            self._count_for_epoch(summarise(self.pending[self._of_earlier :]))
-        else:
-            self._count_for_epoch(metrics | {"tokens": metrics["tokens"] - self.tokens})
-        self.pending, self.tokens, self._of_earlier, self.flops = [], metrics["tokens"], 0, 0
+        if new := metrics["tokens"] - self.tokens:
+            self.epoch_nats += metrics["loss"] * new
+        self.pending, self.tokens, self.flops = [], metrics["tokens"], 0
         return metrics
 
     def pending_metrics(self, lr: float) -> dict[str, Any]:
@@ -122,38 +129,39 @@ class RunLog:
         self.history.append(record)
         self.observers.log(record)
 
+    def begin_epoch(self, step: int) -> None:
+        """Count for a new epoch from `step` completed steps on."""
+        nats, tokens = self._pending_nats()
+        self.epoch_step, self.epoch_tokens, self.epoch_nats = step, self.tokens + tokens, -nats
+        self._timed_from, self._began = step, time.perf_counter()
+
+    def epoch_loss(self) -> float:
+        """Mean loss over all target tokens of the running epoch, whichever session took them; nan for none."""
+        nats, tokens = self._pending_nats()
+        tokens += self.tokens - self.epoch_tokens
+        return (self.epoch_nats + nats) / tokens if tokens else math.nan
+
     def end_epoch(self, step: int, epoch: int) -> None:
-        """Say in one line what came of the steps of an epoch that ends, as far as this session has taken them.
-
-        Where it has taken none there is no line.
-        """
-        if self.observers.active and step > self._epoch_start:
-            self._count_for_epoch(summarise(self.pending[self._of_earlier :]))
+        """Say in one line what came of an epoch that ends; where this session has taken no step of it there is none."""
+        if self.observers.active and step > self._timed_from:
             self.observers.say(self._describe_epoch(step, epoch))
-        self._begin_epoch(step)
 
-    def _begin_epoch(self, step: int) -> None:
-        self._epoch_start, self._epoch_began = step, time.perf_counter()
-        self._epoch_nats, self._epoch_tokens = 0.0, 0
-        self._of_earlier = len(self.pending)  # how many of the pending results are counted, or of an earlier epoch
-
-    def _count_for_epoch(self, metrics: dict[str, Any]) -> None:
-        if metrics["tokens"]:
-            self._epoch_nats += metrics["loss"] * metrics["tokens"]
-            self._epoch_tokens += int(metrics["tokens"])
+    def _pending_nats(self) -> tuple[float, int]:
+        pending = summarise(self.pending)
+        return pending["loss"] * pending["tokens"] if pending["tokens"] else 0.0, int(pending["tokens"])
 
     def _describe_epoch(self, step: int, epoch: int) -> str:
-        parts = []
-        if self._epoch_tokens:
-            parts.append(f"train loss {self._epoch_nats / self._epoch_tokens:.4f}")
+        loss = self.epoch_loss()
+        parts = [] if math.isnan(loss) else [f"train loss {loss:.4f}"]
         validation = next((one for one in reversed(self.history.records) if one["event"] == "validation"), None)
-        if validation is not None and validation["step"] > self._epoch_start:
+        if validation is not None and validation["step"] > self.epoch_step:
             at = "" if validation["step"] == step else f" after step {validation['step']:,}"
             parts.append(f"validation loss {validation['val_loss']:.4f}{at}")
             if not math.isnan(validation.get("bits_per_byte", math.nan)):
                 parts.append(f"{validation['bits_per_byte']:.4f} bits per byte")
-        parts.append(f"{time.perf_counter() - self._epoch_began:.1f} s")
-        return f"epoch {epoch:,}, steps {self._epoch_start + 1:,} to {step:,}: {', '.join(parts)}"
+        since = "" if self._timed_from == self.epoch_step else f" since step {self._timed_from:,}"
+        parts.append(f"{time.perf_counter() - self._began:.1f} s{since}")
+        return f"epoch {epoch:,}, steps {self.epoch_step + 1:,} to {step:,}: {', '.join(parts)}"
 
     def state_dict(self) -> Books:
         """Counts, records, and the results that no record covers yet."""
@@ -162,6 +170,9 @@ class RunLog:
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "empty_in_a_row": self.empty_in_a_row,
+            "epoch_step": self.epoch_step,
+            "epoch_tokens": self.epoch_tokens,
+            "epoch_nats": self.epoch_nats,
             # this waits for an accelerator, as any saving does
             "pending": StepResult(*map(column_of, zip(*self.pending)))._asdict() if self.pending else {},
             "history": self.history.state_dict(),
@@ -178,3 +189,5 @@ class RunLog:
         self.history.load_state_dict(state["history"])
         self.tokens, self.skipped, self.pending = state["tokens"], state["skipped"], pending
         self.skipped_in_a_row, self.empty_in_a_row = state["skipped_in_a_row"], state["empty_in_a_row"]
+        self.epoch_step, self.epoch_tokens = state["epoch_step"], state["epoch_tokens"]
+        self.epoch_nats = state["epoch_nats"]

@@ -44,7 +44,7 @@ from course_lm.clipping import build_clip
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import RankError, connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
-from course_lm.forward import AnyBatch, device_of, unwrap
+from course_lm.forward import AnyBatch, unwrap
 from course_lm.guard import (
     adapt_loss,
     check_first_batch,
@@ -143,7 +143,6 @@ class Trainer(Explained):
         group: the ranks that train together.
 
     Raises:
-        TypeError: the model or the configuration is none.
         ValueError: the configured device is not on this machine; the ranks, the model, its optimizer or its loss cannot
             be trained together; `loss_fn`, `clip` or `schedule` is given, and the configuration asks for one as well.
         TypeError: other arguments, or model and configuration that are none.
@@ -481,8 +480,8 @@ class Trainer(Explained):
 
     def _log_partial(self) -> None:
         """Record the steps since the last record of a stopped run; one that goes on makes one record of them all."""
-        if self.log.pending:
-            with suppress(Exception):  # where the device itself has failed, its own error says more
+        with suppress(Exception):  # where the device itself has failed, its own error says more
+            if self.log.has_new:
                 self._record("train", **self.log.pending_metrics(self._last_rate()), partial=True)
 
     def _record(self, event: str, **metrics: Any) -> None:
@@ -543,25 +542,25 @@ class Trainer(Explained):
         # an epoch of empty windows, or without any: under max_steps such a run would never end
         if self.log.empty_in_a_row * self.settings.gradient_accumulation_steps >= self.batch:
             raise ValueError("the training loader held no target token in a whole epoch")
-        described = self.data.describe_epoch()
-        if described is not None:
-            self._record("epoch", **described)
+        self._record("epoch", train_loss=self.log.epoch_loss(), **(self.data.describe_epoch() or {}))
         # first: the records and files that follow belong to the completed epoch
         self.epoch, self.batch = self.epoch + 1, 0
         self._save(f"epoch_{self.epoch}")
         if not self.settings.eval_steps:
             self._validate(val_loader)
         self.log.end_epoch(self.step, self.epoch)
+        self.log.begin_epoch(self.step)
 
     def _finish(self, val_loader: Iterable[AnyBatch] | None) -> None:
         """Close the books of a run that is over, or save one that was interrupted."""
         if self.interrupted is None:
-            if self.log.pending:
+            if self.log.has_new:
                 self._log()
             if val_loader is not None and not self._is_validated():
                 self._save("last")
                 self._validate(val_loader)
-            self.log.end_epoch(self.step, self.epoch + 1)  # where max_steps ends the run within it
+            if self.batch:  # max_steps ends the run within an epoch
+                self.log.end_epoch(self.step, self.epoch + 1)
             self._is_over()  # a signal may have come meanwhile
         self._save("last")
 
@@ -700,6 +699,8 @@ class Trainer(Explained):
             self._plan(train_loader)
         if self._rest is None:
             self._open(train_loader)
+        if not self.batch and self.log.epoch_step < self.step:  # what follows the end of an epoch was broken off
+            self.log.begin_epoch(self.step)
         assert self._rest is not None
         batches, self._rest = self._rest, None
         if self.budget is not None:

@@ -18,7 +18,7 @@ from torch import nn
 from torch._guards import CompileContext
 from torch.utils._triton import has_triton
 
-from course_lm.batching.data import length_of, length_of_epoch
+from course_lm.batching.data import check_holds_batches, length_of, length_of_epoch
 from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.curriculum.loader import CurriculumLoader
@@ -171,6 +171,7 @@ def compiling_pays(config: TrainingConfig, model: nn.Module, device: torch.devic
 
 def check_has_length(loader: Iterable[object]) -> None:
     """Raise ValueError for a training loader that is empty or cannot tell its length."""
+    check_holds_batches(loader, "training")
     batches = length_of(loader)
     if not batches:
         problem = "is empty" if batches == 0 else "has no len(): set training.max_steps"

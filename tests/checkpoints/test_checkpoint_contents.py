@@ -61,7 +61,7 @@ def test_a_checkpoint_says_how_good_the_run_is(state, stopped):
     nulls = {"parse_constant": lambda _: None}  # a NaN stands in the log as null, as other programs read it
     records = [json.loads(line, **nulls) for line in bytes(state["history"].numpy()).splitlines()]
     assert records == [record for record in map(json.loads, lines) if not record.get("partial")] != []
-    assert {record["event"] for record in records} == {"train", "validation"}
+    assert {record["event"] for record in records} == {"train", "validation", "epoch"}
 
 
 def test_a_checkpoint_holds_all_that_the_run_is_made_of(state, stopped):

@@ -126,7 +126,7 @@ def test_a_second_terminal_is_refused_in_one_line_and_the_first_run_is_whole(tex
             assert line.startswith(f"course-lm: error: another process is training in {folder}")
         first.process.send_signal(signal.SIGTERM)
         assert first.end(60).code == 128 + signal.SIGTERM
-    steps = [record["step"] for record in metrics(folder) if not record.get("partial")]
+    steps = [record["step"] for record in metrics(folder) if record["event"] == "train" and not record.get("partial")]
     assert steps == list(range(1, len(steps) + 1))
 
 

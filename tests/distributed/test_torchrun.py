@@ -87,7 +87,7 @@ def assert_close(mine: Path, other: Path, absolute: float = 1e-5) -> None:
     assert len(records(mine)) == len(records(other))
     for one, two in zip(records(mine), records(other)):
         assert one.keys() == two.keys()
-        loss = "val_loss" if one["event"] == "validation" else "loss"
+        loss = {"validation": "val_loss", "epoch": "train_loss"}.get(one["event"], "loss")
         for key, value in one.items():
             rough = isinstance(value, float)
             tolerance = absolute if key == loss else 30 * absolute * max(1.0, abs(value)) if rough else 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from course_lm.monitoring import TensorBoardLogger, WandbLogger
+from course_lm.monitoring import TensorBoardLogger, WandbConfig, WandbLogger
 from tests.records import train_record, validation_record
 
 
@@ -120,6 +120,43 @@ def test_a_run_that_goes_on_is_a_second_wandb_run_of_the_same_group(tmp_path: Pa
     assert [set(metrics) for _, metrics in (first, second)] == [{1, 2}, {3, 4}]
     assert first[0].run_group == second[0].run_group == "toy"
     assert first[0].run_id != second[0].run_id
+
+
+class Online:
+    """What is asked of wandb, in place of it: a run that is online needs a server."""
+
+    Settings = dict
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def init(self, **asked: Any) -> "Online":
+        self.asked.append(asked)
+        self.id = asked["id"] or f"id-{len(self.asked)}"
+        return self
+
+    def finish(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_a_run_that_goes_on_online_goes_on_with_its_wandb_run(tmp_path, monkeypatch, mode):
+    wandb = Online()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for step in (0, 2, 4, 0):  # the last is a new run in the place of the old one
+        logger = WandbConfig(mode=mode).logger(tmp_path / "toy", {"experiment_name": "toy"})
+        logger.start(step, 4)
+        logger.close()
+    kept = ["id-1", "id-1"] if mode == "online" else [None, None]
+    assert [asked["id"] for asked in wandb.asked] == [None, *kept, None]
+    assert [asked["resume"] for asked in wandb.asked] == [None, *(id_ and "allow" for id_ in kept), None]
+
+
+def test_a_wandb_run_has_the_name_of_the_run_unless_it_has_its_own(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", wandb := Online())
+    for name in (None, "mine"):
+        WandbConfig(name=name).logger(tmp_path / "runs" / "toy", {"experiment_name": "toy"}).start(0, 4)
+    assert [asked["name"] for asked in wandb.asked] == ["toy", "mine"]
 
 
 def test_tensorboard_never_gets_a_partial_record(tmp_path: Path) -> None:

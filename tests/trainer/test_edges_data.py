@@ -404,9 +404,42 @@ def test_no_worker_outlives_a_run_that_ended_within_an_epoch_and_it_can_be_prolo
     assert_same(trainer.model.state_dict(), other.model.state_dict())
 
 
-def test_a_single_batch_is_no_loader():
-    with pytest.raises(ValueError, match="the training loader must be an iterable of batches, got a single batch"):
-        run(None, batch_of(0))
+@pytest.mark.parametrize("max_steps", [None, 6])
+@pytest.mark.parametrize(
+    ("loader", "got"),
+    [(batch_of(0), "a single batch"), (batch_of, "<function batch_of"), (None, "None"), (3, "3")],
+)
+def test_what_holds_no_batches_is_no_loader(loader, got, max_steps):
+    with pytest.raises(ValueError, match=f"the training loader must be an iterable of batches, got {got}"):
+        run(None, loader, max_steps=max_steps)
+
+
+class Adapter:
+    """As accelerate's: it has `state_dict` and `load_state_dict`, whether what it wraps has them or not."""
+
+    def __init__(self, loader: Any) -> None:
+        self.base_dataloader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.base_dataloader)
+
+    def __len__(self) -> int:
+        return len(self.base_dataloader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.base_dataloader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.base_dataloader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["a list", "shuffled", "a foreign position"])
+@pytest.mark.filterwarnings("ignore:it cannot be checked")
+def test_an_adapter_keeps_its_place_where_its_loader_does(kind, tmp_path):
+    for act in (interrupt_at(3), quiet):
+        run(tmp_path, Adapter(LOADERS[kind]()), None, act)
+    run(tmp_path / "straight", Adapter(LOADERS[kind]()))
+    assert_same(end_of(tmp_path), end_of(tmp_path / "straight"))
 
 
 # One loader for many things
@@ -571,6 +604,7 @@ def test_a_loader_that_raised_is_opened_again_at_the_place():
         (plain(Stream()).__iter__(), r"the validation loader is an iterator \(_SingleProcess"),
         ((batch_of(start) for start in range(3)), r"the validation loader is an iterator \(generator\)"),
         (batch_of(0), "got a single batch"),
+        (batch_of, "the validation loader must be an iterable of batches, got <function"),
     ],
 )
 def test_a_validation_loader_that_cannot_serve_is_refused_before_the_first_step(loader, message):
@@ -619,6 +653,13 @@ def test_a_stream_that_never_holds_a_target_ends_in_one_error_unless_a_step_is_c
     assert (trainer.step, trainer.log.skipped) == (1, 4)
     with pytest.raises(ValueError, match="3 steps in a row after step 0 held no target token"):
         run(None, repeat(empty_batch()), gradient_accumulation_steps=1)
+
+
+@pytest.mark.filterwarnings("ignore:skipped a step")
+def test_what_follows_the_last_target_makes_no_record(tmp_path):
+    trainer = run(tmp_path, [batch_of(0), empty_batch()], gradient_accumulation_steps=1, num_epochs=1, max_steps=None)
+    assert [(record["event"], record["step"]) for record in trainer.history.records] == [("train", 1), ("epoch", 1)]
+    assert trainer.history.records[0]["loss"] == trainer.history.records[1]["train_loss"]
 
 
 class Liar(Plain):

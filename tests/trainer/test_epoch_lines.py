@@ -25,7 +25,7 @@ class Lines(Recorder):
         self.shown.append("end")
 
     def say(self, text: str) -> None:
-        self.said.append(re.sub(r", [\d.]+ s$", ", T s", text))
+        self.said.append(re.sub(r", [\d.]+ s\b", ", T s", text))
 
 
 def trained(steps: int, *, validated: bool = True, **settings: Any) -> tuple[Lines, Any]:
@@ -66,10 +66,18 @@ def test_a_validation_within_the_epoch_says_its_step():
     assert "validation loss" in lines.said[0] and "after step 3" in lines.said[0]
 
 
-def test_a_resumed_run_names_the_steps_that_it_has_taken_itself(tmp_path):
-    trained(2, output_dir=str(tmp_path))
-    lines, _ = trained(8, output_dir=str(tmp_path))
-    assert [line.split(":")[0] for line in lines.said] == ["epoch 1, steps 3 to 4", "epoch 2, steps 5 to 8"]
+@pytest.mark.parametrize("logging_steps", [1, 3, 100])
+@pytest.mark.parametrize("stop", [1, 4, 6])
+def test_the_loss_of_an_epoch_is_that_of_all_its_steps_after_a_resume_too(stop, logging_steps, tmp_path):
+    whole, history = trained(12, validated=False, logging_steps=logging_steps)
+    trained(stop, validated=False, logging_steps=logging_steps, output_dir=str(tmp_path))
+    lines, resumed = trained(12, validated=False, logging_steps=logging_steps, output_dir=str(tmp_path))
+    losses, again = ([record for record in one.records if record["event"] == "epoch"] for one in (history, resumed))
+    assert again == losses and [record["step"] for record in losses] == [4, 8]  # max_steps ends the third one within it
+    since = ", T s" if stop == 4 else f", T s since step {stop}"
+    expected = whole.said[stop // 4 :]
+    assert [line.replace(since, ", T s") for line in lines.said] == expected
+    assert expected[-2].startswith(f"epoch 2, steps 5 to 8: train loss {losses[1]['train_loss']:.4f}")
 
 
 def test_a_validation_tells_how_far_it_is_and_when_it_is_over():

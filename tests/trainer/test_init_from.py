@@ -115,6 +115,58 @@ def test_tied_weights_which_are_kept_once_come_back_as_one(tmp_path):
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
+@pytest.mark.parametrize("under", [None, "model_state_dict", "state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "net.inner."])
+def test_a_file_of_torch_save_can_be_a_start(tmp_path, prefix, under):
+    mine = model_of().state_dict()
+    weights = {f"{prefix}{name}": tensor for name, tensor in mine.items()}
+    torch.save(weights if under is None else {"epoch": 3, under: weights}, tmp_path / "last.pt")
+    export_weights(tmp_path / "model.safetensors", weights)
+    for file in ("last.pt", "model.safetensors"):
+        other = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.2), VOCABULARY, LENGTH)
+        begin_from(other, str(tmp_path / file))
+        assert_same(dict(other.state_dict()), dict(mine))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_transformers_save_can_be_a_start(tmp_path, dtype):
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=VOCABULARY, n_positions=LENGTH)
+    theirs, mine = GPT2LMHeadModel(config).to(dtype), GPT2LMHeadModel(config)
+    theirs.save_pretrained(tmp_path)  # without one of its tied weights
+    begin_from(mine, str(tmp_path))
+    assert_same(dict(mine.state_dict()), dict(theirs.float().state_dict()))
+
+
+class Touch:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        (lambda path: {"model": Touch(path / "ran")}, "save model.state_dict"),
+        (lambda path: model_of(), "save model.state_dict"),
+        (
+            lambda path: {"epoch": 3, "optimizer": {}},
+            r"it must hold model.state_dict\(\), .* got \['epoch', 'optimizer'\]",
+        ),
+        (lambda path: [1], r"it must hold model.state_dict\(\), .* got list"),
+        (lambda path: {"weight": torch.ones(1)}, "has no token_embedding.weight and 15 more; this model has no weight"),
+        (lambda path: {"a.weight": torch.ones(1)}, "this model has no a.weight"),
+        (lambda path: model_of().double().state_dict(), "float64 in the checkpoint and .* float32"),
+    ],
+)
+def test_a_file_of_torch_save_without_such_weights_is_refused(tmp_path, held, told):
+    torch.save(held(tmp_path), tmp_path / "last.pt")
+    with pytest.raises(ValueError, match=f"training.init_from cannot take {tmp_path}/last.pt: [^\n]*{told}") as caught:
+        begin_from(model_of(), str(tmp_path / "last.pt"))
+    assert "\n" not in str(caught.value) and not (tmp_path / "ran").exists()
+
+
 def test_a_name_is_looked_up_among_the_runs(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(source, tmp_path / "runs" / "old")

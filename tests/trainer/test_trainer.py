@@ -695,6 +695,19 @@ def test_an_optimizer_must_have_the_configured_peak_unless_a_schedule_is_given(c
     Trainer(model, configure(lr=1e-2), optimizer=of_another_rate(model), schedule=lambda step: 0.25)
 
 
+@pytest.mark.parametrize(
+    ("model", "config", "message"),
+    [
+        (GPT, configure(), "model must be a Module, got <class"),
+        (tiny_gpt(), "config.yaml", "config must be a TrainingConfig, got 'config.yaml'"),
+        (tiny_gpt(), {"training": {}}, "config must be a TrainingConfig, got {'training'"),
+    ],
+)
+def test_what_is_no_model_or_no_configuration_is_refused(model, config, message):
+    with pytest.raises(TypeError, match=message):
+        Trainer(model, config)
+
+
 def test_an_own_optimizer_and_schedule_are_used():
     model = tiny_gpt()
     optimizer = torch.optim.SGD([{"params": [model.norm.weight], "lr_scale": 0.5}], lr=1.0)

@@ -29,6 +29,7 @@ from course_lm.batching.data import Data, length_of, length_of_epoch, read_from_
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
+    OwnState,
     as_plain,
     load_checkpoint,
     load_optimizer,
@@ -61,7 +62,7 @@ from course_lm.monitoring.layers import LayerStatistics
 from course_lm.monitoring.stopping import is_out_of_patience
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
-from course_lm.reproducibility import deterministic_kernels, seed_of
+from course_lm.reproducibility import check_default_device, deterministic_kernels, seed_of
 from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
@@ -152,6 +153,7 @@ class Trainer:
         observers: Sequence[Observer] = (),
         started: float | None = None,
     ) -> None:
+        check_default_device()  # data are read on the CPU
         self.group = connect(config.distributed.timeout_seconds)
         self.device = self.group.device_for(config.training.device)
         self.precision = Precision(config.training.precision, self.device)
@@ -181,6 +183,8 @@ class Trainer:
             precision=self.precision,
             on_nonfinite=self.settings.on_nonfinite,
         )
+        self.own = OwnState(model=self.model, loss_fn=loss_fn, clip=clip, optimizer=self.optimizer)
+        self.options = self.options._replace(generators=self.own.generators)
         check_parameters(self.optimizer, self.model, self.group)
         fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
         if schedule is not None:
@@ -190,7 +194,8 @@ class Trainer:
         decay = self.settings.average_weights
         self.average = None if decay is None else WeightAverage(self.model, decay)
         self.schedule, self._own_schedule = schedule, schedule is not None
-        self.folder = run_folder(config)
+        folder = run_folder(config)
+        self.folder = None if folder is None else folder.absolute()
         self.history = History()
         told = [*observers, *default_observers(config, self.history, self._beginning)] if self.group.leads else []
         self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss)
@@ -541,7 +546,7 @@ class Trainer:
         with (
             deterministic_kernels(settings.deterministic),
             explain_out_of_memory(self.config),
-            restored(self.model, self.optimizer, train_loader),
+            restored(self.model, self.optimizer, train_loader, self.options.loss_fn, self.options.clip),
             read_from_start(train_loader) as batches,
         ):
             if not self.model.training:  # else layers that the caller keeps in eval mode stay there
@@ -604,6 +609,7 @@ class Trainer:
 
         Nothing is written before everything that can be refused was looked at.
         """
+        check_default_device()
         check_validation_loader(val_loader, self.model)
         check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
         self.fit_to_budget(train_loader, val_loader)
@@ -619,7 +625,7 @@ class Trainer:
         as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
         loaded = self._loaded
         if loaded is not None and "path" in loaded:
-            self._say(f"resumed {loaded['path']} after step {self.step}")
+            self._say(f"resumed {run_folder(self.config) / loaded['path'].name} after step {self.step}")
             warn_of_unnamed(self.config)
         elif self.step == 0 and self._beginning is not None:
             self._say(f"the run {self._beginning}")
@@ -756,7 +762,7 @@ class Trainer:
                 then the trainer is as it was.
         """
         saved = checked_run_state(as_plain(state))
-        others = [self.precision, *([] if self.average is None else [self.average])]
+        others = [self.precision, self.own, *([] if self.average is None else [self.average])]
         with undone_on_error("this is not the state of such a run", self.model, self.optimizer, *others):
             check_same_run(self.config, saved["config"])
             settings = with_saved_length(self.settings, saved["config"])
@@ -764,6 +770,7 @@ class Trainer:
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
                 check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
+            self.own.load_state_dict(saved.get("own", {}))  # before the optimizer, whose numbers are compared
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
             if (self.average is None) == ("average" in saved):
                 raise ValueError("the state must have an average exactly where training.average_weights is a number")
@@ -800,6 +807,7 @@ class Trainer:
             **({} if self.average is None else {"average": self.average.state_dict()}),
             "best_weights": self.best_weights,
             "optimizer": optimizer_state(self.optimizer, self.model),
+            **({"own": own} if (own := self.own.state_dict()) else {}),
             "scaler": self.precision.state_dict(),
             "total_steps": self.total_steps,
             "last_rate": self._last_rate(),

@@ -42,7 +42,10 @@ _EXHAUSTED = ("can't allocate memory", "not enough memory")  # torch's CPU alloc
 
 
 def run_folder(config: TrainingConfig) -> Path | None:
-    """`<output_dir>/<experiment_name>`, or None for a run that writes nothing."""
+    """`<output_dir>/<experiment_name>`, as messages name it, or None for a run that writes nothing.
+
+    A run keeps the absolute path: the working directory may change meanwhile.
+    """
     output_dir = config.training.output_dir
     return None if output_dir is None else Path(output_dir) / config.experiment_name
 
@@ -88,6 +91,7 @@ def default_observers(config: TrainingConfig, history: History, beginning: Begin
     folder, settings = run_folder(config), asdict(config)
     files: list[Observer] = []
     if folder is not None:
+        folder = folder.absolute()
         files = [JSONLLogger(folder / METRICS, history), SessionLog(folder, beginning)]
     trackers = [
         section.logger(folder or Path(), settings)

@@ -131,7 +131,7 @@ def _kept(values: Mapping[str, Any], names: Set[str], changed: Set[str]) -> dict
     """The values of these names that the code does not change: what it counts is no part of what it computes."""
     kept = {name: values[name] for name in sorted(names - changed) if name in values}
     # where the code sets items, it may fill any dict
-    return {name: value for name, value in kept.items() if "STORE_SUBSCR" not in changed or type(value) is not dict}
+    return {name: value for name, value in kept.items() if "STORE_SUBSCR" not in changed or not isinstance(value, dict)}
 
 
 class _Code(NamedTuple):

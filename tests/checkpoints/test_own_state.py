@@ -186,8 +186,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def trained(folder: Path, case: str, steps: int) -> Trainer:
-    parts = CASES[case]()
+def trained(folder: Path, parts: dict[str, Any], steps: int) -> Trainer:
     config = configure(folder, max_steps=steps, eval_steps=2, logging_steps=1)
     constant = ScheduleConfig(type="constant", warmup_steps=0)
     trainer = Trainer(config=replace(config, lr_scheduler=constant), **parts)
@@ -202,10 +201,14 @@ def left(trainer: Trainer) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_kept_beside_weights_goes_on_bit_for_bit(tmp_path, case):
-    straight = trained(tmp_path / "straight", case, 7)
+    straight = left(trained(tmp_path / "straight", CASES[case](), 7))
     for steps in (2, 5, 7):
-        stopped = trained(tmp_path / "stopped", case, steps)
-    assert_same([*left(stopped)], [*left(straight)])
+        stopped = trained(tmp_path / "stopped", CASES[case](), steps)
+    assert_same([*left(stopped)], [*straight])
+    used = CASES[case]()  # in the same process, where the parts are those of the stopped run
+    for steps in (3, 7):
+        stopped = trained(tmp_path / "used", used, steps)
+    assert_same([*left(stopped)], [*straight])
 
 
 @pytest.mark.parametrize("case", CASES)

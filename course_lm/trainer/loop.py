@@ -770,6 +770,7 @@ class Trainer:
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
                 check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
+            compare_parts(self.parts, saved["parts"])
             self.own.load_state_dict(saved.get("own", {}))  # before the optimizer, whose numbers are compared
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
             if (self.average is None) == ("average" in saved):
@@ -777,7 +778,6 @@ class Trainer:
             if self.average is not None:
                 self.average.load_state_dict(saved.get("average", {}))
             self.precision.load_state_dict(saved["scaler"])
-            compare_parts(self.parts, saved["parts"])
             warn_of_machine(machine_of(self.device), saved["machine"])
             if self.budget is not None and "budget" in saved:
                 self.budget.load_state_dict(saved["budget"])

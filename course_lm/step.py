@@ -130,7 +130,7 @@ def take_step(
         set_learning_rate(optimizer, lr)
     model.zero_grad(set_to_none=True)
     optimizer.zero_grad(set_to_none=True)  # a loss may have weights of its own
-    with precision.alone(), _buffers_of(model, options.loss_fn) as put_buffers_back:
+    with precision.alone(), _buffers_of(model) as put_buffers_back:
         loss = _accumulate_gradients(model, micro_batches, tokens, options, seeds)
         held = held_parameters(optimizer)
         check_gradients(held, model, ranks)
@@ -201,7 +201,7 @@ def _accumulate_gradients(
     # the ranks average their gradients, a step sums them; in fp16 that waits, or more ranks would overflow sooner
     factor = 1 if precision.scales else world
     divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only at the update, which is skipped
-    total = torch.zeros((), dtype=torch.float32, device=tokens.device)  # at least; a model in float64 has a loss in it
+    total = torch.zeros((), dtype=torch.float32, device=tokens.device)  # of a float64 model it becomes float64
     for index, batch in enumerate(micro_batches):
         batch = move_batch(batch, tokens.device)
         if seeds is not None:
@@ -285,8 +285,8 @@ def _first_nonfinite(parameters: list[Tensor]) -> Tensor:
 
 
 @contextmanager
-def _buffers_of(*parts: object) -> Iterator[Callable[[Tensor, bool], None]]:
-    """Yield what puts the buffers of model and loss back, or if the host has not `looked`, where the step is `skipped`.
+def _buffers_of(model: nn.Module) -> Iterator[Callable[[Tensor, bool], None]]:
+    """Yield what puts the model's buffers back, or if the host has not `looked`, where the step is `skipped`.
 
     An error in the body puts them back too.
 
@@ -295,9 +295,7 @@ def _buffers_of(*parts: object) -> Iterator[Callable[[Tensor, bool], None]]:
     before = [
         # an expanded one cannot be written into: it is its own copy
         (module, name, buffer, buffer if is_expanded(buffer) else buffer.clone())
-        for part in parts
-        if isinstance(part, nn.Module)
-        for module in part.modules()
+        for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]

@@ -545,3 +545,9 @@ def test_a_run_that_goes_on_with_other_kernels_says_so(tmp_path, monkeypatch, ow
     monkeypatch.setattr(owner, name, lambda: value)
     with pytest.warns(UserWarning, match=rf"was saved with .* \(now {value}\): it may not go on bit for bit"):
         trainer_of(config).train(loader_of("list"))
+
+
+def test_a_default_device_that_came_after_the_trainer_is_refused_in_one_line(tmp_path):
+    trainer = trainer_of(configure(tmp_path))
+    with torch.device("meta"), pytest.raises(ValueError, match="set_default_device must be cpu, got meta: training"):
+        trainer.train(loader_of("list"))

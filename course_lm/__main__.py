@@ -7,7 +7,12 @@ import sys
 # finds none: it is asked to, see `distributed.wrap`.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from course_lm.cli import main
+# Python looks for modules in the working directory first, where a `torch.py` may be anybody's. This package may lie
+# there itself, as in a checkout: it has been found.
+own = os.path.dirname(os.path.dirname(__file__))
+sys.path[:] = [path for path in sys.path if path == own or os.path.abspath(path) != os.getcwd()]
+
+from course_lm.cli import main  # noqa: E402
 
 code = main()
 joining = sys.modules.get("course_lm.distributed.joining")

@@ -27,6 +27,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from course_lm.batching import AnyBatch
+from course_lm.checkpoints import OwnState
 from course_lm.model import GPT, allowed_attention, evaluation_mode, positions_of
 from course_lm.shards import is_sharded
 from course_lm.validation import is_out_of_memory, named
@@ -316,6 +317,7 @@ def _trial(module: nn.Module, device: torch.device) -> Iterator[Callable[[Tensor
         with (
             torch.no_grad(),
             evaluation_mode(module),
+            OwnState(model=module).kept(),
             torch.random.fork_rng([device] if device.type == "cuda" else []),  # the run's own numbers are not used up
             torch.autocast(device.type, enabled=False),
         ):

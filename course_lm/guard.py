@@ -27,6 +27,7 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAd
 from torch.optim.lr_scheduler import LRScheduler
 
 from course_lm.batching import IGNORE_INDEX, Loader
+from course_lm.checkpoints import OwnState
 from course_lm.clipping import check_max_norm, clip_gradients
 from course_lm.forward import (
     ANY,
@@ -42,6 +43,7 @@ from course_lm.loss import next_token_loss
 from course_lm.model import embedded_tokens, positions_of
 from course_lm.optim import checked_rate, fills_a_block, group_rates
 from course_lm.precision import Precision
+from course_lm.reproducibility import check_default_device
 from course_lm.shards import hold_parts, is_expanded, is_sharded, part_of
 from course_lm.validation import require, shown
 
@@ -75,6 +77,7 @@ class StepOptions(NamedTuple):
     precision: Precision
     on_nonfinite: str
     process_group: dist.ProcessGroup | None
+    generators: Sequence[Any] = ()  # held by model, loss or clip; seeded with the global ones
 
 
 def checked_options(
@@ -111,8 +114,10 @@ def checked_precision(precision: Precision | None, device: torch.device) -> Prec
     """The precision of a model on this device: by default fp32.
 
     Raises:
-        TypeError, ValueError: it is none, or one for another device, with which the model would compute in fp32.
+        TypeError, ValueError: it is none, or one for another device, with which the model would compute in fp32; or
+            torch's default device is another one.
     """
+    check_default_device(device.type)
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
     if precision is None or (precision.name == "fp32" and precision.device.type != device.type):
@@ -291,6 +296,11 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if not looked_at:
         _check_memory([*model.parameters(), *held.values()], model)
     for parameter in held.values():
+        if parameter.requires_grad and (parameter.is_meta or parameter.is_inference()):
+            raise ValueError(
+                f"trainable weights must have numbers and be made outside of torch.inference_mode, got "
+                f"{name_of(parameter, model)}: build the model outside of it, and not on the device meta"
+            )
         # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
         if parameter.requires_grad and parameter.itemsize < 4:
             raise ValueError(
@@ -408,13 +418,15 @@ def loss_sum(loss_fn: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> 
     """The loss of a batch, summed over its targets: a 0-d tensor with a gradient.
 
     A step divides by the number of targets itself, so a mean would be divided twice, and no error would ever tell. The
-    first time, a loss other than `next_token_loss` is called twice more, without gradients and on a single row, to
-    check that it returns a sum; torch's random generators are left as they were.
+    first time, a loss other than `next_token_loss` is called twice before, without gradients and on a single row, to
+    check that it returns a sum; torch's random generators and all that the loss keeps are left as they were.
 
     Raises:
         TypeError: it returned something else than a 0-d tensor.
         ValueError: its value has no gradient, or is a mean.
     """
+    if not _sums(loss_fn):
+        _check_that_it_sums(loss_fn, logits, labels)
     loss = loss_fn(logits, labels, reduction="sum")
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         raise TypeError(f"{_CALL} must return a 0-d tensor, got {in_words(loss)} from {_name(loss_fn)}")
@@ -423,8 +435,6 @@ def loss_sum(loss_fn: Callable[..., Tensor], logits: Tensor, labels: Tensor) -> 
             f"{_CALL} must return a loss with a gradient, got a value without one from {_name(loss_fn)}: "
             "it is detached, nothing in the model is trainable, or gradients are switched off"
         )
-    if not _sums(loss_fn):
-        _check_that_it_sums(loss_fn, logits, labels)
     return loss
 
 
@@ -586,7 +596,8 @@ def _check_that_it_sums(loss_fn: Callable[..., Tensor], logits: Tensor, labels: 
     once = twice = math.nan
     asked = False
     with suppress(Exception):  # a loss that is tied to its own batch, or that needs gradients, cannot be asked
-        with torch.random.fork_rng([logits.device] if logits.device.type == "cuda" else []):
+        devices = [logits.device] if logits.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), OwnState(loss_fn=loss_fn).kept():
             once = float(loss_fn(row, targets, reduction="sum"))
             twice = float(loss_fn(torch.cat([row, row]), torch.cat([targets, targets]), reduction="sum"))
         asked = True

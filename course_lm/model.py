@@ -188,7 +188,9 @@ class Rotation:
     """
 
     def __init__(self, position_ids: Tensor, width: int) -> None:
-        rates = 10_000.0 ** (-torch.arange(0, width, 2, device=position_ids.device) / width)  # (C/2,)
+        # not of the default type, which is the user's own affair
+        pairs = torch.arange(0, width, 2, dtype=torch.float32, device=position_ids.device)
+        rates = 10_000.0 ** (-pairs / width)  # (C/2,)
         angles = position_ids[:, :, None, None, None] * rates  # (B, T, 1, 1, C/2)
         self.turns = torch.polar(torch.ones_like(angles), angles)
 

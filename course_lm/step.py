@@ -201,11 +201,11 @@ def _accumulate_gradients(
     # the ranks average their gradients, a step sums them; in fp16 that waits, or more ranks would overflow sooner
     factor = 1 if precision.scales else world
     divisor = tokens.clamp(min=1)  # a count of 0 that lies on an accelerator shows only at the update, which is skipped
-    total = torch.zeros((), device=tokens.device)
+    total = torch.zeros((), dtype=torch.float32, device=tokens.device)  # of a float64 model it becomes float64
     for index, batch in enumerate(micro_batches):
         batch = move_batch(batch, tokens.device, model)
         if seeds is not None:
-            seed_generators(seeds[index])
+            seed_generators(seeds[index], options.generators)
         # The forward pass is inside too: DDP settles there whether the backward pass exchanges gradients.
         with nullcontext() if ranks is None else _gradient_exchange(model, last=index == len(micro_batches) - 1):
             # not around backward(): autograd takes each forward operation's type by itself

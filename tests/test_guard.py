@@ -1,6 +1,7 @@
 """What cannot train is refused in one line, before anything changes, and what can is taken."""
 
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from course_lm.guard import adapt_loss, check_schedule, loss_sum
+from course_lm.guard import adapt_loss, check_optimizer, check_schedule, loss_sum
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
 from course_lm.monitoring import evaluate
@@ -199,13 +200,13 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls = itertools.count()  # which nobody puts back
 
     def __eq__(self, other: object) -> bool:
         raise AssertionError("compared")
 
     def score(self, logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
-        self.calls += 1
+        next(self.calls)
         torch.rand(3)
         return next_token_loss(logits, labels, reduction=reduction)
 
@@ -219,7 +220,7 @@ def test_a_loss_is_asked_once_whether_it_sums_and_no_random_number_is_used_up(pi
     torch.manual_seed(0)
     for _ in range(4):
         loss_sum(pick(loss_fn), logits, labels)
-    assert loss_fn.calls == 4 + 2
+    assert next(loss_fn.calls) == 4 + 2
     left = torch.rand(1)
     torch.manual_seed(0)
     for _ in range(4):
@@ -324,3 +325,19 @@ def test_functions_partials_and_objects_that_can_be_called_are_schedules():
 
     for schedule in (lambda k: 0.1, partial(cosine, peak_lr=1.0, total_steps=9), Schedule()):
         check_schedule(schedule)
+
+
+@pytest.mark.parametrize("place", [torch.device("meta"), torch.inference_mode()])
+def test_a_model_without_numbers_or_from_inference_mode_is_refused_in_one_line(place):
+    with place:
+        model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"have numbers .* outside of torch\.inference_mode, got weight") as caught:
+        check_optimizer(optimizer, model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_default_device_on_which_nothing_is_trained_is_refused_in_one_line():
+    model = nn.Linear(2, 2)
+    with torch.device("meta"), pytest.raises(ValueError, match=r"set_default_device must be cpu, got meta"):
+        train_step(model, [make_batch()], torch.optim.SGD(model.parameters(), lr=0.1))

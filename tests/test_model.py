@@ -451,3 +451,15 @@ def test_dropout_repeats_under_the_same_seed() -> None:
     first = layer(x)
     torch.manual_seed(3)
     assert torch.equal(layer(x), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_the_default_type_of_the_user_changes_no_bit(positions, dtype, monkeypatch):
+    model, ids = make_model(positions=positions), random_ids(2, 5)
+    before = model(ids)
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(model(ids), before)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -872,3 +872,15 @@ def test_two_processes_with_ragged_batches_leave_the_weights_of_one(tmp_path, mo
         left = torch.load(tmp_path / f"{rank}.pt")
         torch.testing.assert_close(torch.tensor(left["results"]), torch.tensor(expected), equal_nan=True)
         assert_same_direction_and_size(left["weights"], weights_of(model), 1e-10)
+
+
+def test_the_default_type_of_the_user_changes_no_bit_of_a_step():
+    results, batch = [], make_batch([3, 5])
+    for dtype in (torch.float32, torch.float64):
+        model = make_model(dtype=torch.float32)
+        torch.set_default_dtype(dtype)
+        try:
+            results.append(train_step(model, [batch], adamw(model)))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert results[0].loss.dtype == results[1].loss.dtype and torch.equal(results[0].loss, results[1].loss)

@@ -204,7 +204,8 @@ def open_token_store(text: LargeText, recipe: Recipe, cache: str | Path | None =
     for text that cannot be read or that changes meanwhile, and for an empty split; OSError where the cache cannot be
     written.
     """
-    cache = default_cache() if cache is None else Path(os.path.expanduser(cache))
+    # absolute: files are opened later, maybe from elsewhere
+    cache = default_cache() if cache is None else Path(os.path.expanduser(cache)).absolute()
     key = recipe.key_for(text)
     store = _find(text.name, cache / key)
     if isinstance(store, TokenStore):

@@ -19,6 +19,7 @@ from course_lm.checkpoints.files import (
     saved_step,
 )
 from course_lm.checkpoints.form import as_plain
+from course_lm.checkpoints.own_state import OwnState
 from course_lm.checkpoints.state import (
     describe_difference,
     load_optimizer,
@@ -32,6 +33,7 @@ __all__ = [
     "FORMAT_VERSION",
     "RESUMABLE",
     "CheckpointError",
+    "OwnState",
     "as_plain",
     "atomic_file",
     "check_folder",

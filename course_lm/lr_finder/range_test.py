@@ -97,7 +97,7 @@ def find_lr(
     lrs = np.geomspace(float(start_lr), float(end_lr), num_iter).tolist()
     losses, stopped = [], None
     observers = Observers([ProgressBar()] if progress else [])
-    with restored(model, optimizer, loader) as reader, closing(observers):
+    with restored(model, optimizer, loader, loss_fn, clip) as reader, closing(observers):
         if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()
         observers.start(0, num_iter)

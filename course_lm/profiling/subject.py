@@ -109,7 +109,7 @@ def subject_of(
         clip=clip,
         precision=precision,
     )
-    with restored(model, optimizer, [] if given is not None else micro_batches) as reader:
+    with restored(model, optimizer, [] if given is not None else micro_batches, loss_fn, clip) as reader:
         if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()
         source = repeat(given) if given is not None else _read(reader, accumulation_steps or 1)

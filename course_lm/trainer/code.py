@@ -10,18 +10,17 @@ it runs, and takes what libraries bring by its name: their versions are compared
 import dis
 import hashlib
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping, Set
 from functools import cache, partial
-from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from course_lm.checkpoints.own_state import is_full, is_library
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
-_LIBRARIES = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
 
 
 def digest_of(part: object) -> str | None:
@@ -38,7 +37,7 @@ def digests_of_modules(model: nn.Module) -> dict[str, str]:
     """A digest of what each class of modules computes in this model, by the name of the class; none of libraries'."""
     texts: dict[str, list[Any]] = {}
     for name, module in model.named_modules():
-        kind = next((kind for kind in type(module).__mro__ if not _is_library(kind.__module__)), None)
+        kind = next((kind for kind in type(module).__mro__ if not is_library(kind.__module__)), None)
         if kind is not None:
             texts.setdefault(kind.__qualname__, []).append((name, _Walk().instance(module, {"forward"})))
     return {kind: _digest(repr(text)) for kind, text in texts.items()}
@@ -47,7 +46,7 @@ def digests_of_modules(model: nn.Module) -> dict[str, str]:
 def library_of(kind: type) -> str | None:
     """The name and version of the library that a class is from; None for one of the user's."""
     top = kind.__module__.partition(".")[0]
-    return f"{top} {getattr(sys.modules.get(top), '__version__', '')}".strip() if _is_library(kind.__module__) else None
+    return f"{top} {getattr(sys.modules.get(top), '__version__', '')}".strip() if is_library(kind.__module__) else None
 
 
 def _digest(text: str) -> str:
@@ -82,10 +81,10 @@ class _Walk:
         if isinstance(value, MethodType):
             return self.instance(value.__self__, {value.__name__})
         if isinstance(value, ModuleType):
-            inside = set() if _is_library(value.__name__) else names & vars(value).keys()
+            inside = set() if is_library(value.__name__) else names & vars(value).keys()
             return [(name, self.value(vars(value)[name], names)) for name in sorted(inside)]
         kind = value if isinstance(value, type) else type(value)
-        if _is_library(kind.__module__):
+        if is_library(kind.__module__):
             return repr(value) if isinstance(value, nn.Module) else getattr(value, "__name__", kind.__qualname__)
         if isinstance(value, type):
             return value.__qualname__, self.instance(value, vars(value).keys())
@@ -96,9 +95,9 @@ class _Walk:
         """What a function computes: its instructions, and the values that it reads from outside."""
         code = _read_code(function.__code__)
         cells = zip(code.free, function.__closure__ or ())
-        held = {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
+        held = {name: cell.cell_contents for name, cell in cells if is_full(cell)}
         given = (function.__defaults__, function.__kwdefaults__, _kept(held, held.keys(), code.changed))
-        if _is_library(function.__globals__.get("__name__", "")):
+        if is_library(function.__globals__.get("__name__", "")):
             return function.__qualname__, self.value(given, code.attributes)
         self.found = True
         return code.text, self.value((*given, _kept(function.__globals__, code.globals, code.changed)), code.attributes)
@@ -106,7 +105,7 @@ class _Walk:
     def instance(self, one: Any, names: Set[str]) -> Any:
         """What the methods of these names compute, with all that they reach: other methods, and plain attributes."""
         classes = (one if isinstance(one, type) else type(one)).__mro__
-        places = [getattr(one, "__dict__", {}), *(vars(kind) for kind in classes if not _is_library(kind.__module__))]
+        places = [getattr(one, "__dict__", {}), *(vars(kind) for kind in classes if not is_library(kind.__module__))]
         told, waiting, reached, changed = list[Any](), sorted(names), {*names}, set[str]()
         for name in waiting:  # which grows
             for member in (place[name] for place in places if name in place):
@@ -132,7 +131,7 @@ def _kept(values: Mapping[str, Any], names: Set[str], changed: Set[str]) -> dict
     """The values of these names that the code does not change: what it counts is no part of what it computes."""
     kept = {name: values[name] for name in sorted(names - changed) if name in values}
     # where the code sets items, it may fill any dict
-    return {name: value for name, value in kept.items() if "STORE_SUBSCR" not in changed or type(value) is not dict}
+    return {name: value for name, value in kept.items() if "STORE_SUBSCR" not in changed or not isinstance(value, dict)}
 
 
 class _Code(NamedTuple):
@@ -167,25 +166,6 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
         yield one
         if isinstance(one.argval, CodeType):
             yield from _instructions(one.argval)
-
-
-@cache
-def _is_library(module: str) -> bool:
-    """Whether a module is course_lm's or an installed one, and no file of the user's."""
-    top = module.partition(".")[0]
-    if top in ("course_lm", "builtins") or top in sys.stdlib_module_names:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if module == "__main__" or file is None:  # a launcher of the user's code, such as a notebook's kernel; a notebook
-        return False
-    return any(Path(file).resolve().is_relative_to(folder) for folder in _LIBRARIES)
-
-
-def _is_full(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # the name has no value yet
-        return False
 
 
 def bytes_of(tensor: Tensor) -> bytes:

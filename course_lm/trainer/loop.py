@@ -30,6 +30,7 @@ from course_lm.batching.data import Data, length_of, length_of_epoch, read_from_
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
+    OwnState,
     as_plain,
     load_checkpoint,
     load_optimizer,
@@ -64,7 +65,7 @@ from course_lm.monitoring.stopping import is_out_of_patience
 from course_lm.monitoring.utilization import Work, peak_flops
 from course_lm.optim import build_optimizer, fix_lr_scales
 from course_lm.precision import Precision
-from course_lm.reproducibility import deterministic_kernels, seed_of
+from course_lm.reproducibility import check_default_device, deterministic_kernels, seed_of
 from course_lm.run_records import CONFIG
 from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
@@ -165,6 +166,7 @@ class Trainer(Explained):
         if not isinstance(model, nn.Module) or not isinstance(config, TrainingConfig):
             given = f"{type(model).__name__} and {type(config).__name__}"
             raise TypeError(f"a Trainer takes a torch.nn.Module and a TrainingConfig, in this order, got {given}")
+        check_default_device()  # data are read on the CPU
         self.group = connect(config.distributed.timeout_seconds)
         self.device = self.group.device_for(config.training.device)
         self.precision = Precision(config.training.precision, self.device)
@@ -192,6 +194,8 @@ class Trainer(Explained):
             precision=self.precision,
             on_nonfinite=self.settings.on_nonfinite,
         )
+        self.own = OwnState(model=self.model, loss_fn=loss_fn, clip=clip, optimizer=self.optimizer)
+        self.options = self.options._replace(generators=self.own.generators)
         if self.settings.compile is True:
             self._compile()
         check_parameters(self.optimizer, self.model, self.group)
@@ -203,7 +207,8 @@ class Trainer(Explained):
         decay = self.settings.average_weights
         self.average = None if decay is None else WeightAverage(self.model, decay)
         self.schedule, self._own_schedule = schedule, schedule is not None
-        self.folder = run_folder(config)
+        folder = run_folder(config)
+        self.folder = None if folder is None else folder.absolute()
         self.history = History()
         told = [*observers, *default_observers(config, self.history, self._beginning)] if self.group.leads else []
         peak, self.work = peak_flops(self.device, self.precision.name), Work(self.model)
@@ -581,7 +586,7 @@ class Trainer(Explained):
         with (
             deterministic_kernels(settings.deterministic),
             explain_out_of_memory(self.config),
-            restored(self.model, self.optimizer, train_loader),
+            restored(self.model, self.optimizer, train_loader, self.options.loss_fn, self.options.clip),
             read_from_start(train_loader) as batches,
         ):
             if not self.model.training:  # else layers that the caller keeps in eval mode stay there
@@ -644,6 +649,7 @@ class Trainer(Explained):
 
         Nothing is written before everything that can be refused was looked at.
         """
+        check_default_device()
         check_validation_loader(val_loader, self.model)
         check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
         self.fit_to_budget(train_loader, val_loader)
@@ -660,7 +666,7 @@ class Trainer(Explained):
         as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
         loaded = self._loaded
         if loaded is not None and "path" in loaded:
-            self._say(f"resumed {loaded['path']} after step {self.step}")
+            self._say(f"resumed {run_folder(self.config) / loaded['path'].name} after step {self.step}")
             warn_of_unnamed(self.config)
         elif self.step == 0 and self._beginning is not None:
             self._say(f"the run {self._beginning}")
@@ -815,7 +821,7 @@ class Trainer(Explained):
                 then the trainer is as it was.
         """
         saved = checked_run_state(as_plain(state))
-        others = [self.precision, *([] if self.average is None else [self.average])]
+        others = [self.precision, self.own, *([] if self.average is None else [self.average])]
         with undone_on_error("this is not the state of such a run", self.model, self.optimizer, *others):
             check_same_run(self.config, saved["config"])
             settings = with_saved_length(self.settings, saved["config"])
@@ -823,6 +829,8 @@ class Trainer(Explained):
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
                 check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
+            compare_parts(self.parts, saved["parts"])
+            self.own.load_state_dict(saved.get("own", {}))  # before the optimizer, whose numbers are compared
             fix_lr_scales(self.optimizer)  # as before the first step of the saved run
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
             if (self.average is None) == ("average" in saved):
@@ -830,7 +838,6 @@ class Trainer(Explained):
             if self.average is not None:
                 self.average.load_state_dict(saved.get("average", {}))
             self.precision.load_state_dict(saved["scaler"])
-            compare_parts(self.parts, saved["parts"])
             warn_of_machine(machine_of(self.device), saved["machine"])
             if self.budget is not None and "budget" in saved:
                 self.budget.load_state_dict(saved["budget"])
@@ -861,6 +868,7 @@ class Trainer(Explained):
             **({} if self.average is None else {"average": self.average.state_dict()}),
             "best_weights": self.best_weights,
             "optimizer": optimizer_state(self.optimizer, self.model),
+            **({"own": own} if (own := self.own.state_dict()) else {}),
             "scaler": self.precision.state_dict(),
             "total_steps": self.total_steps,
             "last_rate": self._last_rate(),

@@ -270,9 +270,13 @@ def _describe_function(function: object) -> str:
 
 
 def machine_of(device: torch.device) -> dict[str, str]:
-    """What else decides how numbers are rounded: versions of libraries, threads, and the processor that computes."""
+    """What else decides how numbers are rounded: versions, threads, the processor and which of its instructions."""
+    chosen = {
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # ATEN_CPU_CAPABILITY may choose lesser ones
+        "float32 products": torch.get_float32_matmul_precision(),
+    }
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    return {**library_versions(), "threads": str(torch.get_num_threads()), "processor": name}
+    return {**library_versions(), "threads": str(torch.get_num_threads()), "processor": name, **chosen}
 
 
 def warn_of_machine(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:

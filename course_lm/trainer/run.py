@@ -50,7 +50,10 @@ PAYS_FLOPS, PAYS_MINUTES = 6e16, 5
 
 
 def run_folder(config: TrainingConfig) -> Path | None:
-    """`<output_dir>/<experiment_name>`, or None for a run that writes nothing; `~` is the home folder."""
+    """`<output_dir>/<experiment_name>`, as messages name it, or None for a run that writes nothing.
+
+    `~` is the home folder. A run keeps the absolute path: the working directory may change meanwhile.
+    """
     output_dir = config.training.output_dir
     return None if output_dir is None else Path(os.path.expanduser(output_dir), config.experiment_name)
 
@@ -105,6 +108,7 @@ def default_observers(config: TrainingConfig, history: History, beginning: Begin
     folder, settings = run_folder(config), asdict(config)
     files: list[Observer] = []
     if folder is not None:
+        folder = folder.absolute()
         files = [JSONLLogger(folder / METRICS, history), SessionLog(folder, beginning)]
     trackers = [
         section.logger(folder or Path(), settings)

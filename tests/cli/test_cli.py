@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import course_lm
 from course_lm.checkpoints import load_checkpoint, weights_for_use
 from course_lm.cli import main
 from course_lm.cli.commands import COMMANDS
@@ -369,3 +370,12 @@ def test_the_literal_command_refuses_bad_input_in_one_line(tmp_path):
         ended = running.end(60)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("course-lm: error: ") and ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["json", "random", "torch"])
+def test_a_file_of_the_working_directory_is_never_taken_for_a_library(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    environment = {**os.environ, "PYTHONPATH": str(Path(course_lm.__file__).parents[1])}
+    command = [sys.executable, "-m", "course_lm", "plan", "--ranks", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "collectives" in done.stdout, done.stderr

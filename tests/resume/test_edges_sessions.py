@@ -86,8 +86,6 @@ WRONG_MASKS: dict[str, Callable[[Tensor], Tensor]] = {
     "nan": lambda mask: mask * math.nan,
     "one token short": lambda mask: mask[:, 1:],
 }
-# Acts that are left out, as what they show is not mended: a run in a relative folder follows the working directory.
-FALLEN = ("change_the_directory",)
 SAME_RUN = {"save_steps": 2, "save_total_limit": 1, "restore_best": True, "early_stopping_patience": 9_999}
 
 
@@ -458,10 +456,6 @@ class Session(RuleBasedStateMachine):
     def steps_taken(self) -> int:
         """Up to the newest intact checkpoint."""
         return load_checkpoint(max(self.checkpoints(), key=os.path.getmtime))["step"]
-
-
-for act in FALLEN:
-    delattr(Session, act)
 
 
 @cache  # asked before every rule

@@ -566,3 +566,46 @@ def test_the_first_signal_notifies_the_second_ends_the_step_and_the_third_has_it
         os.kill(os.getpid(), signal.SIGINT)
     assert numbers == [signal.SIGINT]
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_run_stays_in_its_folder_when_the_working_directory_changes(tmp_path, monkeypatch, capsys):
+    class Moving:
+        """Changes it at each record."""
+
+        def start(self, step: int, total_steps: int | None) -> None:
+            self.log({})
+
+        def log(self, record: Any) -> None:
+            os.chdir(tmp_path / "other")
+
+        def close(self) -> None:
+            os.chdir(tmp_path)
+
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for epochs in (1, 2):
+        config = configure(Path("runs"), num_epochs=epochs, restore_best=True)
+        config = replace(config, lr_scheduler=ScheduleConfig(type="constant", warmup_steps=0))
+        trainer = trainer_of(config, observers=[Moving()])
+        os.chdir(tmp_path / "other")
+        trainer.train(loader_of("list"), loader_of("list"))
+    assert "resumed runs/toy/checkpoint_last.safetensors" in capsys.readouterr().out
+    assert not [*(tmp_path / "other").iterdir()] and (tmp_path / "runs/toy/metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [(torch.backends.cpu, "get_cpu_capability", "LESSER"), (torch, "get_float32_matmul_precision", "medium")],
+)
+def test_a_run_that_goes_on_with_other_kernels_says_so(tmp_path, monkeypatch, owner, name, value):
+    config = configure(tmp_path, num_epochs=1)
+    trainer_of(config).train(loader_of("list"))
+    monkeypatch.setattr(owner, name, lambda: value)
+    with pytest.warns(UserWarning, match=rf"was saved with .* \(now {value}\): it may not go on bit for bit"):
+        trainer_of(config).train(loader_of("list"))
+
+
+def test_a_default_device_that_came_after_the_trainer_is_refused_in_one_line(tmp_path):
+    trainer = trainer_of(configure(tmp_path))
+    with torch.device("meta"), pytest.raises(ValueError, match="set_default_device must be cpu, got meta: training"):
+        trainer.train(loader_of("list"))

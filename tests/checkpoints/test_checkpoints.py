@@ -493,7 +493,7 @@ def test_what_has_the_name_of_a_checkpoint_and_is_no_file_is_never_waited_for(tm
         make(tmp_path / name)
     with pytest.warns(UserWarning, match=r"checkpoint_last.safetensors is no regular file"):
         assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_1.safetensors"
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="is no regular file"):
         load_checkpoint(tmp_path / "checkpoint_last.safetensors")
     save_all(tmp_path, "checkpoint_step_2.safetensors")
 

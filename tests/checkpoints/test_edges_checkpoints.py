@@ -301,7 +301,7 @@ def test_what_is_no_state_is_refused(trainer, state, match):
     assert_refused(trainer, state, match)
 
 
-@pytest.mark.parametrize("name", list(saved_state()))
+@pytest.mark.parametrize("name", sorted(saved_state().keys() - {"own"}))
 def test_a_state_without_one_of_its_parts_is_refused_by_its_name(trainer, name):
     assert_refused(trainer, without(saved_state(), name), f"the state lacks '{name}': it was written by an older")
 

@@ -120,14 +120,6 @@ def test_a_run_whose_lock_is_held_is_running_and_the_look_leaves_the_lock_alone(
         pass
 
 
-def test_a_look_waits_for_no_pipe(tmp_path):
-    folder = make_run(tmp_path / "run")
-    for name in ("metrics.jsonl", "made_by.json"):
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-    assert read_run(folder).state == "empty"
-
-
 def test_a_look_at_a_run_makes_no_file(runs, capsys):
     before = sorted(runs.rglob("*"))
     main(["runs"])

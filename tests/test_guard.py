@@ -137,6 +137,15 @@ def test_a_frozen_parameter_and_a_weight_of_the_loss_are_no_reason_to_warn():
         train_step(model, [make_batch()], optimizer)
 
 
+def test_the_trial_of_a_loss_writes_into_no_weight_that_a_graph_needs():
+    model = Model()
+
+    def near(logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        return next_token_loss(logits, labels, reduction=reduction) + model.head.weight.square().sum() * len(labels)
+
+    train_step(model, [make_batch()], SGD(model.parameters(), lr=0.1), loss_fn=near)
+
+
 def no_reduction(logits: Tensor, labels: Tensor) -> Tensor:
     return next_token_loss(logits, labels)
 

@@ -152,7 +152,7 @@ def _filled(now: Any, saved: Any, device: torch.device | None) -> Any:
     """`saved` in the memory, and of the kind, of what stands in its place now."""
     if isinstance(now, Tensor) and isinstance(saved, Tensor):
         if (now.shape, now.dtype) == (saved.shape, saved.dtype) and not is_expanded(now):
-            return now.copy_(saved)
+            return now if torch.equal(now, saved) else now.copy_(saved)  # a graph may need it as it is
         device = now.device
     if isinstance(now, np.ndarray) and isinstance(saved, Tensor):
         return saved.numpy().copy()

@@ -21,6 +21,8 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 EXAMPLES = {"check": 20, "nightly": 500}.get(SET, 100)
 settings.register_profile("day", deadline=None, print_blob=True, max_examples=EXAMPLES)

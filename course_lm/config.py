@@ -264,6 +264,7 @@ OTHER_NAMES = {
     "training.output_dir": "checkpoint_dir save_dir",
     "training.precision": "bf16 fp16 mixed_precision",
 }
+PLACES.update(name=["experiment_name"], run_name=["experiment_name"])
 for _name, _kind in sections().items():
     for _key in get_type_hints(_kind):
         for _word in (_key, *OTHER_NAMES.get(f"{_name}.{_key}", "").split()):

@@ -119,11 +119,14 @@ def stream(
     require_whole("max_new_tokens", max_new_tokens, least=0)
     ids: Any = prompt_ids.tolist() if isinstance(prompt_ids, Tensor | np.ndarray) else prompt_ids
     require(isinstance(ids, Sequence) and bool(ids), "prompt_ids", "a list of at least one token", prompt_ids)
+    ids = [
+        int(one) if isinstance(one, Tensor) and one.ndim == 0 and not one.is_floating_point() else one for one in ids
+    ]
     largest = model.token_embedding.num_embeddings - 1
     for token in ids:
         fits = isinstance(token, Integral) and 0 <= int(token) <= largest
         require(fits, "prompt_ids", f"whole numbers from 0 to {largest}, the model's vocabulary", token)
-    return _tokens(_Reader(model, use_cache), list(ids), sampling, max_new_tokens, eos_id, generator)
+    return _tokens(_Reader(model, use_cache), ids, sampling, max_new_tokens, eos_id, generator)
 
 
 def _tokens(

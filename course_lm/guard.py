@@ -43,7 +43,7 @@ from course_lm.loss import next_token_loss
 from course_lm.model import embedded_tokens, positions_of
 from course_lm.optim import checked_rate, fills_a_block, group_rates
 from course_lm.precision import Precision
-from course_lm.reproducibility import check_default_device
+from course_lm.reproducibility import check_default_device, generators_kept
 from course_lm.shards import hold_parts, is_expanded, is_sharded, part_of
 from course_lm.validation import require, shown
 
@@ -344,7 +344,9 @@ def _check_memory(parameters: Iterable[Tensor], model: nn.Module) -> None:
     places = {id(one): (part_of(one).data_ptr(), one) for one in parameters}
     for start, parameter in sorted(places.values(), key=itemgetter(0)):
         part = part_of(parameter)
-        if is_expanded(part):
+        if part.device.type not in ("cpu", "cuda"):  # elsewhere a pointer need be no address
+            continue
+        if parameter.requires_grad and is_expanded(part):
             raise ValueError(
                 f"a weight must have a place in memory for each of its numbers, got {name_of(parameter, model)} with "
                 f"strides {part.stride()}: take a clone() of it"
@@ -596,8 +598,7 @@ def _check_that_it_sums(loss_fn: Callable[..., Tensor], logits: Tensor, labels: 
     once = twice = math.nan
     asked = False
     with suppress(Exception):  # a loss that is tied to its own batch, or that needs gradients, cannot be asked
-        devices = [logits.device] if logits.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), OwnState(loss_fn=loss_fn).kept():
+        with generators_kept(), OwnState(loss_fn=loss_fn).kept():
             once = float(loss_fn(row, targets, reduction="sum"))
             twice = float(loss_fn(torch.cat([row, row]), torch.cat([targets, targets]), reduction="sum"))
         asked = True

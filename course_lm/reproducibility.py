@@ -12,6 +12,7 @@ import torch
 import torch.utils.deterministic as deterministic_settings
 
 GENERATORS = (torch.Generator, random.Random, np.random.Generator)
+PRODUCTS = ("highest", "high", "medium")  # how exact torch's products of float32 are
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -128,6 +129,14 @@ def check_default_device(kind: str = "cpu") -> None:
         raise ValueError(
             f"torch.set_default_device must be {accepted}, got {default}: training.device says where to train"
         )
+
+
+def float32_products() -> str:
+    """One of `PRODUCTS`; another word where somebody has chosen by torch's newer switches, which exclude these."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "by fp32_precision"
 
 
 def resolve_device(name: str) -> torch.device:

@@ -147,8 +147,9 @@ def updated(base: SectionType, tree: Any, where: str = "", owners: Owners | None
     """The section `base` with the values of `tree` in place of its own, and so on in nested sections.
 
     Args:
-        tree: keys and values; keys that it leaves out keep their values, where these are still read. What is not
-            empty switches a section on that has a key `enabled`, unless it says otherwise.
+        tree: keys and values; keys that it leaves out keep their values, where these are still read. One that holds
+            all keys is the record of a run, and may hold values that nothing reads. What is not empty switches a
+            section on that has a key `enabled`, unless it says otherwise.
         where: precedes the keys in messages, such as "data.".
         owners: see `check_keys`.
 
@@ -161,8 +162,10 @@ def updated(base: SectionType, tree: Any, where: str = "", owners: Owners | None
     switch = {"enabled": True} if "enabled" in held and tree else {}
     try:
         made = replace(base, **{**switch, **tree, **parts})
-        # what the new values leave unread, and the tree does not hold, is as if nobody had ever given it
-        return replace(made, **{key: defaults[key] for key in made.unread() if key not in tree})
+        # what the new values leave unread, and the tree does not hold, is as if nobody had ever given it; nor has
+        # anybody asked for it in a section that holds all keys, as a run's own file does
+        whole = len(tree) == len(held)
+        return replace(made, **{key: defaults[key] for key in made.unread() if whole or key not in tree})
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
 

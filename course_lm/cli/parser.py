@@ -13,6 +13,8 @@ Arguments = argparse._ActionsContainer  # to which arguments are added: a parser
 class CommandParser(argparse.ArgumentParser):
     """A parser that raises ValueError, naming the argument, where argparse would print its usage and exit."""
 
+    color = False  # of Python 3.14 on: a terminal is shown escapes as text, see `cli._Terminal`
+
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
         raise ValueError(f"command line: {message}")

@@ -300,9 +300,10 @@ def _read_row(line: str, path: Path, number: int) -> tuple[str, float | None]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # brackets may be nested too deep
-        raise ValueError(f"{where} is not JSON: {error}") from None
+        whole = "" if number > 1 else f"; one object a line is read, and a file that is one array as hf:{path}"
+        raise ValueError(f"{where} is not JSON: {error}{whole}") from None
     if isinstance(row, dict) and "text" not in row:
-        raise ValueError(f"{where} has no key 'text'{_others(path, 'key', row)}")
+        raise ValueError(f"{where} has no key 'text'" + (_others(path, "key", row) if number == 1 else ""))
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise ValueError(f'{where} must be an object with a string "text", got {line[:60]}')
     # json.loads lets an escape such as \ud83d stand alone.
@@ -318,7 +319,8 @@ def _read_table(path: Path, texts: Iterable[str], longest: int | None) -> Iterat
     csv.field_size_limit(2**25)  # characters; by default 2**17
     lines = (f"{line}\n" for line in _divided(texts, str(path), longest, "lines"))
     # strict: a quotation mark that is never closed would take all lines after it for one field
-    reader = csv.reader(lines, delimiter="\t" if suffix_of(path) == ".tsv" else ",", strict=True)
+    comma = "\t" if suffix_of(path) == ".tsv" else ","
+    reader = csv.reader(lines, delimiter=comma, strict=True, skipinitialspace=comma == ",")
     rows = filter(None, reader)  # without blank lines
     try:
         names = next(rows, ["text"])
@@ -331,7 +333,8 @@ def _read_table(path: Path, texts: Iterable[str], longest: int | None) -> Iterat
             if (text := row[names.index("text")]).strip():
                 yield text, None
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num} ends no row of a table: {error}") from None
+        rule = "a field that begins with a quotation mark ends with one, and doubles those inside"
+        raise ValueError(f"{path}, line {reader.line_num} ends no row of a table: {error}; {rule}") from None
 
 
 # What reads a file whose name, without `.gz` or `.zst`, ends so; the first line of a table names its columns.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from course_lm.corpus.files import Advance, refuse_special, stamp, suffix_of
+from course_lm.validation import first_line
 
 LOADERS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
@@ -152,5 +153,4 @@ def _one_line(address: str) -> Iterator[None]:
         reason: BaseException = error
         while reason.__cause__ is not None:  # "an error occurred" says less than what it came from
             reason = reason.__cause__
-        line = (str(reason).splitlines() or [repr(reason)])[0]
-        raise ValueError(f"{address} cannot be loaded: {line}") from error
+        raise ValueError(f"{address} cannot be loaded: {first_line(reason)}") from error

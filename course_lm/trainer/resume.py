@@ -24,6 +24,7 @@ from course_lm.checkpoints.parts import Target
 from course_lm.config import LoopConfig, TrainingConfig, sections
 from course_lm.distributed import Group
 from course_lm.monitoring.trackers import TrackerConfig
+from course_lm.reproducibility import float32_products
 from course_lm.schedules import ScheduleConfig
 from course_lm.trainer.budget import schedule_over
 from course_lm.trainer.code import digest_of, digests_of_modules, library_of
@@ -273,7 +274,7 @@ def machine_of(device: torch.device) -> dict[str, str]:
     """What else decides how numbers are rounded: versions, threads, the processor and which of its instructions."""
     chosen = {
         "instructions": torch.backends.cpu.get_cpu_capability(),  # ATEN_CPU_CAPABILITY may choose lesser ones
-        "float32 products": torch.get_float32_matmul_precision(),
+        "float32 products": float32_products(),
     }
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {**library_versions(), "threads": str(torch.get_num_threads()), "processor": name, **chosen}

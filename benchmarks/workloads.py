@@ -171,6 +171,7 @@ class BareLoop:
         self.model, self.optimizer, self.precision = model, optimizer, precision
 
     def run(self, batches: Iterable[Batch]) -> None:
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         for batch in batches:
             tokens = count_window_targets([batch])
             for group in self.optimizer.param_groups:
@@ -182,6 +183,8 @@ class BareLoop:
             loss.backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, rates):
+            group["lr"] = rate  # the trainer refuses rates that somebody else has set
 
 
 class Turns:

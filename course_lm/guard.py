@@ -296,10 +296,9 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if not looked_at:
         _check_memory([*model.parameters(), *held.values()], model)
     for parameter in held.values():
-        if parameter.requires_grad and (parameter.is_meta or parameter.is_inference()):
+        if parameter.requires_grad and parameter.is_inference():
             raise ValueError(
-                f"trainable weights must have numbers and be made outside of torch.inference_mode, got "
-                f"{name_of(parameter, model)}: build the model outside of it, and not on the device meta"
+                f"trainable weights must be made outside of torch.inference_mode, got {name_of(parameter, model)}"
             )
         # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
         if parameter.requires_grad and parameter.itemsize < 4:

@@ -336,12 +336,11 @@ def test_functions_partials_and_objects_that_can_be_called_are_schedules():
         check_schedule(schedule)
 
 
-@pytest.mark.parametrize("place", [torch.device("meta"), torch.inference_mode()])
-def test_a_model_without_numbers_or_from_inference_mode_is_refused_in_one_line(place):
-    with place:
+def test_a_model_from_inference_mode_is_refused_in_one_line():
+    with torch.inference_mode():
         model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"have numbers .* outside of torch\.inference_mode, got weight") as caught:
+    with pytest.raises(ValueError, match=r"outside of torch\.inference_mode, got weight") as caught:
         check_optimizer(optimizer, model)
     assert "\n" not in str(caught.value)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from hypothesis import assume
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -205,15 +206,10 @@ def _changes(losses: list[float]) -> list[float]:
 
 
 def _optimizer_config(settings: spec.Settings) -> OptimizerConfig:
-    return OptimizerConfig(
-        type=settings.optimizer,
-        learning_rate=settings.schedule(0),
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
-    )
+    kind: Any = settings.optimizer
+    unread = OptimizerConfig(type=kind).unread()  # may not be given
+    read = {name: getattr(settings, name) for name in ("beta1", "beta2", "epsilon", "momentum") if name not in unread}
+    return OptimizerConfig(type=kind, learning_rate=settings.schedule(0), weight_decay=settings.weight_decay, **read)
 
 
 def _copy_that_overflows(case: Case) -> nn.Module:
@@ -224,14 +220,16 @@ def _copy_that_overflows(case: Case) -> nn.Module:
     """
     model = copy.deepcopy(case.model).train()
     windows_of_case = case.windows()
-    doomed = {
-        batch["input_ids"].data_ptr() for index in case.settings.overflow_steps for batch in windows_of_case[index]
-    }
+    doomed, others = set[str](), set[str]()  # by what they hold, since a step makes copies
+    for index, window in enumerate(windows_of_case):
+        for batch in window:
+            (doomed if index in case.settings.overflow_steps else others).add(str(batch["input_ids"].tolist()))
+    assume(not doomed & others)
     overflows = False
 
     def look_at_batch(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         nonlocal overflows
-        overflows = inputs[0].data_ptr() in doomed
+        overflows = str(inputs[0].tolist()) in doomed
 
     model.register_forward_pre_hook(look_at_batch)
 

@@ -40,9 +40,13 @@ def measured(size: Size, precision: str, micro_batches: int, packed: bool = True
     torch.manual_seed(0)
     model = GPT(size.model, size.vocab_size, size.length)
     ids = torch.randint(2, size.vocab_size, (size.rows, size.length))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     if packed:
         batch["document_ids"] = (torch.arange(size.length) >= size.length // 3).long().expand_as(ids)
+        batch["labels"][:, size.length // 3] = -100
+    else:  # on the left, where attention needs a mask
+        batch["attention_mask"][:, 0] = 0
+        batch["labels"][:, :2] = -100
     optimizer = build_optimizer(model, OptimizerConfig())
     return profile_memory(model, [batch] * micro_batches, optimizer, precision=Precision(precision, "cpu"))
 

@@ -205,7 +205,10 @@ def test_a_folder_that_is_removed_while_it_trains_is_whole_again_where_the_run_e
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (RuntimeError("worker (pid 7)\nexited"), "course-lm: error: worker (pid 7) exited; all 4 steps are saved: run"),
+        (
+            RuntimeError("worker (pid 7)\nexited"),
+            "course-lm: error: RuntimeError: worker (pid 7); all 4 steps are saved: run",
+        ),
         (OSError(errno.EIO, "Input/output error"), "course-lm: error: [Errno 5] Input/output error; all 4 steps are"),
     ],
 )

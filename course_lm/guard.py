@@ -345,7 +345,7 @@ def _check_memory(parameters: Iterable[Tensor], model: nn.Module) -> None:
         part = part_of(parameter)
         if part.device.type not in ("cpu", "cuda"):  # elsewhere a pointer need be no address
             continue
-        if parameter.requires_grad and is_expanded(part):
+        if is_expanded(part):
             raise ValueError(
                 f"a weight must have a place in memory for each of its numbers, got {name_of(parameter, model)} with "
                 f"strides {part.stride()}: take a clone() of it"

@@ -65,7 +65,7 @@ def stages(
     each, again = block, 0  # what stays of each block, and what one block makes anew
     if model.gradient_checkpointing:
         each, again = WORD * wide, block - WORD * wide  # its input, and all else
-        kept += tokens * max_length * (1 + half * cpu * HALF * model.n_head)  # masks, for the second forward pass
+        kept += tokens * max_length * (HALF * model.n_head if half and cpu else 1)  # mask, for the second forward pass
 
     full = kept + model.n_layer * each
     head = WORD * wide + statistics + item * wide + half * HALF * table  # last norm, the head's input, autocast's copy

@@ -423,7 +423,8 @@ class Trainer(Explained):
             if self.average is not None:
                 self.average.update(self.step)
         self._torn, self._rates = False, self._group_rates()
-        self.log.flops += sum(self.work.of(batch) for batch in own)
+        if self.log.peak_flops is not None:  # else nobody asks for them
+            self.log.flops += sum(self.work.of(batch) for batch in own)
         self.log.add(result, skipped, self.step)
         if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))

@@ -56,8 +56,11 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(PY) -m pyrefly check --summary=none
 
+# Some tests wait for processes and browsers. What fails beside others is tried once more, alone; both are printed.
+AGAIN = $(call TESTS,slow) -n 0 --last-failed --last-failed-no-failures none tests
+
 test-slow: $(VENV)/.test ## all other tests, of many cases those of the day: killed processes, ranks, a browser, broken packages
-	$(call TESTS,slow) $(STORE) tests
+	$(call TESTS,slow) $(STORE) tests || $(AGAIN)
 
 nightly: $(VENV)/.test ## every test and lesson with all its cases: hours
 	$(call TESTS,nightly) $(NBVAL) tests $(LESSONS)

@@ -141,8 +141,6 @@ def watcher(seen: list[Forward]) -> Callable[[nn.Module], None]:
     """A function that hooks itself to a model and adds each forward pass to `seen`."""
 
     def watch(model: nn.Module) -> None:
-        seen.clear()  # what a run has seen that was broken off and is made anew
-
         def note(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             ids = arguments[0] if arguments else named.get("input_ids")
             mask = arguments[1] if len(arguments) > 1 else named.get("attention_mask")

@@ -192,44 +192,20 @@ def kept_running() -> Iterator[None]:
 
 
 class Player:
-    """Lets one loop make runs, with logits or with objects that have them, as the loop reads them."""
+    """Lets one loop make runs."""
 
     def __init__(self, loop: Loop, precision: Precision, timeout: float) -> None:
         SGD([torch.zeros(1)])  # the first optimizer of a process imports torch._dynamo: seconds that are not the loop's
         self.loop, self.precision, self.timeout = loop, precision, timeout
-        self._wrapped: bool | None = None
 
     def play(self, case: Case, watch: Callable[[nn.Module], None] | None = None) -> Play:
-        """One run, from the same seeds each time; the first also finds out how the loop reads what the model returns.
+        """One run, from the same seeds each time.
 
         Raises:
             Trouble: the loop raises where it should not, takes longer than `timeout` seconds, returns something else
                 than a mapping of `RETURNED`, or leaves weights of another number format.
         """
-        if self._wrapped is not None:
-            return self._play(case, self._wrapped, watch)
-        try:
-            made = self._play(case, False, watch)
-            self._wrapped = False
-        except Trouble as trouble:
-            if "logits" not in str(trouble):
-                raise
-            try:
-                made = self._play(case, True, watch)
-            except Trouble:
-                raise trouble from None
-            self._wrapped = True
-        return made
-
-    def replay(self, case: Case) -> Outcome | None:
-        """What the run leaves; None if it cannot be compared."""
-        try:
-            return self.play(case).outcome
-        except Trouble:
-            return None
-
-    def _play(self, case: Case, wrapped: bool, watch: Callable[[nn.Module], None] | None) -> Play:
-        model = case.model(wrapped=wrapped).to(self.precision.dtype)
+        model = case.model().to(self.precision.dtype)
         names = names_of(model)
         given = {name: weight.dtype for name, weight in model.named_parameters()}
         if watch is not None:
@@ -257,3 +233,10 @@ class Player:
             raise Trouble(f"the loop turned the model's weights from {then} into {now}", of_format=True)
         outcome = Outcome(flat(weights, names), _losses(returned), _best(returned, names))
         return Play(outcome, _ignores(returned), _changed(case, epochs, settings))
+
+    def replay(self, case: Case) -> Outcome | None:
+        """What the run leaves; None if it cannot be compared."""
+        try:
+            return self.play(case).outcome
+        except Trouble:
+            return None

@@ -9,7 +9,6 @@ import random
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -59,11 +58,6 @@ class Moving:
         return self.lr * self.factor**k
 
 
-@cache
-def _model(seed: int, wrapped: bool) -> nn.Module:
-    return make_model(seed, wrapped=wrapped)
-
-
 @dataclass(frozen=True)
 class Case:
     """One run, and what it is about.
@@ -82,9 +76,9 @@ class Case:
     settings: spec.Settings
     seed: int = 0
 
-    def model(self, *, wrapped: bool = False) -> nn.Module:
+    def model(self) -> nn.Module:
         """The model before the run, in float64 and train mode."""
-        return copy.deepcopy(_model(self.seed, wrapped))
+        return copy.deepcopy(make_model(self.seed))
 
     def windows(self) -> list[list[Batch]]:
         """The micro-batches of each optimizer step."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from course_lm.audit import spec
-from course_lm.audit.features import NOT_ASKED, WITHOUT
+from course_lm.audit.features import FEATURES, NOT_ASKED
 from course_lm.audit.outcome import Outcome, Precision, flat, names_of
 from course_lm.audit.runs import Case, Epochs, fresh
 from course_lm.validation import did_you_mean, named, one_line
@@ -108,11 +108,11 @@ def _best(returned: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
 def _ignores(returned: Mapping[str, Any]) -> frozenset[str]:
     ignores = returned.get("ignores") or ()
     ignores = (ignores,) if isinstance(ignores, str) else tuple(ignores)
-    odd = next((name for name in ignores if name not in WITHOUT and name != "eos_id"), None)
+    odd = next((name for name in ignores if name not in FEATURES and name != "eos_id"), None)
     if odd is not None:
-        hint = did_you_mean(str(odd), WITHOUT)
-        raise Trouble(f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(WITHOUT)}")
-    return frozenset(ignores) & frozenset(WITHOUT)
+        hint = did_you_mean(str(odd), FEATURES)
+        raise Trouble(f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(FEATURES)}")
+    return frozenset(ignores) & frozenset(FEATURES)
 
 
 def is_asked(case: Case, ignores: frozenset[str]) -> bool:

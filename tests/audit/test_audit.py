@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from course_lm.audit import PARTS, assert_sound, audit, search, spec
-from course_lm.audit.features import WITHOUT
+from course_lm.audit.features import FEATURES
 from course_lm.audit.locate import PROMISES
 from course_lm.audit.outcome import PRECISIONS
 from course_lm.audit.play import Player
@@ -130,7 +130,7 @@ def test_a_rate_that_is_wrong_by_a_factor_is_no_matter_of_the_loss():
     assert report.part == "optimizer" and any("0.5 times as far" in note for note in report.notes), str(report)
 
 
-@pytest.mark.parametrize("feature", [name for name in WITHOUT if name not in ("document_ids", "optimizer")])
+@pytest.mark.parametrize("feature", [name for name in FEATURES if name not in ("document_ids", "optimizer")])
 def test_a_feature_that_a_loop_says_it_lacks_is_not_held_against_it(feature):
     without = {"accumulation_steps": 1, "max_grad_norm": None, "momentum": 0.0, "weight_decay": 0.0, "loss_scale": 1.0}
     without |= {"validation": (), "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "on_nonfinite": "raise"}

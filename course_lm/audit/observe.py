@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -89,10 +89,6 @@ class ObserveReport:
             f"forward passes in a step: {steps}, of a window of {self.due_per_step} micro-batches",
         ]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All that was seen as plain data."""
-        return {"findings": self.findings, **asdict(self)}
 
 
 def _counts(modes: Mapping[str, int]) -> str:

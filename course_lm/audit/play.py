@@ -2,11 +2,11 @@
 
 import math
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -17,7 +17,8 @@ from torch.optim import SGD
 from course_lm.audit import spec
 from course_lm.audit.features import FEATURES, NOT_ASKED
 from course_lm.audit.outcome import Outcome, Precision, flat, names_of
-from course_lm.audit.runs import Case, Epochs, fresh
+from course_lm.audit.runs import Case, Epochs
+from course_lm.reproducibility import generators_kept, seed_generators
 from course_lm.validation import did_you_mean, named, one_line
 
 Loop = Callable[[nn.Module, Epochs, spec.Settings], Mapping[str, Any] | None]
@@ -139,22 +140,6 @@ def _same_batches(one: Sequence[Sequence[Mapping[str, Any]]], other: Sequence[Se
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """The same random numbers in each run, and afterwards those that would have come without it."""
-    state = random.getstate()
-    with torch.random.fork_rng():
-        random.seed(seed)
-        torch.manual_seed(seed)
-        grad = torch.is_grad_enabled()
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            random.setstate(state)
-            torch.set_grad_enabled(grad)
-
-
-@contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise `_TimeOut` in the body after so many seconds, and again each second until the body has ended."""
     reachable = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
@@ -210,9 +195,11 @@ class Player:
         given = {name: weight.dtype for name, weight in model.named_parameters()}
         if watch is not None:
             watch(model)
-        epochs, settings = fresh(case.epochs, case.settings)
+        epochs, settings = deepcopy((case.epochs, case.settings))  # batches that were one object still are
         try:
-            with _seeded(case.seed), _time_limit(self.timeout), kept_running():
+            with generators_kept(), torch.enable_grad(), _time_limit(self.timeout), kept_running():
+                seed_generators(case.seed)
+                torch.manual_seed(case.seed)  # also of a device that the loop is the first to use
                 returned = self.loop(model, epochs, settings)
         except _TimeOut:
             raise Trouble(f"the loop had not returned after {self.timeout:g} seconds") from None

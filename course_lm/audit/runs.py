@@ -395,8 +395,3 @@ _GROUPS: tuple[Callable[[Rows], Iterator[Case]], ...] = (
     _together,
     _large,
 )
-
-
-def fresh(epochs: Epochs, settings: spec.Settings) -> tuple[Epochs, spec.Settings]:
-    """Copies that a loop may change without harm; batches that were the same object still are."""
-    return copy.deepcopy((epochs, settings))

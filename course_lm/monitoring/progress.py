@@ -48,9 +48,6 @@ class ProgressBar:
     def start(self, step: int, total_steps: int | None) -> None:
         """Open a bar that stands at `step`."""
         self.close()
-        self._open(step, total_steps)
-
-    def _open(self, step: int, total_steps: int | None) -> Any:
         # tqdm.auto has chosen its kind on import; in a notebook standard error is no terminal, yet the bar can move.
         self._in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
         self._moves = self._in_notebook or sys.stderr.isatty()
@@ -58,11 +55,12 @@ class ProgressBar:
         form = _BAR if total_steps else _BAR_WITHOUT_END
         self._bar = tqdm(total=total_steps, initial=step, bar_format=form, dynamic_ncols=True, mininterval=interval)
         self._shown, self._validation_start, self._printed_at = {}, None, 0.0
-        return self._bar
 
     def log(self, record: Record) -> None:
         """Move to the record's step and show its metrics; a validation loss stays in view."""
-        bar = self._open(0, None) if self._bar is None else self._bar  # used without `start`
+        if self._bar is None:  # used without `start`
+            self.start(0, None)
+        bar = self._bar
         for key, form in _SHOWN.items():
             if record.get(key) is not None:
                 self._shown[key] = form.format(record[key])

@@ -66,7 +66,7 @@ class TinyModel(nn.Module):
         scores = self.query(h) @ self.key(h).transpose(1, 2) / math.sqrt(WIDTH)
         x = x + scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1) @ self.value(h)
         logits = _poisoned(self.head(self.norm2(x)), input_ids)
-        logits.logits = logits[:]  # type: ignore[attr-defined]  # a view: a tensor that holds itself is freed late
+        logits.logits = logits.clone()  # type: ignore[attr-defined]  # a view of itself would never be freed
         return logits
 
 

@@ -360,7 +360,6 @@ def _finite(rows: Rows) -> Iterator[Case]:
 
 def _together(rows: Rows) -> Iterator[Case]:
     batches = [rows.batch(n, m, eos=True, left=n < m) for n, m in ((6, 4), (3, 8), (5, 3), (4, 7), (9, 3))]
-    batches[2] = {name: batches[2][name].clone() for name in batches[2]}
     validation = [rows.batch(8, 5, eos=True), rows.batch(3)]
     all_on = _adam(
         schedule=Moving(0.05),

@@ -57,6 +57,7 @@ class ProgressBar:
         """Move to the record's step and show its metrics; a validation loss stays in view."""
         if self._bar is None:  # used without `start`
             self.start(0, None)
+            return self.log(record)
         bar = self._bar
         for key, form in _SHOWN.items():
             if record.get(key) is not None:

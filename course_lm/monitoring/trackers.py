@@ -84,6 +84,7 @@ class TensorBoardLogger:
             return
         if self._writer is None:
             self.start(0, None)
+            return self.log(record)
         for tag, value in _tagged(record).items():
             self._writer.add_scalar(tag, value, global_step=record["step"])
 
@@ -145,6 +146,7 @@ class WandbLogger:
             return
         if self._run is None:
             self.start(0, None)
+            return self.log(record)
         self._run.log(_tagged(record), step=record["step"])
 
     def close(self) -> None:

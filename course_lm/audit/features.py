@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from course_lm.audit import spec
-from course_lm.audit.runs import Case, Constant
+from course_lm.audit.runs import Case, Constant, Epochs
 
 PACKED = ("document_ids", "position_ids")
 _DEFAULTS = spec.Settings()  # those of a loop that has no such setting, but for its schedule
@@ -27,7 +27,9 @@ NOT_ASKED: Mapping[str, Callable[[Case], bool]] = {
 def without(case: Case, features: Collection[str]) -> Case:
     """The run as a loop without `features` sees it."""
     if "document_ids" in features:
-        epochs = [[{name: batch[name] for name in batch if name not in PACKED} for batch in one] for one in case.epochs]
+        epochs: Epochs = [
+            [{name: batch[name] for name in batch if name not in PACKED} for batch in one] for one in case.epochs
+        ]
         case = replace(case, epochs=epochs)
     plain = {name: getattr(_DEFAULTS, name) for name in features if name != "document_ids"}
     if "schedule" in features:

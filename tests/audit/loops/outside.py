@@ -20,12 +20,8 @@ def variations() -> Iterator[type[Plain]]:
     return (kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Plain) and kind.part)
 
 
-def rows_of(batch: Mapping[str, Any], rows: slice | Tensor) -> dict[str, Any]:
+def rows_of(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
     return {name: value[rows] if isinstance(value, Tensor) else value for name, value in batch.items()}
-
-
-def columns_of(batch: Mapping[str, Any], columns: slice) -> dict[str, Any]:
-    return {name: value[:, columns] if isinstance(value, Tensor) else value for name, value in batch.items()}
 
 
 # data
@@ -34,19 +30,6 @@ def columns_of(batch: Mapping[str, Any], columns: slice) -> dict[str, Any]:
 class DropsLastRow(Plain, part="data"):
     def run_window(self, window: Batches) -> None:
         super().run_window([rows_of(batch, slice(0, max(1, len(batch["labels"]) - 1))) for batch in window])
-
-
-class SeesFirstRowTwice(Plain, part="data"):
-    def run_window(self, window: Batches) -> None:
-        def doubled(rows: int) -> Tensor:
-            return torch.tensor([0, *range(rows)] if rows > 1 else [0])
-
-        super().run_window([rows_of(batch, doubled(len(batch["labels"]))) for batch in window])
-
-
-class CutsLongRows(Plain, part="data"):
-    def run_window(self, window: Batches) -> None:
-        super().run_window([columns_of(batch, slice(0, 6)) for batch in window])
 
 
 class EpochsReversed(Plain, part="data"):
@@ -87,24 +70,10 @@ class Temperature(Plain, part="loss"):
         return super().logits(batch) / 2
 
 
-class SquaredLoss(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        targets = self.targets(batch)
-        shares = self.logits(batch)[:, :-1].softmax(dim=-1)
-        wanted = F.one_hot(targets.clamp(min=0), shares.shape[-1])
-        return ((shares - wanted) ** 2).sum(dim=-1) * (targets != IGNORED)
-
-
 class LabelSmoothing(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         logits = self.logits(batch)[:, :-1].transpose(1, 2)
         return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
-
-
-class WeightedByPosition(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        losses = super().token_losses(batch)
-        return losses * torch.linspace(0.5, 1.5, losses.shape[1], dtype=losses.dtype)
 
 
 class SkipsFirstTarget(Plain, part="loss"):
@@ -128,13 +97,6 @@ class TrainsInBits(Plain, part="loss"):
             gradient /= math.log(2)
 
 
-class CountsOneTokenTooMany(Plain, part="loss"):
-    def accumulate(self, window: Batches) -> None:
-        tokens = self.count(*window) + 1
-        for batch in window:
-            (self.loss_sum(batch) / tokens).backward()
-
-
 # accumulation
 
 
@@ -148,13 +110,6 @@ class WeighsByRows(Plain, part="accumulation"):
 class WindowsOfWhatHasTargets(Plain, part="accumulation"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train([[batch for batch in batches if self.count(batch)] for batches in epochs])
-
-
-class WeighsByPositions(Plain, part="accumulation"):
-    def accumulate(self, window: Batches) -> None:
-        numbers = [batch["labels"].numel() for batch in window]
-        for batch, own in zip(window, numbers):
-            (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(numbers)).backward()
 
 
 class LastMicroBatchTwice(Plain, part="data"):
@@ -204,16 +159,6 @@ class KeepsATenth(Plain, part="optimizer"):
 
 
 # clipping
-
-
-class ClipsByLargestTensor(Plain, part="clipping"):
-    def clip(self) -> None:
-        self.shorten(max(float(gradient.norm()) for gradient in self.gradients()))
-
-    def shorten(self, norm: float) -> None:
-        if self.settings.max_grad_norm is not None:
-            for gradient in self.gradients():
-                gradient *= min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
 
 
 class ClipsByLargestNumber(Plain, part="clipping"):
@@ -414,11 +359,6 @@ class RestartsEachEpoch(Plain, part="schedule"):
 class LagsBehind(Plain, part="schedule"):
     def rate(self) -> float:
         return self.settings.schedule(max(0, self.steps - 1))
-
-
-class NeverBelowATenth(Plain, part="schedule"):
-    def rate(self) -> float:
-        return max(self.settings.schedule(self.steps), 0.5 * self.settings.schedule(0))
 
 
 # precision

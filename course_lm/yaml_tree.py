@@ -60,20 +60,16 @@ class _Dumper(yaml.SafeDumper):
     """Puts text in quotation marks where a loader, this one or another, would read something else in it."""
 
 
-def _decimal_numbers_only() -> None:
-    """Give the loader its own table of what plain words mean; YAML 1.1 has octal, base 60 and dates in it."""
-    # "value" is the word "=", which PyYAML can read but not construct
-    replaced = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp", "value")}
-    _Loader.yaml_implicit_resolvers = {  # SafeLoader's own table serves the whole process
-        first: [(tag, pattern) for tag, pattern in entries if tag not in replaced]
-        for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    for kind in (_Loader, _Dumper):
-        kind.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
-        kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-
-
-_decimal_numbers_only()
+# What plain words mean: YAML 1.1 has octal, base 60 and dates among the numbers. "value" is the word "=", which PyYAML
+# can read but not construct.
+_REPLACED = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp", "value")}
+_Loader.yaml_implicit_resolvers = {  # SafeLoader's own table serves the whole process
+    first: [(tag, pattern) for tag, pattern in entries if tag not in _REPLACED]
+    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def load_yaml(text: str) -> Any:

@@ -147,7 +147,8 @@ def next_to(key: Key, number: float, direction: int) -> float:
 def in_python(key: Key, values: Tree, folder: Path) -> Any:
     if key.strategy is None:
         return getattr(key.section(**values), key.name)
-    return value_of(key, CurriculumConfig(strategy=key.strategy, settings=settings_of(key, values)).settings)
+    config = CurriculumConfig(strategy=key.strategy, settings=settings_of(key, values))  # type: ignore[arg-type]
+    return value_of(key, config.settings)
 
 
 def in_yaml(key: Key, values: Tree, folder: Path) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from course_lm.audit.locate import Location, locate
+from course_lm.audit.locate import locate
 from course_lm.audit.outcome import PRECISIONS, distance
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
@@ -109,14 +109,14 @@ class _Audit:
             return self.troubled(base, search, start)
         unsteady = self.unsteady(search, start)
         if unsteady is not None:
-            return self.located(base, unsteady, start, UNSTEADY)
+            return self.located(replace(base, problem=UNSTEADY), unsteady, start)
         if search.reproduces(start):
             return replace(base, sound=True)
         if self.precision.exact and self.is_rounding(asked, start):
             case = search.missed(start)
             assert case is not None
             word = 'the loop computes in float32 somewhere; audit it with precision="float32"'
-            return replace(self.located(base, case, start, word), part="precision")
+            return replace(self.located(replace(base, problem=word), case, start), part="precision")
         self.bar.set_description("audit: it departs; looking for the fault")
         return self.explained(base, search, start)
 
@@ -204,19 +204,6 @@ class _Audit:
         part = "precision" if trouble.of_format else case.part
         return replace(base, part=part, case=case, problem=str(trouble))
 
-    def located(
-        self, base: AuditReport, case: Case, explanation: Explanation, problem: str | None = None
-    ) -> AuditReport:
-        """The report with the run that departs, its part, its numbers and the promise that it breaks."""
-        known = bool(base.faults) or problem is not None
-        found: Location = locate(self.player, self.specification, case, self.plays[case.name], explanation, known=known)
-        return replace(
-            base,
-            part=found.part,
-            case=case,
-            problem=problem,
-            promise=found.promise,
-            numbers=found.numbers,
-            distances=found.distances,
-            notes=(*found.notes, *base.notes),
-        )
+    def located(self, base: AuditReport, case: Case, explanation: Explanation) -> AuditReport:
+        """The report with the run that departs: see `locate`."""
+        return locate(base, self.player, self.specification, case, self.plays[case.name], explanation)

@@ -2,48 +2,15 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from course_lm.audit import spec
 from course_lm.audit.runs import Case, Constant, Epochs
 
 PACKED = ("document_ids", "position_ids")
+_DEFAULTS = spec.Settings()  # those of a loop that has no such setting, but for its schedule
 
-
-def _with(case: Case, **changes: Any) -> Case:
-    return replace(case, settings=replace(case.settings, **changes))
-
-
-def _without_schedule(case: Case) -> Case:
-    return _with(case, schedule=Constant(case.settings.schedule(0)))
-
-
-def _without_packing(case: Case) -> Case:
-    epochs: Epochs = [
-        [{name: batch[name] for name in batch if name not in PACKED} for batch in epoch] for epoch in case.epochs
-    ]
-    return replace(case, epochs=epochs)
-
-
-_DEFAULTS = spec.Settings()
-
-# Each feature that a loop may say it ignores, and the run as such a loop sees it.
-WITHOUT: Mapping[str, Callable[[Case], Case]] = {
-    "document_ids": _without_packing,
-    "accumulation_steps": lambda case: _with(case, accumulation_steps=1),
-    "max_grad_norm": lambda case: _with(case, max_grad_norm=None),
-    "momentum": lambda case: _with(case, momentum=0.0),
-    "weight_decay": lambda case: _with(case, weight_decay=0.0),
-    "beta1": lambda case: _with(case, beta1=_DEFAULTS.beta1),
-    "beta2": lambda case: _with(case, beta2=_DEFAULTS.beta2),
-    "epsilon": lambda case: _with(case, epsilon=_DEFAULTS.epsilon),
-    "schedule": _without_schedule,
-    "loss_scale": lambda case: _with(case, loss_scale=1.0, overflow_steps=frozenset()),
-    "overflow_steps": lambda case: _with(case, overflow_steps=frozenset()),
-    "on_nonfinite": lambda case: _with(case, on_nonfinite="raise"),
-    "validation": lambda case: _with(case, validation=()),
-    "optimizer": lambda case: _with(case, optimizer="adamw"),
-}
+# What a loop may say it ignores: packed rows, and each setting but `eos_id`, which is for the specification alone.
+FEATURES = ("document_ids", *(name for name in vars(_DEFAULTS) if name != "eos_id"))
 
 # What a loop must say it ignores: if it does so in silence, it has the fault `schedule_never_moves`.
 TO_BE_DECLARED = frozenset({"schedule"})
@@ -59,6 +26,14 @@ NOT_ASKED: Mapping[str, Callable[[Case], bool]] = {
 
 def without(case: Case, features: Collection[str]) -> Case:
     """The run as a loop without `features` sees it."""
-    for feature in features:
-        case = WITHOUT[feature](case)
-    return case
+    if "document_ids" in features:
+        epochs: Epochs = [
+            [{name: batch[name] for name in batch if name not in PACKED} for batch in one] for one in case.epochs
+        ]
+        case = replace(case, epochs=epochs)
+    plain = {name: getattr(_DEFAULTS, name) for name in features if name != "document_ids"}
+    if "schedule" in features:
+        plain["schedule"] = Constant(case.settings.schedule(0))
+    if "loss_scale" in features:  # without one nothing overflows
+        plain["overflow_steps"] = _DEFAULTS.overflow_steps
+    return replace(case, settings=replace(case.settings, **plain))

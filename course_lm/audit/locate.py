@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import accumulate, takewhile
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from course_lm.audit.observe import Forward, Row, rows_in, watcher
 from course_lm.audit.outcome import Outcome, distance
 from course_lm.audit.play import Play, Player, Trouble
+from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, count_targets, ladder
 from course_lm.audit.search import Explanation, Specification
 
@@ -125,46 +126,30 @@ def times_as_far(ratio: float) -> str:
     return f"{ratio:.{digits}g} times as far"
 
 
-@dataclass(frozen=True)
-class Location:
-    """What a report says of the run that departs: see `AuditReport`."""
-
-    part: str
-    promise: str
-    numbers: tuple[Line, ...]
-    distances: tuple[float, ...]
-    notes: tuple[str, ...]
-
-
 def locate(
-    player: Player,
-    specification: Specification,
-    case: Case,
-    made: Play,
-    explanation: Explanation,
-    *,
-    known: bool,
-) -> Location:
-    """Describe a run that departs from the specification of an `explanation`.
+    base: AuditReport, player: Player, specification: Specification, case: Case, made: Play, explanation: Explanation
+) -> AuditReport:
+    """The report `base` with the run that departs from the specification of an `explanation`, its part and its numbers.
 
-    Args:
-        known: what is wrong is known already, so that the part is the run's own.
+    Where the report says already what is wrong, the part is the run's own.
     """
     right, start = specification.outcome(case, explanation), specification.start(case)
     part, notes = case.part, [made.said] if made.outcome.refused and not right.refused else []
-    if not known and not made.outcome.refused and not right.refused:
+    if not (base.faults or base.problem or made.outcome.refused or right.refused):
         part, more = _part(player, specification, case, made.outcome, explanation)
         notes += more
-    return Location(
-        part,
-        promise(case.promise),
-        tuple(numbers(case, made.outcome, right, start)),
-        tuple(departures(player, case, explanation, start)),
-        tuple(notes),
+    return replace(
+        base,
+        part=part,
+        case=case,
+        promise=promise(case.promise),
+        numbers=tuple(numbers(case, made.outcome, right, start)),
+        distances=tuple(departures(player, case, explanation)),
+        notes=(*notes, *base.notes),
     )
 
 
-def departures(player: Player, case: Case, explanation: Explanation, start: Tensor) -> list[float]:
+def departures(player: Player, case: Case, explanation: Explanation) -> list[float]:
     """The relative distance of the weights after each step, and 0 before them; it ends where a run is ruined.
 
     Of a long run the first steps alone.

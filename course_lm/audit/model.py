@@ -1,8 +1,7 @@
 """The tiny model of the audit: small enough for hundreds of runs, and sensitive to all that a loop may get wrong."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +30,13 @@ class TinyModel(nn.Module):
     makes a whole step of it.
     """
 
-    def __init__(self, *, wrapped: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LONGEST, WIDTH)
         self.mode = ModeDependent()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
         self.value, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, VOCABULARY)
-        self.wrapped = wrapped
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.ndim == 1:  # gains and biases away from 1 and 0, so that their decay shows
@@ -50,8 +48,8 @@ class TinyModel(nn.Module):
         attention_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
-    ) -> Any:
-        """Logits (B, T, V), or an object that has them where the model is `wrapped`.
+    ) -> Tensor:
+        """Logits (B, T, V), which are also their own `logits`: a loop may read them as transformers' output has them.
 
         A row may hold several documents, told apart by `document_ids`; a position of each by `position_ids`.
         """
@@ -68,7 +66,8 @@ class TinyModel(nn.Module):
         scores = self.query(h) @ self.key(h).transpose(1, 2) / math.sqrt(WIDTH)
         x = x + scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1) @ self.value(h)
         logits = _poisoned(self.head(self.norm2(x)), input_ids)
-        return SimpleNamespace(logits=logits) if self.wrapped else logits
+        logits.logits = logits.clone()  # type: ignore[attr-defined]  # a view of itself would never be freed
+        return logits
 
 
 def _poisoned(logits: Tensor, input_ids: Tensor) -> Tensor:
@@ -80,8 +79,9 @@ def _poisoned(logits: Tensor, input_ids: Tensor) -> Tensor:
     return logits
 
 
-def make_model(seed: int, *, wrapped: bool = False) -> TinyModel:
-    """A float64 model in train mode whose weights are those of `seed`; no random generator is changed."""
+@cache
+def make_model(seed: int) -> TinyModel:
+    """The float64 model in train mode with the weights of `seed`, to be copied; no random generator is changed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed accelerators too
-        return TinyModel(wrapped=wrapped).double().train()
+        return TinyModel().double().train()

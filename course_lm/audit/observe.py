@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -90,10 +90,6 @@ class ObserveReport:
         ]
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All that was seen as plain data."""
-        return {"findings": self.findings, **asdict(self)}
-
 
 def _counts(modes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} in {mode} mode" for mode, count in sorted(modes.items())) or "none"
@@ -141,8 +137,6 @@ def watcher(seen: list[Forward]) -> Callable[[nn.Module], None]:
     """A function that hooks itself to a model and adds each forward pass to `seen`."""
 
     def watch(model: nn.Module) -> None:
-        seen.clear()  # what a run has seen that was broken off and is made anew
-
         def note(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             ids = arguments[0] if arguments else named.get("input_ids")
             mask = arguments[1] if len(arguments) > 1 else named.get("attention_mask")

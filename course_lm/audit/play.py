@@ -2,11 +2,11 @@
 
 import math
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from course_lm.audit import spec
-from course_lm.audit.features import NOT_ASKED, WITHOUT
+from course_lm.audit.features import FEATURES, NOT_ASKED
 from course_lm.audit.outcome import Outcome, Precision, flat, names_of
-from course_lm.audit.runs import Case, Epochs, fresh
+from course_lm.audit.runs import Case, Epochs
+from course_lm.reproducibility import generators_kept, seed_generators
 from course_lm.validation import did_you_mean, named, one_line
 
 Loop = Callable[[nn.Module, Epochs, spec.Settings], Mapping[str, Any] | None]
@@ -108,11 +109,11 @@ def _best(returned: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
 def _ignores(returned: Mapping[str, Any]) -> frozenset[str]:
     ignores = returned.get("ignores") or ()
     ignores = (ignores,) if isinstance(ignores, str) else tuple(ignores)
-    odd = next((name for name in ignores if name not in WITHOUT and name != "eos_id"), None)
+    odd = next((name for name in ignores if name not in FEATURES and name != "eos_id"), None)
     if odd is not None:
-        hint = did_you_mean(str(odd), WITHOUT)
-        raise Trouble(f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(WITHOUT)}")
-    return frozenset(ignores) & frozenset(WITHOUT)
+        hint = did_you_mean(str(odd), FEATURES)
+        raise Trouble(f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(FEATURES)}")
+    return frozenset(ignores) & frozenset(FEATURES)
 
 
 def is_asked(case: Case, ignores: frozenset[str]) -> bool:
@@ -136,22 +137,6 @@ def _same_batches(one: Sequence[Sequence[Mapping[str, Any]]], other: Sequence[Se
         return False
     pairs = [pair for epochs in zip(one, other) for pair in zip(*epochs)]
     return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """The same random numbers in each run, and afterwards those that would have come without it."""
-    state = random.getstate()
-    with torch.random.fork_rng():
-        random.seed(seed)
-        torch.manual_seed(seed)
-        grad = torch.is_grad_enabled()
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            random.setstate(state)
-            torch.set_grad_enabled(grad)
 
 
 @contextmanager
@@ -192,51 +177,29 @@ def kept_running() -> Iterator[None]:
 
 
 class Player:
-    """Lets one loop make runs, with logits or with objects that have them, as the loop reads them."""
+    """Lets one loop make runs."""
 
     def __init__(self, loop: Loop, precision: Precision, timeout: float) -> None:
         SGD([torch.zeros(1)])  # the first optimizer of a process imports torch._dynamo: seconds that are not the loop's
         self.loop, self.precision, self.timeout = loop, precision, timeout
-        self._wrapped: bool | None = None
 
     def play(self, case: Case, watch: Callable[[nn.Module], None] | None = None) -> Play:
-        """One run, from the same seeds each time; the first also finds out how the loop reads what the model returns.
+        """One run, from the same seeds each time.
 
         Raises:
             Trouble: the loop raises where it should not, takes longer than `timeout` seconds, returns something else
                 than a mapping of `RETURNED`, or leaves weights of another number format.
         """
-        if self._wrapped is not None:
-            return self._play(case, self._wrapped, watch)
-        try:
-            made = self._play(case, False, watch)
-            self._wrapped = False
-        except Trouble as trouble:
-            if "logits" not in str(trouble):
-                raise
-            try:
-                made = self._play(case, True, watch)
-            except Trouble:
-                raise trouble from None
-            self._wrapped = True
-        return made
-
-    def replay(self, case: Case) -> Outcome | None:
-        """What the run leaves; None if it cannot be compared."""
-        try:
-            return self.play(case).outcome
-        except Trouble:
-            return None
-
-    def _play(self, case: Case, wrapped: bool, watch: Callable[[nn.Module], None] | None) -> Play:
-        model = case.model(wrapped=wrapped).to(self.precision.dtype)
+        model = case.model().to(self.precision.dtype)
         names = names_of(model)
         given = {name: weight.dtype for name, weight in model.named_parameters()}
         if watch is not None:
             watch(model)
-        epochs, settings = fresh(case.epochs, case.settings)
+        epochs, settings = deepcopy((case.epochs, case.settings))  # batches that were one object still are
         try:
-            with _seeded(case.seed), _time_limit(self.timeout), kept_running():
+            with generators_kept(), torch.enable_grad(), _time_limit(self.timeout), kept_running():
+                seed_generators(case.seed)
+                torch.manual_seed(case.seed)  # also of a device that the loop is the first to use
                 returned = self.loop(model, epochs, settings)
         except _TimeOut:
             raise Trouble(f"the loop had not returned after {self.timeout:g} seconds") from None
@@ -257,3 +220,10 @@ class Player:
             raise Trouble(f"the loop turned the model's weights from {then} into {now}", of_format=True)
         outcome = Outcome(flat(weights, names), _losses(returned), _best(returned, names))
         return Play(outcome, _ignores(returned), _changed(case, epochs, settings))
+
+    def replay(self, case: Case) -> Outcome | None:
+        """What the run leaves; None if it cannot be compared."""
+        try:
+            return self.play(case).outcome
+        except Trouble:
+            return None

@@ -87,21 +87,10 @@ class AuditReport:
     def to_dict(self) -> dict[str, Any]:
         """All that the report says as plain data for JSON."""
         return {
-            "sound": self.sound,
+            **vars(self),
             "verdict": self.verdict,
-            "precision": self.precision,
-            "faults": list(self.faults),
-            "alternatives": [list(one) for one in self.alternatives],
-            "part": self.part,
             "case": None if self.case is None else {"name": self.case.name, "run": self.case.describe()},
-            "promise": self.promise,
-            "ignored": list(self.ignored),
-            "problem": self.problem,
             "numbers": [dict(zip(("what", "loop", "specification"), row)) for row in self.numbers],
-            "distances": list(self.distances),
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
-            "runs": self.runs,
             "seconds": round(self.seconds, 3) if math.isfinite(self.seconds) else None,
         }
 

@@ -9,7 +9,6 @@ import random
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -59,11 +58,6 @@ class Moving:
         return self.lr * self.factor**k
 
 
-@cache
-def _model(seed: int, wrapped: bool) -> nn.Module:
-    return make_model(seed, wrapped=wrapped)
-
-
 @dataclass(frozen=True)
 class Case:
     """One run, and what it is about.
@@ -82,9 +76,9 @@ class Case:
     settings: spec.Settings
     seed: int = 0
 
-    def model(self, *, wrapped: bool = False) -> nn.Module:
+    def model(self) -> nn.Module:
         """The model before the run, in float64 and train mode."""
-        return copy.deepcopy(_model(self.seed, wrapped))
+        return copy.deepcopy(make_model(self.seed))
 
     def windows(self) -> list[list[Batch]]:
         """The micro-batches of each optimizer step."""
@@ -366,7 +360,6 @@ def _finite(rows: Rows) -> Iterator[Case]:
 
 def _together(rows: Rows) -> Iterator[Case]:
     batches = [rows.batch(n, m, eos=True, left=n < m) for n, m in ((6, 4), (3, 8), (5, 3), (4, 7), (9, 3))]
-    batches[2] = {name: batches[2][name].clone() for name in batches[2]}
     validation = [rows.batch(8, 5, eos=True), rows.batch(3)]
     all_on = _adam(
         schedule=Moving(0.05),
@@ -401,8 +394,3 @@ _GROUPS: tuple[Callable[[Rows], Iterator[Case]], ...] = (
     _together,
     _large,
 )
-
-
-def fresh(epochs: Epochs, settings: spec.Settings) -> tuple[Epochs, spec.Settings]:
-    """Copies that a loop may change without harm; batches that were the same object still are."""
-    return copy.deepcopy((epochs, settings))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lm.audit import spec
-from course_lm.audit.features import TO_BE_DECLARED, WITHOUT, without
+from course_lm.audit.features import FEATURES, TO_BE_DECLARED, without
 from course_lm.audit.outcome import Outcome, Precision, distance, flat, names_of
 from course_lm.audit.runs import Case
 
@@ -118,7 +118,7 @@ class Search:
     ) -> None:
         self.cases, self.outcomes = cases, outcomes
         self.specification, self.precision = specification, precision
-        self._may_lack = [name for name in WITHOUT if name not in TO_BE_DECLARED]
+        self._may_lack = [name for name in FEATURES if name not in TO_BE_DECLARED]
         self._visited: set[Explanation] = set()
         self.closest: Candidate | None = None  # what `smallest` has found that explains most of the ladder
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from course_lm.batching.token_store import StoredCorpus
 from course_lm.cli.output import as_json
 from course_lm.cli.preparation import Text, loader_of, open_text
+from course_lm.cli.text import given_text
 from course_lm.corpus import Corpus, load_corpus
 from course_lm.corpus.files import describe_division
 from course_lm.corpus.large import LARGE_BYTES, find_large_text
@@ -19,7 +20,7 @@ from course_lm.trainer.run import explain_out_of_memory
 from course_lm.use.by_document import DocumentSums, evaluate_documents
 from course_lm.use.finished_run import FinishedRun, device_for, open_run
 from course_lm.use.run_folder import read_run
-from course_lm.validation import ensure, one_line, shown
+from course_lm.validation import ensure, one_line
 
 SURPRISE = 0.01  # of the loss: another machine's rounding stays far below
 WITHIN = 4  # standard errors: so far the loss of a sample may lie from that of the whole text
@@ -37,9 +38,7 @@ def evaluate_run(options: Namespace) -> int:
     Raises:
         ValueError: no finished run, a text that cannot be read, or a part that the run does not have.
     """
-    split, corpus = options.split, options.text if options.corpus is None else options.corpus
-    both = f"TEXT is {shown(options.text)} and --data.corpus {shown(corpus)}: give one of them"
-    ensure(options.text in (None, corpus), both)
+    split, corpus = options.split, given_text(options.text, options.corpus)
     one_text = split is None or corpus is None
     ensure(one_text, "--split names a part of the run's own text, TEXT or --data.corpus another: give one")
     ensure(corpus != "", "--data.corpus must be a name, a path, a glob or hf:<dataset>, got an empty one")

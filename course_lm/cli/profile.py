@@ -58,7 +58,7 @@ def profile_run(config: TrainingConfig, options: Namespace) -> int:
     step.trace(folder / TRACE)
     with atomic_file(folder / NUMBERS) as file:
         file.write(json.dumps({"step": step.to_dict(), "memory": memory.to_dict()}, indent=1).encode())
-    save_picture(figure_of(step.bars(), memory.bars()), folder / PICTURE)
+    save_picture(figure_of(step.draw, memory.draw), folder / PICTURE)
     print(f"\n{folder} holds {PICTURE}, {NUMBERS}, and {TRACE} for https://ui.perfetto.dev")
     return 0
 

@@ -29,14 +29,19 @@ def with_text(config: TrainingConfig, given: Namespace, base: TrainingConfig, fi
         ValueError: TEXT and `--data.corpus` name different texts.
     """
     arguments = vars(given)
-    corpus = arguments.get("data.corpus", config.data.corpus)
-    text = arguments.get("text", corpus)
-    if "data.corpus" in arguments and text != corpus:
-        raise ValueError(f"command line: TEXT is {shown(text)} and --data.corpus {shown(corpus)}: give one of them")
+    text = given_text(arguments.get("text"), arguments.get("data.corpus"))
+    text = config.data.corpus if text is None else text
     config = config.updated({"data": {"corpus": text}}, "command line")
     if text == base.data.corpus or "experiment_name" in arguments or _is_named(file):
         return config
     return replace(config, experiment_name=name_after(text) or config.experiment_name)
+
+
+def given_text(text: str | None, corpus: str | None) -> str | None:
+    """What TEXT or `--data.corpus` is, or both are; None where neither is given."""
+    if None not in (text, corpus) and text != corpus:
+        raise ValueError(f"command line: TEXT is {shown(text)} and --data.corpus {shown(corpus)}: give one of them")
+    return corpus if text is None else text
 
 
 def _is_named(file: str) -> bool:

@@ -54,9 +54,9 @@ class HubText:
 
     @cached_property
     def _builder(self) -> Any:
-        path, configuration, file = self._source
+        (path, configuration, file), library = self._source, self._library()
         with _one_line(self.address):
-            return self._library().load_dataset_builder(path, configuration, data_files=file)
+            return library.load_dataset_builder(path, configuration, data_files=file)
 
     @cached_property
     def size(self) -> int | None:
@@ -84,22 +84,26 @@ class HubText:
 
         `advance` is called with the bytes of each text; one of more than `longest` characters is refused.
         """
-        rows, holds_none = self._load(streaming=True), True
-        with _one_line(self.address):
-            for number, row in enumerate(rows):
-                self._check_column(row)
-                text = row[self._place.column]
-                if not isinstance(text, str):
-                    raise _Refusal(f"{self.where} must hold strings, got {type(text).__name__} at position {number}")
-                if longest is not None and len(text) > longest:
-                    raise _Refusal(f"{self.address} holds a document of more than {longest:,} characters")
-                if advance is not None:
-                    advance(len(text.encode()))
-                if text.strip():
-                    holds_none = False
-                    yield text
+        holds_none = True
+        for number, row in enumerate(self._rows()):
+            self._check_column(row)
+            text = row[self._place.column]
+            if not isinstance(text, str):
+                raise ValueError(f"{self.where} must hold strings, got {type(text).__name__} at position {number}")
+            if longest is not None and len(text) > longest:
+                raise ValueError(f"{self.address} holds a document of more than {longest:,} characters")
+            if advance is not None:
+                advance(len(text.encode()))
+            if text.strip():
+                holds_none = False
+                yield text
         if holds_none:
             raise ValueError(f"{self.address} holds no document")
+
+    def _rows(self) -> Iterator[Any]:
+        rows = self._load(streaming=True)
+        with _one_line(self.address):
+            yield from rows
 
     @property
     def where(self) -> str:
@@ -117,16 +121,15 @@ class HubText:
         return self._place.dataset, self._place.configuration, None
 
     def _load(self, *, streaming: bool) -> Any:
-        path, configuration, file = self._source
-        split = self._place.split
+        (path, configuration, file), split, library = self._source, self._place.split, self._library()
         with _one_line(self.address):
-            return self._library().load_dataset(path, configuration, data_files=file, split=split, streaming=streaming)
+            return library.load_dataset(path, configuration, data_files=file, split=split, streaming=streaming)
 
     def _library(self) -> Any:
         try:
             import datasets
         except ImportError:
-            raise _Refusal(f"{self.address} needs the package datasets: pip install 'course-lm[hub]'") from None
+            raise ValueError(f"{self.address} needs the package datasets: pip install 'course-lm[hub]'") from None
         return datasets
 
     def _local_files(self) -> list[Path]:
@@ -135,11 +138,7 @@ class HubText:
 
     def _check_column(self, names: Any) -> None:
         if self._place.column not in names:
-            raise _Refusal(f"{self.address} has no column {self._place.column!r}; it has {', '.join(names)}")
-
-
-class _Refusal(ValueError):
-    """A refusal of our own, which says already what is wrong."""
+            raise ValueError(f"{self.address} has no column {self._place.column!r}; it has {', '.join(names)}")
 
 
 @contextmanager
@@ -147,8 +146,6 @@ def _one_line(address: str) -> Iterator[None]:
     """Turn whatever the library raises into a ValueError of one line."""
     try:
         yield
-    except _Refusal:
-        raise
     except Exception as error:  # every kind, RuntimeError for a folder with a script among them
         reason: BaseException = error
         while reason.__cause__ is not None:  # "an error occurred" says less than what it came from

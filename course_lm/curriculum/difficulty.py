@@ -15,15 +15,7 @@ from typing import Any, TypeVar
 from course_lm.corpus import load_corpus
 from course_lm.curriculum.morphology import count_morphology, words_of
 from course_lm.curriculum.pacing import FeedbackThreshold
-from course_lm.curriculum.settings import (
-    CombinedSettings,
-    DynamicSettings,
-    FrequencySettings,
-    LengthSettings,
-    MorphologicalSettings,
-    RandomSettings,
-    read_settings,
-)
+from course_lm.curriculum.settings import read_settings
 from course_lm.validation import Explained, require
 
 Example = str | Mapping[str, Any]
@@ -39,7 +31,12 @@ def text_of(example: Example) -> str:
 
 
 class Curriculum(Explained):
-    """What all strategies share: they score examples, and sort them."""
+    """What all strategies share: they have settings, see `settings.SETTINGS`, they score examples, and sort them."""
+
+    name: str  # in a configuration
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self.settings = read_settings(self.name, config)
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """A score in [0, 1] for each example, 0 easy and 1 hard."""
@@ -55,8 +52,7 @@ class Curriculum(Explained):
 class LengthBasedCurriculum(Curriculum):
     """Long is hard: words, on a line from `min_length` (0) to `max_length` (1)."""
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.settings = read_settings(LengthSettings, config, "length")
+    name = "length"
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """Share of the way from the shortest to the longest text, for each example."""
@@ -75,8 +71,10 @@ class FrequencyBasedCurriculum(Curriculum):
     word more (Laplace). Capital and small letters are one. Source: Platanios et al. 2019, there as a sum.
     """
 
+    name = "frequency"
+
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.settings = read_settings(FrequencySettings, config, "frequency")
+        super().__init__(config)
         source = self.settings.reference
         self.reference = load_corpus(source).documents if isinstance(source, str) else source
 
@@ -108,8 +106,7 @@ class MorphologicalComplexityCurriculum(Curriculum):
     the scale. In other languages than Hindi words alone are counted; see `count_morphology`.
     """
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.settings = read_settings(MorphologicalSettings, config, "morphological")
+    name = "morphological"
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """1 - exp(-amount of grammar), for each example."""
@@ -129,8 +126,10 @@ class MorphologicalComplexityCurriculum(Curriculum):
 class CombinedCurriculum(Curriculum):
     """The weighted mean of the morphological, the length and the frequency score."""
 
+    name = "combined"
+
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.settings = read_settings(CombinedSettings, config, "combined")
+        super().__init__(config)
         names, settings = ("morphological", "length", "frequency"), dataclasses.asdict(self.settings)
         self.parts = [create_curriculum_strategy(name, settings[name]) for name in names]
         self.weights = [getattr(self.settings, f"{name}_weight") for name in names]
@@ -152,10 +151,11 @@ class DynamicCurriculum(Curriculum):
     Together with a schedule the smaller of the two thresholds holds. See `FeedbackThreshold`.
     """
 
+    name = "dynamic"
+
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        settings = read_settings(DynamicSettings, config, "dynamic")
-        self.settings = settings
-        base = settings.base_strategy
+        super().__init__(config)
+        settings, base = self.settings, self.settings.base_strategy
         self.base = create_curriculum_strategy(base, dataclasses.asdict(settings)[base])
         self.feedback = FeedbackThreshold(
             low=settings.min_threshold,
@@ -182,8 +182,7 @@ class DynamicCurriculum(Curriculum):
 class RandomCurriculum(Curriculum):
     """The control: scores that have nothing to do with difficulty, uniform in [0, 1), fixed by the text and a seed."""
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.settings = read_settings(RandomSettings, config, "random")
+    name = "random"
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """A hash of each text."""
@@ -196,20 +195,13 @@ class RandomCurriculum(Curriculum):
         return [int.from_bytes(digest, "big") / 2**48 for digest in digests]
 
 
-STRATEGIES: dict[str, type[Curriculum]] = {
-    "length": LengthBasedCurriculum,
-    "frequency": FrequencyBasedCurriculum,
-    "morphological": MorphologicalComplexityCurriculum,
-    "combined": CombinedCurriculum,
-    "dynamic": DynamicCurriculum,
-    "random": RandomCurriculum,
-}
+STRATEGIES = {kind.name: kind for kind in Curriculum.__subclasses__()}
 
 
 def create_curriculum_strategy(name: str, config: Mapping[str, Any] | None = None) -> Curriculum:
     """The strategy of that name; ValueError, in one line, for another name or for settings that it does not take."""
     require(name in STRATEGIES, "strategy", f"one of {', '.join(STRATEGIES)}", name)
-    return STRATEGIES[name](config)  # type: ignore[call-arg]
+    return STRATEGIES[name](config)
 
 
 def _lower_words(text: str) -> list[str]:

@@ -4,14 +4,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from course_lm.validation import Count, NotNegative, Section, Within, check_keys, require, require_kind, shown, updated
 
 BaseStrategy = Literal["length", "frequency", "morphological", "combined", "random"]
+StrategyName = Literal[BaseStrategy, "dynamic"]
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
 EPOCHS_WITHOUT_A_RUN = 10  # in place of null, until `for_run` knows the run
-Settings = TypeVar("Settings", bound=Section)
 Share = Annotated[float, Within(0, 1)]
 Rate = Annotated[float, Within(0, 1, "(]")]
 Time = Annotated[int, Within(0)]  # in epochs or steps
@@ -46,8 +46,18 @@ class FrequencySettings(Section):
     reference: list[str] | str | None = None
 
 
+class Weighted(Section):
+    """Settings with weights among them, of which the proportions matter."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Finite weights may add up to inf.
+        total = sum(value for key, value in vars(self).items() if key.endswith("_weight"))
+        require(0 < total < math.inf, "the sum of the weights", "above 0 and finite", total)
+
+
 @dataclass(frozen=True)
-class MorphologicalSettings(Section):
+class MorphologicalSettings(Weighted):
     """The weights of the counts; only their proportions matter.
 
     Args:
@@ -62,13 +72,9 @@ class MorphologicalSettings(Section):
     verb_weight: NotNegative = 0.2
     compound_weight: NotNegative = 0.2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_weights(self)
-
 
 @dataclass(frozen=True)
-class CombinedSettings(Section):
+class CombinedSettings(Weighted):
     """The weights of three scores, whose proportions alone matter, and the settings of each strategy under its name.
 
     Args:
@@ -86,10 +92,6 @@ class CombinedSettings(Section):
     morphological: MorphologicalSettings = field(default_factory=MorphologicalSettings)
     length: LengthSettings = field(default_factory=LengthSettings)
     frequency: FrequencySettings = field(default_factory=FrequencySettings)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_weights(self)
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,9 @@ SETTINGS: dict[str, type[Section]] = {
     "frequency": FrequencySettings,
     "morphological": MorphologicalSettings,
     "combined": CombinedSettings,
-    "dynamic": DynamicSettings,
     "random": RandomSettings,
+    "dynamic": DynamicSettings,
 }
-
-if TYPE_CHECKING:
-    StrategyName = str  # a type checker cannot read a dict's keys
-else:
-    StrategyName = Literal[tuple(SETTINGS)]
 
 
 def keys_of(section: type[Section]) -> list[str]:
@@ -223,7 +220,7 @@ class CurriculumConfig(Section):
         self._check_warmup()
         self._check_jumps()
         # Read, so that a bad setting is refused with the rest of the configuration and not when the strategy is built.
-        read_settings(SETTINGS[self.strategy], self.settings, self.strategy)
+        read_settings(self.strategy, self.settings)
         self._check_given_once()
 
     def unread(self) -> dict[str, str]:
@@ -343,17 +340,11 @@ def gather_settings(section: Mapping[Any, Any], base: CurriculumConfig, where: s
     return {key: section[key] for key in section if key in own} | {"settings": {**settings, **beside}}
 
 
-def read_settings(kind: type[Settings], config: Mapping[str, Any] | None, strategy: str) -> Settings:
+def read_settings(strategy: str, config: Mapping[str, Any] | None) -> Any:
     """The settings of a strategy from a plain dict; ValueError names the key, the value and what is accepted."""
     try:
-        settings = updated(kind(), {} if config is None else config, owners=OWNERS)
+        settings = updated(SETTINGS[strategy](), {} if config is None else config, owners=OWNERS)
         settings.require_read()
         return settings
     except ValueError as error:
         raise ValueError(f"{strategy}: {error}") from None
-
-
-def _require_weights(settings: Section) -> None:
-    # Finite weights may add up to inf.
-    total = sum(value for key, value in vars(settings).items() if key.endswith("_weight"))
-    require(0 < total < math.inf, "the sum of the weights", "above 0 and finite", total)

@@ -20,11 +20,6 @@ def copy_weights(model: nn.Module) -> dict[str, Tensor]:
     return deepcopy(dict(model.state_dict()))  # a module's extra state is no tensor
 
 
-def copy_matrices(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the weight matrices alone, by name; of sharded ones each rank copies its part."""
-    return {name: matrix.detach().clone() for name, matrix in _matrices(model).items()}
-
-
 @torch.no_grad()
 def layer_statistics(model: nn.Module) -> dict[str, dict[str, float]]:
     """What each weight matrix looks like, by its name: "weight_norm", and "grad_mean", "grad_std", "grad_norm" and
@@ -42,7 +37,7 @@ def layer_statistics(model: nn.Module) -> dict[str, dict[str, float]]:
 def update_ratios(model: nn.Module, before: Mapping[str, Tensor]) -> dict[str, float]:
     """For each weight matrix, by name: the norm of its change since `before`, over its norm then.
 
-    `before` is what `copy_weights` or `copy_matrices` returned before the step. Waits once for an accelerator.
+    `before` holds the matrices before the step, as `copy_weights` does. Waits once for an accelerator.
     """
     matrices = _matrices(model)
     ratios = [_ratio(matrix, before[name]) for name, matrix in matrices.items()]
@@ -80,7 +75,7 @@ class LayerStatistics:
         self._before = None
         if self.every is not None and number % self.every == 0:
             hold_parts(model)  # as the step will: its optimizer knows the parts alone
-            self._before = copy_matrices(model)
+            self._before = {name: matrix.detach().clone() for name, matrix in _matrices(model).items()}
 
     def after_step(self, model: nn.Module) -> dict[str, float] | None:
         """The numbers of a record, where the step was one to measure."""

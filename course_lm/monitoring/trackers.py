@@ -72,23 +72,21 @@ class TensorBoardLogger:
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Open an event file; what an earlier run logged after `step` is hidden."""
-        self.close()
-        self._open(step)
-
-    def _open(self, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
+        self.close()
         # purge_step hides the points from that step on. By default two minutes would pass before points are written.
         self._writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=10)
-        return self._writer
 
     def log(self, record: Record) -> None:
         """Write the record's metrics at its step."""
         if record.get("partial"):
             return
-        writer = self._writer or self._open(0)
+        if self._writer is None:
+            self.start(0, None)
+            return self.log(record)
         for tag, value in _tagged(record).items():
-            writer.add_scalar(tag, value, global_step=record["step"])
+            self._writer.add_scalar(tag, value, global_step=record["step"])
 
     def close(self) -> None:
         """Write out what is buffered."""
@@ -124,9 +122,6 @@ class WandbLogger:
     def start(self, step: int, total_steps: int | None) -> None:
         """Open a run that carries `settings` as its configuration, or the one that ended at `step`."""
         self.close()
-        self._open(step)
-
-    def _open(self, step: int = 0) -> Any:
         kept = self.folder / "wandb" / "id"
         kept.parent.mkdir(parents=True, exist_ok=True)
         goes_on = self.mode == "online" and step > 0 and kept.is_file()
@@ -144,14 +139,15 @@ class WandbLogger:
         )
         if self.mode == "online":
             kept.write_text(self._run.id)
-        return self._run
 
     def log(self, record: Record) -> None:
         """Log the record's metrics at its step."""
         if record.get("partial"):
             return
-        run = self._run or self._open()
-        run.log(_tagged(record), step=record["step"])
+        if self._run is None:
+            self.start(0, None)
+            return self.log(record)
+        self._run.log(_tagged(record), step=record["step"])
 
     def close(self) -> None:
         """Finish the run."""

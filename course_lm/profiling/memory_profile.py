@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from course_lm.display import table
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
-from course_lm.profiling.display import Bars
+from course_lm.profiling.display import draw_bars
 from course_lm.profiling.events import read_events, recorded
 from course_lm.profiling.ledger import (
     BATCHES,
@@ -30,6 +30,9 @@ from course_lm.profiling.ledger import (
     address_of,
 )
 from course_lm.profiling.subject import Subject, subject_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WARM_UP = 1  # the first step makes the moments
 
@@ -77,15 +80,11 @@ class MemoryProfile:
         """All numbers as plain data."""
         return {**asdict(self), "found_bytes": self.found_bytes}
 
-    def bars(self) -> Bars:
-        """A bar for each owner."""
-        return Bars(
-            title=f"a peak of {self.peak_bytes / 2**20:,.1f} MiB, in: {self.moment}",
-            unit="MiB",
-            names=list(self.owners),
-            lengths=[count / 2**20 for count in self.owners.values()],
-            labels=[f"{count / self.peak_bytes:.0%}" for count in self.owners.values()],
-        )
+    def draw(self, axes: "Axes") -> None:
+        """Draw a bar for each owner."""
+        shares = [f"{count / self.peak_bytes:.0%}" for count in self.owners.values()]
+        draw_bars(axes, list(self.owners), [count / 2**20 for count in self.owners.values()], shares)
+        axes.set(xlabel="MiB", title=f"a peak of {self.peak_bytes / 2**20:,.1f} MiB, in: {self.moment}")
 
 
 def profile_memory(

@@ -5,24 +5,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.checkpoints import atomic_file
 from course_lm.clipping import clip_gradients
-from course_lm.display import table
+from course_lm.display import BLUE, table
 from course_lm.forward import AnyBatch, device_of
 from course_lm.loss import next_token_loss
 from course_lm.precision import Precision
-from course_lm.profiling.display import Bars
+from course_lm.profiling.display import draw_bars
 from course_lm.profiling.events import TracedMarks, operations, read_events, recorded
 from course_lm.profiling.machine import Clock, Machine, measure_machine, name_of
 from course_lm.profiling.marks import OTHER, Marks
 from course_lm.profiling.subject import Subject, subject_of
 from course_lm.profiling.work import WorkCounter, flop_counter
 from course_lm.validation import require_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TOLERANCE = 0.05  # between steps with hooks and without
 WARM_UP = 2  # steps before the first that is measured: memory is asked for, moments are made
@@ -116,17 +119,15 @@ class StepProfile:
         parts = [{**asdict(part), "share_of_limit": part.share_of_limit} for part in self.parts]
         return {**numbers, "parts": parts, "disturbed": self.disturbed, "tokens_per_second": self.tokens_per_second}
 
-    def bars(self) -> Bars:
-        """A bar for each part, and in it the least time that its work can take."""
+    def draw(self, axes: "Axes") -> None:
+        """Draw a bar for each part, and in it the least time that its work can take."""
+        names = [part.name for part in self.parts]
+        shares = [f"{part.seconds / self.step_seconds:.0%}" for part in self.parts]
+        draw_bars(axes, names, [1e3 * part.seconds for part in self.parts], shares)
         least = [1e3 * min(part.limit_seconds, part.seconds) for part in self.parts]
-        return Bars(
-            title=f"a step of {1e3 * self.step_seconds:.1f} ms",
-            unit="milliseconds",
-            names=[part.name for part in self.parts],
-            lengths=[1e3 * part.seconds for part in self.parts],
-            labels=[f"{part.seconds / self.step_seconds:.0%}" for part in self.parts],
-            inner=(least, "the least, at this machine's rates"),
-        )
+        axes.barh(names, least, color=BLUE, height=0.4, label="the least, at this machine's rates")
+        axes.legend(loc="lower right", frameon=False)
+        axes.set(xlabel="milliseconds", title=f"a step of {1e3 * self.step_seconds:.1f} ms")
 
     def trace(self, path: str | Path) -> None:
         """Write the events of one step as a file that Perfetto (https://ui.perfetto.dev) and Chrome open."""

@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from course_lm.profiling.marks import Marks
 
@@ -72,25 +72,13 @@ class WorkCounter(TorchDispatchMode):
 
 def flop_counter() -> FlopCounterMode:
     """Torch's counter, with a formula for its fused attention on a CPU, which it has none for (torch 2.13)."""
-    formulas: dict[Any, Callable[..., int]] = {
-        _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-        _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    formulas = {  # of the shapes that the operation is given, as torch has them for other devices
+        _ATEN._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
+            *shapes[:4]
+        ),
     }
     return FlopCounterMode(display=False, custom_mapping=formulas)
-
-
-def _attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Two products, counted as if each position saw all others: torch counts so too on other devices."""
-    batch, heads, length, width = query
-    return 2 * batch * heads * length * key[2] * (width + value[3])
-
-
-def _attention_backward_flops(
-    gradient: Any, query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any
-) -> int:
-    """The scores once more, and two products for each of the forward pass's two."""
-    batch, heads, length, width = query
-    return 2 * batch * heads * length * key[2] * (3 * width + 2 * value[3])
 
 
 def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> list[int]:

@@ -8,7 +8,6 @@ from typing import get_type_hints
 
 import pytest
 
-from course_lm.cli import options
 from course_lm.cli.commands import COMMANDS, make_parser, parsers_of_commands
 from course_lm.cli.configured import configured_parser
 from course_lm.cli.options import config_parser, parse_config
@@ -115,12 +114,6 @@ def test_no_option_lacks_a_sentence(command):
     for action in commands()[command]._actions:
         sentence = (action.help or "").partition(" [")[0]  # without the kind and the default of a key
         assert len(sentence.split()) > 1, action.option_strings or action.metavar
-
-
-def test_no_setting_of_a_strategy_lacks_a_sentence():
-    for strategy, kind in SETTINGS.items():
-        for part in dataclasses.fields(kind):
-            assert options._sentences(kind).get(part.name), (strategy, part.name)
 
 
 @pytest.mark.parametrize("option", ["--curriculum.max_length", "--curriculum.settings.max_length"])

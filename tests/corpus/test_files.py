@@ -85,16 +85,6 @@ texts = st.lists(pieces, max_size=40).map(lambda parts: "".join(parts).encode())
 
 
 @settings(max_examples=100)
-@given(texts, st.integers(4, 9))
-@example(b"\xef\xbb\xbf\xef\xbb\xbfa\r", 4)
-@example(b"aaa\r\n\r\nb", 4)
-@example(b"aa\n  \n  \nb", 4)
-def test_a_text_read_in_parts_has_the_paragraphs_of_the_whole(tmp_path_factory, content, chunk):
-    path = write(tmp_path_factory.getbasetemp(), "parts.txt", content)
-    assert outcome(path, chunk) == (whole_paragraphs(content) or f"{path} is empty: it holds no document")
-
-
-@settings(max_examples=100)
 # A part is at least as long as the bytes by which the other formats are known, of which xz has the most.
 @given(st.one_of(st.binary(max_size=40), texts), st.integers(5, 9), st.sampled_from(["a.txt", "a.jsonl"]))
 @example(b"caf\xe9 au lait", 5, "a.txt")
@@ -278,6 +268,9 @@ undivided = st.lists(st.sampled_from(["a", "bb. ", "é", "語。", " ", "\n", "\
 
 @settings(max_examples=200)
 @given(st.one_of(undivided.map(lambda parts: "".join(parts).encode()), texts), st.integers(4, 9))
+@example(b"\xef\xbb\xbf\xef\xbb\xbfa\r", 4)
+@example(b"aaa\r\n\r\nb", 4)
+@example(b"aa\n  \n  \nb", 4)
 @example(b"a\nb\nc\n \n", 4)
 @example(b"\n\n  a b c d e f g h", 4)
 @example(b"aaaaaa      \nb", 4)

@@ -157,7 +157,7 @@ def test_a_dataset_of_unknown_size_is_read_up_to_the_limit(monkeypatch, num_byte
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(large, "LARGE_BYTES", 100)
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *arguments, **options: Counted(num_bytes))
-    rows = ({"text": "x" * 30} for _ in range(10))
+    rows = iter([{"text": "x" * 30}] * 10)
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: rows)
     assert (find_large_text("hf:org/wiki") is not None) == is_large
     assert len(list(rows)) == (6 if num_bytes is None else 10)

@@ -173,7 +173,7 @@ def test_a_record_holds_what_each_matrix_shows_and_the_update_of_that_step_alone
 
 def test_the_matrices_are_copied_before_the_steps_that_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = []
-    monkeypatch.setattr(layers, "copy_matrices", lambda model: copied.append(model) or {})
+    monkeypatch.setattr(layers, "_matrices", lambda model: copied.append(model) or {})
     statistics = [LayerStatistics(None), LayerStatistics(3)]
     for number in range(1, 7):
         for one in statistics:

@@ -137,7 +137,7 @@ def frames_of_a_validation(monkeypatch: pytest.MonkeyPatch, screen: io.StringIO,
     """What a bar at step 7 of 9 writes while four batches are validated, and after."""
     clock = Clock()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(progress.time, "monotonic", clock)
+    monkeypatch.setattr("tqdm.std.time", clock)
     bar = ProgressBar()
     bar.start(7, 9)
     written = len(screen.getvalue())
@@ -152,13 +152,13 @@ def frames_of_a_validation(monkeypatch: pytest.MonkeyPatch, screen: io.StringIO,
 
 def test_a_long_validation_has_a_bar_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = frames_of_a_validation(monkeypatch, Terminal(), seconds_per_batch=1.0)
-    assert [re.findall(r"validation +\d+%\|.*\| (\d)/4 batches", frame) for frame in frames] == [
+    *validation, cleared, _, last = frames
+    assert [re.findall(r"validation +\d+%\|.*\| (\d)/4 batches", frame) for frame in validation] == [
         ["2"],
         ["3"],
         ["4"],
-        [],
     ]
-    assert "7/9 steps" in frames[-1] and len(frames[-1]) >= len(frames[-2].rstrip())
+    assert not cleared.strip() and len(cleared) >= len(validation[-1]) and "7/9 steps" in last
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.1])

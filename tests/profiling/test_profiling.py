@@ -569,7 +569,7 @@ def test_the_trace_holds_the_parts_as_ranges(shown, tmp_path):
 def test_the_pictures_have_a_bar_for_each_part_and_each_owner(shown):
     names = [
         [label.get_text() for label in axes.get_yticklabels()]
-        for axes in figure_of(shown.bars(), profile_memory(*make_step()).bars()).axes
+        for axes in figure_of(shown.draw, profile_memory(*make_step()).draw).axes
     ]
     assert names == [[part.name for part in shown.parts], list(OWNERS)]
 

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, IterableDataset
 
 from course_lm.audit.adapters.parts import (
+    UNSCALED,
     Batch,
     Loop,
     build_optimizer,
@@ -30,9 +31,6 @@ from course_lm.audit.adapters.parts import (
 from course_lm.audit.features import PACKED
 from course_lm.audit.spec import Batches, Settings
 from course_lm.validation import import_extra, require
-
-# The Trainer leaves both to a CUDA scaler, which no run on the CPU has.
-IGNORED = ("loss_scale", "overflow_steps")
 
 # The Trainer gets its schedule made.
 SCHEDULED = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
@@ -72,7 +70,7 @@ def huggingface(trainer_class: Any = None, *, streaming: bool = False, **trainin
                 run.stream(epochs)
             else:
                 run.train(epochs)
-        return {"validation_losses": run.losses[: len(epochs)], "ignores": set(IGNORED)}
+        return {"validation_losses": run.losses[: len(epochs)], "ignores": set(UNSCALED)}
 
     return loop
 

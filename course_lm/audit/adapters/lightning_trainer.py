@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from course_lm.audit.adapters.parts import (
+    UNSCALED,
     Batch,
     Loop,
     build_optimizer,
@@ -19,9 +20,6 @@ from course_lm.audit.adapters.parts import (
 )
 from course_lm.audit.spec import Batches, Settings
 from course_lm.validation import ensure, import_extra, require
-
-# Lightning leaves both to a CUDA scaler, which no run on the CPU has.
-IGNORED = ("loss_scale", "overflow_steps")
 
 
 def lightning(module_class: Callable[..., Any] | None = None, **trainer_arguments: Any) -> Loop:
@@ -51,7 +49,7 @@ def lightning(module_class: Callable[..., Any] | None = None, **trainer_argument
         module = make(model, settings)
         is_module = isinstance(module, library.LightningModule)
         require(is_module, "module_class", "a class or function that returns a LightningModule", module_class)
-        ignored, has_validation = set(IGNORED), _overrides(module, library.LightningModule, "validation_step")
+        ignored, has_validation = set(UNSCALED), _overrides(module, library.LightningModule, "validation_step")
         if not has_validation:
             ignored.add("validation")
         arguments = {**_arguments(settings, len(epochs)), **trainer_arguments}

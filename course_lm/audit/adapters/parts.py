@@ -21,6 +21,7 @@ from course_lm.validation import did_you_mean, ensure
 
 Batch = Mapping[str, Any]
 Loop = Callable[[nn.Module, Sequence[Batches], Settings], Mapping[str, Any]]
+UNSCALED = ("loss_scale", "overflow_steps")  # trainers leave both to a CUDA scaler, which no run on the CPU has
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> Optimizer:

@@ -3,7 +3,6 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -44,14 +43,18 @@ def step_function(fn: Callable[..., object]) -> Loop:
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable as fn(model, batch, optimizer), got {type(fn).__name__}")
-    call = _read_signature(fn)
+    names, takes_windows = _read_signature(fn)
+    ignores = {"validation", "overflow_steps"}  # which are no business of a step
+    if "settings" not in names:
+        ignores |= {"max_grad_norm", "loss_scale"} - {*names}
+        ignores |= set() if takes_windows else {"accumulation_steps"} - {*names}
 
     def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Mapping[str, Any]:
         optimizer = build_optimizer(model, settings)
         rates, made = build_rates(optimizer, settings), []
         optimizer.register_step_post_hook(lambda *_: made.append(True))
         for epoch, batches in enumerate(epochs):
-            items = list(_windows(batches, settings.accumulation_steps)) if call.takes_windows else batches
+            items = list(_windows(batches, settings.accumulation_steps)) if takes_windows else batches
             for step, item in enumerate(items):
                 offered = {
                     "scheduler": rates,
@@ -66,30 +69,16 @@ def step_function(fn: Callable[..., object]) -> Loop:
                     "settings": settings,
                 }
                 made.clear()
-                fn(model, item, optimizer, **{name: offered[name] for name in call.names})
-                for _ in made if "scheduler" not in call.names else ():
+                fn(model, item, optimizer, **{name: offered[name] for name in names})
+                for _ in made if "scheduler" not in names else ():
                     rates.step()
-        return {"ignores": call.ignores()}
+        return {"ignores": ignores}
 
     return loop
 
 
-@dataclass(frozen=True)
-class _Call:
-    """How a step function is called: the names that are passed, and whether it takes windows."""
-
-    names: tuple[str, ...]
-    takes_windows: bool
-
-    def ignores(self) -> set[str]:
-        """The settings that cannot reach the function; validation and overflows are no business of a step."""
-        carried = {*self.names, *(("accumulation_steps",) if self.takes_windows else ())}
-        if "settings" in self.names:
-            carried |= {"accumulation_steps", "max_grad_norm", "loss_scale"}
-        return {"validation", "overflow_steps", "accumulation_steps", "max_grad_norm", "loss_scale"} - carried
-
-
-def _read_signature(fn: Callable[..., object]) -> _Call:
+def _read_signature(fn: Callable[..., object]) -> tuple[tuple[str, ...], bool]:
+    """The names that a step function is passed, and whether it takes windows."""
     name = getattr(fn, "__name__", type(fn).__name__)
     parameters = list(inspect.signature(fn).parameters.values())
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -104,7 +93,7 @@ def _read_signature(fn: Callable[..., object]) -> _Call:
             is_offered = one.name in OFFERED and one.kind is not one.POSITIONAL_ONLY
             require(is_offered, f"a further parameter of {name}", f"one of {', '.join(OFFERED)}", one.name)
     takes_windows = len(positional) > 1 and positional[1].name in WINDOWS
-    return _Call(tuple(one.name for one in rest if one.name in OFFERED), takes_windows)
+    return tuple(one.name for one in rest if one.name in OFFERED), takes_windows
 
 
 def _windows(batches: Batches, size: int) -> Iterator[Batches]:

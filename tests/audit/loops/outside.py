@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from course_lm.audit.spec import Batches
+from course_lm.audit.spec import Batches, Settings
 
 from .plain import IGNORED, Plain
 from .right import Checkpointed, Closure, OneBigBatch, RowByRow, RowsInAnotherOrder
@@ -19,12 +20,8 @@ def variations() -> Iterator[type[Plain]]:
     return (kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Plain) and kind.part)
 
 
-def rows_of(batch: Mapping[str, Any], rows: slice | Tensor) -> dict[str, Any]:
+def rows_of(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
     return {name: value[rows] if isinstance(value, Tensor) else value for name, value in batch.items()}
-
-
-def columns_of(batch: Mapping[str, Any], columns: slice) -> dict[str, Any]:
-    return {name: value[:, columns] if isinstance(value, Tensor) else value for name, value in batch.items()}
 
 
 # data
@@ -35,27 +32,9 @@ class DropsLastRow(Plain, part="data"):
         super().run_window([rows_of(batch, slice(0, max(1, len(batch["labels"]) - 1))) for batch in window])
 
 
-class SeesFirstRowTwice(Plain, part="data"):
-    def run_window(self, window: Batches) -> None:
-        def doubled(rows: int) -> Tensor:
-            return torch.tensor([0, *range(rows)] if rows > 1 else [0])
-
-        super().run_window([rows_of(batch, doubled(len(batch["labels"]))) for batch in window])
-
-
-class CutsLongRows(Plain, part="data"):
-    def run_window(self, window: Batches) -> None:
-        super().run_window([columns_of(batch, slice(0, 6)) for batch in window])
-
-
 class EpochsReversed(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train(epochs[::-1])
-
-
-class TrainsFirstEpochAlone(Plain, part="data"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        return super().train(epochs[:1])
 
 
 class RepeatsFirstEpoch(Plain, part="data"):
@@ -91,24 +70,10 @@ class Temperature(Plain, part="loss"):
         return super().logits(batch) / 2
 
 
-class SquaredLoss(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        targets = self.targets(batch)
-        shares = self.logits(batch)[:, :-1].softmax(dim=-1)
-        wanted = F.one_hot(targets.clamp(min=0), shares.shape[-1])
-        return ((shares - wanted) ** 2).sum(dim=-1) * (targets != IGNORED)
-
-
 class LabelSmoothing(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         logits = self.logits(batch)[:, :-1].transpose(1, 2)
         return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
-
-
-class WeightedByPosition(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        losses = super().token_losses(batch)
-        return losses * torch.linspace(0.5, 1.5, losses.shape[1], dtype=losses.dtype)
 
 
 class SkipsFirstTarget(Plain, part="loss"):
@@ -116,12 +81,6 @@ class SkipsFirstTarget(Plain, part="loss"):
         targets = super().targets(batch).clone()
         targets[:, 0] = IGNORED
         return targets
-
-
-class FocalLoss(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        losses = super().token_losses(batch)
-        return losses * (1 - (-losses).exp()) ** 2
 
 
 class ZLoss(Plain, part="loss"):
@@ -136,13 +95,6 @@ class TrainsInBits(Plain, part="loss"):
         super().accumulate(window)
         for gradient in self.gradients():
             gradient /= math.log(2)
-
-
-class CountsOneTokenTooMany(Plain, part="loss"):
-    def accumulate(self, window: Batches) -> None:
-        tokens = self.count(*window) + 1
-        for batch in window:
-            (self.loss_sum(batch) / tokens).backward()
 
 
 # accumulation
@@ -160,49 +112,15 @@ class WindowsOfWhatHasTargets(Plain, part="accumulation"):
         return super().train([[batch for batch in batches if self.count(batch)] for batches in epochs])
 
 
-class WeighsByPositions(Plain, part="accumulation"):
-    def accumulate(self, window: Batches) -> None:
-        numbers = [batch["labels"].numel() for batch in window]
-        for batch, own in zip(window, numbers):
-            (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(numbers)).backward()
-
-
 class LastMicroBatchTwice(Plain, part="data"):
     def accumulate(self, window: Batches) -> None:
         super().accumulate([*window, window[-1]] if len(window) > 1 else window)
 
 
 class WindowsOfOneMore(Plain, part="accumulation"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        size = self.settings.accumulation_steps
-        joined = [self.joined(batches, size) for batches in epochs] if size > 1 else epochs
-        return super().train(joined)
-
-    def joined(self, batches: Batches, size: int) -> Batches:
-        """Batches of which each window takes one more: the last two of it are one batch."""
-        made: list[Mapping[str, Any]] = []
-        for start in range(0, len(batches), size + 1):
-            window = list(batches[start : start + size + 1])
-            made += [*window[: size - 1], Pair(window[size - 1 :])] if len(window) == size + 1 else window
-        return made
-
-    def targets(self, batch: Mapping[str, Any]) -> Tensor:
-        if isinstance(batch, Pair):
-            return torch.cat([super(WindowsOfOneMore, self).targets(one).flatten() for one in batch.batches])
-        return super().targets(batch)
-
-    def loss_sum(self, batch: Mapping[str, Any]) -> Tensor:
-        if isinstance(batch, Pair):
-            return torch.stack([super(WindowsOfOneMore, self).loss_sum(one) for one in batch.batches]).sum()
-        return super().loss_sum(batch)
-
-
-class Pair(dict[str, Any]):
-    """Two batches that are taken as one."""
-
-    def __init__(self, batches: Batches) -> None:
-        super().__init__()
-        self.batches = batches
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        size = settings.accumulation_steps
+        super().__init__(model, replace(settings, accumulation_steps=size + (size > 1)))
 
 
 class DividesByRoot(Plain, part="accumulation"):
@@ -226,20 +144,6 @@ class DividesByFullWindowOfTokens(Plain, part="accumulation"):
             (self.loss_sum(batch) / tokens).backward()
 
 
-class SumsThenDividesAndNeverClears(Plain, part="optimizer"):
-    """Each gradient is divided once more with every step, so it fades instead of staying, as in a momentum."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
-
-    def accumulate(self, window: Batches) -> None:
-        for batch in window:
-            self.loss_sum(batch).backward()
-        for gradient in self.gradients():
-            gradient /= self.count(*window)
-
-
 class KeepsATenth(Plain, part="optimizer"):
     """A tenth of each step's gradient is still there in the next one: a momentum."""
 
@@ -257,26 +161,10 @@ class KeepsATenth(Plain, part="optimizer"):
 # clipping
 
 
-class ClipsByLargestTensor(Plain, part="clipping"):
-    def clip(self) -> None:
-        self.shorten(max(float(gradient.norm()) for gradient in self.gradients()))
-
-    def shorten(self, norm: float) -> None:
-        if self.settings.max_grad_norm is not None:
-            for gradient in self.gradients():
-                gradient *= min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
-
-
 class ClipsByLargestNumber(Plain, part="clipping"):
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=math.inf)
-
-
-class ClipsBySumOfAbsolutes(Plain, part="clipping"):
-    def clip(self) -> None:
-        if self.settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=1.0)
 
 
 class ClipsBeforeTheLastMicroBatch(Plain, part="clipping"):
@@ -299,16 +187,6 @@ class AlwaysNormalizes(Plain, part="clipping"):
             norm = nn.utils.get_total_norm(self.gradients())
             for gradient in self.gradients():
                 gradient *= self.settings.max_grad_norm / (norm + 1e-6)
-
-
-class ClipsByTheSquareRoot(Plain, part="clipping"):
-    """A gradient twice too long is shortened by the root of two alone."""
-
-    def clip(self) -> None:
-        if self.settings.max_grad_norm is not None:
-            norm = nn.utils.get_total_norm(self.gradients())
-            for gradient in self.gradients():
-                gradient *= (self.settings.max_grad_norm / (norm + 1e-6)).sqrt().clamp(max=1.0)
 
 
 class ClipsTheUpdate(Plain, part="clipping"):
@@ -381,31 +259,29 @@ class EpsilonUnderTheRoot(Plain, part="optimizer"):
         p.sub_(rate * m / (1 - beta1**t) / (v / (1 - beta2**t) + self.settings.epsilon).sqrt())
 
 
-class AMSGrad(Plain, part="optimizer"):
+class Option(Plain):
+    """An option of torch's optimizer that nobody has asked for, where the optimizer has what it is about."""
+
+    given: tuple[str, str, Any]  # what it is about, its name and its value
+
     def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        optimizer = super().optimizer_of(groups)
+        optimizer, (about, name, value) = super().optimizer_of(groups), self.given
         for group in optimizer.param_groups:
-            if "amsgrad" in group:
-                group["amsgrad"] = True
+            if group.get(about):
+                group[name] = value
         return optimizer
 
 
-class Nesterov(Plain, part="optimizer"):
-    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        optimizer = super().optimizer_of(groups)
-        for group in optimizer.param_groups:
-            if group.get("momentum"):
-                group["nesterov"] = True
-        return optimizer
+class AMSGrad(Option, part="optimizer"):
+    given = ("betas", "amsgrad", True)
 
 
-class Dampening(Plain, part="optimizer"):
-    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        optimizer = super().optimizer_of(groups)
-        for group in optimizer.param_groups:
-            if group.get("momentum"):
-                group["dampening"] = 0.1
-        return optimizer
+class Nesterov(Option, part="optimizer"):
+    given = ("momentum", "nesterov", True)
+
+
+class Dampening(Option, part="optimizer"):
+    given = ("momentum", "dampening", 0.1)
 
 
 class FirstGradientLeavesNoMomentum(Plain, part="optimizer"):
@@ -485,16 +361,6 @@ class LagsBehind(Plain, part="schedule"):
         return self.settings.schedule(max(0, self.steps - 1))
 
 
-class NeverBelowATenth(Plain, part="schedule"):
-    def rate(self) -> float:
-        return max(self.settings.schedule(self.steps), 0.5 * self.settings.schedule(0))
-
-
-class MeanOfTwoRates(Plain, part="schedule"):
-    def rate(self) -> float:
-        return (self.settings.schedule(self.steps) + self.settings.schedule(self.steps + 1)) / 2
-
-
 # precision
 
 
@@ -539,11 +405,6 @@ class ValidatesInBits(Plain, part="validation"):
         return super().validation_loss() / math.log(2)
 
 
-class ValidatesAsPerplexity(Plain, part="validation"):
-    def validation_loss(self) -> float:
-        return math.exp(super().validation_loss())
-
-
 class KeepsTheWorst(Plain, part="validation"):
     def is_best(self, loss: float) -> bool:
         return loss > max(self.losses, default=-math.inf)
@@ -586,14 +447,6 @@ class TakesNaNForZero(Plain, part="finite"):
     def may_step(self, overflow: bool) -> bool:
         for gradient in self.gradients():
             gradient.nan_to_num_(0.0, 0.0, 0.0)
-        return True
-
-
-class StepsWithZeros(Plain, part="finite"):
-    def may_step(self, overflow: bool) -> bool:
-        if not super().may_step(overflow):
-            for gradient in self.gradients():
-                gradient.zero_()
         return True
 
 

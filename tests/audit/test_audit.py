@@ -51,18 +51,6 @@ def test_the_specification_itself_is_sound():
     assert report.sound and not report.faults and report.part is None and not report.warnings, str(report)
 
 
-def test_a_pair_of_faults_is_named_with_the_run_that_shows_it_first():
-    report = audit(Specified("mean_of_means", "coupled_decay"), progress=False)
-    assert report.faults == ("coupled_decay", "mean_of_means") and not report.alternatives
-    assert report.part == "accumulation" and report.case is not None
-    assert report.case.name == "micro-batches of unequal tokens"
-
-
-def test_three_faults_are_named():
-    faults = ("clip_per_tensor", "eos_masked", "schedule_off_by_one")
-    assert audit(Specified(*faults), progress=False).faults == faults
-
-
 MANY = (
     ("clip_by_value", "coupled_decay", "mean_of_means", "schedule_off_by_one", "unshifted_labels"),
     ("accumulation_not_divided", "clip_before_unscale", "decays_everything", "pads_counted", "stays_in_eval_mode"),

@@ -35,14 +35,6 @@ class DropsLastRow(Plain, part="data"):
         super().run_window([rows_of(batch, slice(0, max(1, len(batch["labels"]) - 1))) for batch in window])
 
 
-class SeesFirstRowTwice(Plain, part="data"):
-    def run_window(self, window: Batches) -> None:
-        def doubled(rows: int) -> Tensor:
-            return torch.tensor([0, *range(rows)] if rows > 1 else [0])
-
-        super().run_window([rows_of(batch, doubled(len(batch["labels"]))) for batch in window])
-
-
 class CutsLongRows(Plain, part="data"):
     def run_window(self, window: Batches) -> None:
         super().run_window([columns_of(batch, slice(0, 6)) for batch in window])
@@ -56,11 +48,6 @@ class EpochsReversed(Plain, part="data"):
 class TrainsFirstEpochAlone(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train(epochs[:1])
-
-
-class RepeatsFirstEpoch(Plain, part="data"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        return super().train([epochs[0] for _ in epochs])
 
 
 class SortsByLength(Plain, part="data"):
@@ -118,12 +105,6 @@ class SkipsFirstTarget(Plain, part="loss"):
         return targets
 
 
-class FocalLoss(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        losses = super().token_losses(batch)
-        return losses * (1 - (-losses).exp()) ** 2
-
-
 class ZLoss(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         scored = self.targets(batch) != IGNORED
@@ -160,49 +141,9 @@ class WindowsOfWhatHasTargets(Plain, part="accumulation"):
         return super().train([[batch for batch in batches if self.count(batch)] for batches in epochs])
 
 
-class WeighsByPositions(Plain, part="accumulation"):
-    def accumulate(self, window: Batches) -> None:
-        numbers = [batch["labels"].numel() for batch in window]
-        for batch, own in zip(window, numbers):
-            (self.loss_sum(batch) / max(1, self.count(batch)) * own / sum(numbers)).backward()
-
-
 class LastMicroBatchTwice(Plain, part="data"):
     def accumulate(self, window: Batches) -> None:
         super().accumulate([*window, window[-1]] if len(window) > 1 else window)
-
-
-class WindowsOfOneMore(Plain, part="accumulation"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        size = self.settings.accumulation_steps
-        joined = [self.joined(batches, size) for batches in epochs] if size > 1 else epochs
-        return super().train(joined)
-
-    def joined(self, batches: Batches, size: int) -> Batches:
-        """Batches of which each window takes one more: the last two of it are one batch."""
-        made: list[Mapping[str, Any]] = []
-        for start in range(0, len(batches), size + 1):
-            window = list(batches[start : start + size + 1])
-            made += [*window[: size - 1], Pair(window[size - 1 :])] if len(window) == size + 1 else window
-        return made
-
-    def targets(self, batch: Mapping[str, Any]) -> Tensor:
-        if isinstance(batch, Pair):
-            return torch.cat([super(WindowsOfOneMore, self).targets(one).flatten() for one in batch.batches])
-        return super().targets(batch)
-
-    def loss_sum(self, batch: Mapping[str, Any]) -> Tensor:
-        if isinstance(batch, Pair):
-            return torch.stack([super(WindowsOfOneMore, self).loss_sum(one) for one in batch.batches]).sum()
-        return super().loss_sum(batch)
-
-
-class Pair(dict[str, Any]):
-    """Two batches that are taken as one."""
-
-    def __init__(self, batches: Batches) -> None:
-        super().__init__()
-        self.batches = batches
 
 
 class DividesByRoot(Plain, part="accumulation"):
@@ -257,26 +198,10 @@ class KeepsATenth(Plain, part="optimizer"):
 # clipping
 
 
-class ClipsByLargestTensor(Plain, part="clipping"):
-    def clip(self) -> None:
-        self.shorten(max(float(gradient.norm()) for gradient in self.gradients()))
-
-    def shorten(self, norm: float) -> None:
-        if self.settings.max_grad_norm is not None:
-            for gradient in self.gradients():
-                gradient *= min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
-
-
 class ClipsByLargestNumber(Plain, part="clipping"):
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=math.inf)
-
-
-class ClipsBySumOfAbsolutes(Plain, part="clipping"):
-    def clip(self) -> None:
-        if self.settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=1.0)
 
 
 class ClipsBeforeTheLastMicroBatch(Plain, part="clipping"):
@@ -299,16 +224,6 @@ class AlwaysNormalizes(Plain, part="clipping"):
             norm = nn.utils.get_total_norm(self.gradients())
             for gradient in self.gradients():
                 gradient *= self.settings.max_grad_norm / (norm + 1e-6)
-
-
-class ClipsByTheSquareRoot(Plain, part="clipping"):
-    """A gradient twice too long is shortened by the root of two alone."""
-
-    def clip(self) -> None:
-        if self.settings.max_grad_norm is not None:
-            norm = nn.utils.get_total_norm(self.gradients())
-            for gradient in self.gradients():
-                gradient *= (self.settings.max_grad_norm / (norm + 1e-6)).sqrt().clamp(max=1.0)
 
 
 class ClipsTheUpdate(Plain, part="clipping"):
@@ -399,15 +314,6 @@ class Nesterov(Plain, part="optimizer"):
         return optimizer
 
 
-class Dampening(Plain, part="optimizer"):
-    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        optimizer = super().optimizer_of(groups)
-        for group in optimizer.param_groups:
-            if group.get("momentum"):
-                group["dampening"] = 0.1
-        return optimizer
-
-
 class FirstGradientLeavesNoMomentum(Plain, part="optimizer"):
     def step(self) -> None:
         super().step()
@@ -490,11 +396,6 @@ class NeverBelowATenth(Plain, part="schedule"):
         return max(self.settings.schedule(self.steps), 0.5 * self.settings.schedule(0))
 
 
-class MeanOfTwoRates(Plain, part="schedule"):
-    def rate(self) -> float:
-        return (self.settings.schedule(self.steps) + self.settings.schedule(self.steps + 1)) / 2
-
-
 # precision
 
 
@@ -539,19 +440,9 @@ class ValidatesInBits(Plain, part="validation"):
         return super().validation_loss() / math.log(2)
 
 
-class ValidatesAsPerplexity(Plain, part="validation"):
-    def validation_loss(self) -> float:
-        return math.exp(super().validation_loss())
-
-
 class KeepsTheWorst(Plain, part="validation"):
     def is_best(self, loss: float) -> bool:
         return loss > max(self.losses, default=-math.inf)
-
-
-class KeepsWhatBeatsTheLast(Plain, part="validation"):
-    def is_best(self, loss: float) -> bool:
-        return not self.losses or loss < self.losses[-1]
 
 
 class TrainsOnValidation(Plain, part="data"):
@@ -586,14 +477,6 @@ class TakesNaNForZero(Plain, part="finite"):
     def may_step(self, overflow: bool) -> bool:
         for gradient in self.gradients():
             gradient.nan_to_num_(0.0, 0.0, 0.0)
-        return True
-
-
-class StepsWithZeros(Plain, part="finite"):
-    def may_step(self, overflow: bool) -> bool:
-        if not super().may_step(overflow):
-            for gradient in self.gradients():
-                gradient.zero_()
         return True
 
 

@@ -91,10 +91,8 @@ def test_the_page_of_measurements_shows_the_table(script):
     assert script.table(RESULTS[script.__name__]) in page
 
 
-NEAR = {
-    "val_loss": {"abs": 0.05},
-    "suggestion": {"rel": 0.3},
-}  # on other kernels rounding does as much to so short a run
+# On other kernels rounding does as much to so short a run.
+NEAR: dict[str, dict[str, Any]] = {"val_loss": {"abs": 0.05}, "suggestion": {"rel": 0.3}}
 
 
 def in_its_lesson(script: Any) -> Callable[[str, Any], Any]:

@@ -27,11 +27,6 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def make_read_only(folder: Path) -> None:
-    """Turn the disk at `folder` into one that can only be read."""
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-
-
 @contextmanager
 def leaving_free(folder: Path, size: int) -> Iterator[None]:
     """Fill the disk at `folder` up to `size` bytes."""

@@ -40,19 +40,6 @@ def random_parameters(
     return parameters
 
 
-def test_three_four_five_is_scaled_to_length_one():
-    parameter = parameter_with_gradient([3.0, 4.0])
-    assert float(clip_gradients([parameter], 1.0)) == 5.0
-    torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))
-
-
-def test_the_norm_is_global_and_not_one_per_parameter():
-    three, four = parameter_with_gradient([3.0]), parameter_with_gradient([4.0])
-    assert float(clip_gradients([three, four], 1.0)) == 5.0
-    torch.testing.assert_close(three.grad, torch.tensor([0.6]))
-    torch.testing.assert_close(four.grad, torch.tensor([0.8]))
-
-
 def test_a_frozen_parameter_without_gradient_takes_no_part():
     frozen, trained = parameter_with_gradient(None).requires_grad_(False), parameter_with_gradient([3.0, 4.0])
     assert float(clip_gradients([frozen, trained], 1.0)) == 5.0
@@ -78,6 +65,7 @@ seeds, scales, limits = st.integers(0, 10_000), st.floats(0.01, 100), st.floats(
 def test_norm_and_gradients_equal_torch_clip_grad_norm(dtypes, tolerance, seed, scale, max_norm):
     ours, theirs = random_parameters(seed, scale, dtypes), random_parameters(seed, scale, dtypes)
     norm = clip_gradients(ours, max_norm)
+    assert not norm.requires_grad
     expected_norm = nn.utils.clip_grad_norm_(theirs, max_norm)
     assert torch.equal(norm, expected_norm)
     for gradient, expected in zip(gradients_of(ours), gradients_of(theirs), strict=True):
@@ -102,18 +90,6 @@ def test_a_non_finite_norm_is_reported_and_the_gradients_are_left(max_norm, seed
     torch.testing.assert_close(gradients_of(parameters), before, rtol=0, atol=0, equal_nan=True)
 
 
-def test_finite_gradients_whose_norm_overflows_are_left_too():
-    parameter = parameter_with_gradient([3e38, 3e38])
-    assert float(clip_gradients([parameter], 1.0)) == math.inf
-    torch.testing.assert_close(parameter.grad, torch.tensor([3e38, 3e38]), rtol=0, atol=0)
-
-
-def test_zero_gradients_stay_zero():
-    parameter = parameter_with_gradient([0.0, 0.0])
-    assert float(clip_gradients([parameter], 1.0)) == 0.0
-    assert gradients_of([parameter])[0].tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize("max_norm", [1.0, None])
 @pytest.mark.parametrize("parameters", [[], [parameter_with_gradient(None)]])
 def test_without_gradients_the_norm_is_zero(parameters, max_norm):
@@ -127,11 +103,7 @@ def test_parameters_may_come_from_a_generator():
     assert float(clip_gradients(model.parameters(), None)) == pytest.approx(1.0, rel=1e-5)
 
 
-def test_the_returned_norm_is_not_part_of_a_graph():
-    assert not clip_gradients(random_parameters(0), 1.0).requires_grad
-
-
-def test_one_tensor_alone_is_clipped_like_a_list_of_one():
+def test_three_four_five_is_scaled_to_length_one_also_as_a_tensor_alone():
     parameter = parameter_with_gradient([3.0, 4.0])
     assert float(clip_gradients(parameter, 1.0)) == 5.0
     torch.testing.assert_close(parameter.grad, torch.tensor([0.6, 0.8]))

@@ -18,8 +18,6 @@ from course_lm.loss import (
     next_token_loss,
     perplexity,
 )
-from course_lm.model import GPT, ModelConfig
-from course_lm.step import train_step
 
 IGNORE = -100
 
@@ -82,24 +80,6 @@ def test_a_model_that_knows_the_next_token_has_no_loss():
     labels = torch.tensor([[1, 3, 0, 2]])
     certain = F.one_hot(torch.tensor([[3, 0, 2, 1]]), 4) * 100.0
     assert next_token_loss(certain, labels).item() == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_model_that_repeats_its_input_is_punished():
-    labels = torch.tensor([[1, 3, 0, 2]])
-    echo = F.one_hot(labels, 4) * 100.0
-    assert next_token_loss(echo, labels).item() == pytest.approx(100.0)
-
-
-@pytest.mark.parametrize("ignored", [0.0, 0.4])
-def test_equals_the_loss_of_hugging_face_gpt2(ignored):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=23, n_positions=16, n_embd=16, n_layer=2, n_head=2)).eval()
-    _, labels = random_case(1, batch=4, length=16, vocab=23, ignored=ignored)
-    input_ids = labels.clamp(min=0)
-    output = model(input_ids=input_ids, labels=labels)
-    torch.testing.assert_close(next_token_loss(output.logits, labels), output.loss, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -168,16 +148,6 @@ def test_half_precision_logits_are_scored_in_float32(dtype, z_loss):
     assert torch.equal(half.grad, single.grad.to(dtype))
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_float64_logits_give_a_float64_loss(reduction):
-    assert next_token_loss(*random_case(8), reduction=reduction).dtype == torch.float64
-
-
-def test_a_mean_over_no_targets_is_nan():
-    logits, labels = random_case(9, ignored=1.0)
-    assert next_token_loss(logits, labels).isnan()
-
-
 def test_a_sum_over_no_targets_is_zero_with_a_zero_gradient():
     logits, labels = random_case(9, ignored=1.0)
     loss = next_token_loss(logits, labels, reduction="sum", label_smoothing=0.1, z_loss=0.1)
@@ -216,30 +186,18 @@ def test_count_targets_counts_every_scored_token(case):
     assert int(count) == len(token_losses_by_hand(logits, labels))
 
 
-def test_the_first_label_of_a_row_is_no_target():
-    assert int(count_targets(torch.tensor([[5, IGNORE, 5], [IGNORE, 5, 5]]))) == 3
-
-
 def test_count_correct_counts_best_guesses_among_targets():
     labels = torch.tensor([[0, 1, 2, IGNORE], [0, 2, 2, 0]])
     guesses = torch.tensor([[1, 0, 3, 3], [2, 2, 1, 1]])  # right, wrong, ignored | right, right, wrong
-    assert int(count_correct(F.one_hot(guesses, 4).float(), labels)) == 3
+    scores = F.one_hot(guesses, 4).float()
+    assert int(count_correct(scores, labels)) == 3
+    assert int(count_correct(scores, labels.where(labels != IGNORE, 3), ignore_index=3)) == 3  # nor is 3 guessed right
 
 
-def test_count_correct_never_counts_an_ignored_target():
-    labels = torch.tensor([[1, 3, 3]])
-    guesses = torch.tensor([[3, 3, 3]])
-    assert int(count_correct(F.one_hot(guesses, 4).float(), labels, ignore_index=3)) == 0
-
-
-@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (2.0, math.e**2), (1000.0, math.inf), (math.inf, math.inf)])
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (2.0, math.e**2), (1000.0, math.inf), (math.nan, math.nan)])
 def test_perplexity_is_the_exponential_and_never_overflows(loss, expected):
-    assert perplexity(loss) == pytest.approx(expected)
-    assert perplexity(torch.tensor(loss, requires_grad=True)) == pytest.approx(expected)
-
-
-def test_perplexity_of_nan_is_nan():
-    assert math.isnan(perplexity(math.nan))
+    for one in (loss, torch.tensor(loss, requires_grad=True)):
+        assert perplexity(one) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -284,24 +242,8 @@ def test_without_numbers_the_configured_loss_is_the_plain_one_itself():
 @pytest.mark.parametrize(
     "numbers", [{"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"label_smoothing": 0.3, "z_loss": 0.1}]
 )
-def test_a_step_with_the_configured_loss_is_one_with_these_numbers(numbers):
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(11, (2, 6), generator=draw)
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    losses, weights = [], []
-    for loss_fn in (
-        build_loss(LossConfig(**numbers)),
-        lambda logits, labels, reduction: next_token_loss(logits, labels, reduction=reduction, **numbers),
-    ):
-        torch.manual_seed(0)
-        model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, dropout=0.0), 11, 6)
-        losses.append(train_step(model, [batch], torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=loss_fn).loss)
-        weights.append(dict(model.state_dict()))
-    torch.testing.assert_close((losses[0], weights[0]), (losses[1], weights[1]), rtol=0, atol=0)
-    assert not torch.isclose(losses[0], next_token_loss(model(ids), ids).detach(), rtol=1e-3)
-
-
-def test_a_configured_loss_and_its_settings_can_be_pickled():
-    config = LossConfig(label_smoothing=0.1, z_loss=1e-4)
-    again = pickle.loads(pickle.dumps((config, build_loss(config))))
-    assert again[0] == config and again[1].keywords == {"label_smoothing": 0.1, "z_loss": 1e-4}
+def test_the_configured_loss_is_one_with_these_numbers_and_can_be_pickled(numbers):
+    config, case = LossConfig(**numbers), random_case(13)
+    for loss_fn in (build_loss(config), pickle.loads(pickle.dumps(build_loss(config)))):
+        torch.testing.assert_close(loss_fn(*case), next_token_loss(*case, **numbers), rtol=0, atol=0)
+    assert not torch.isclose(build_loss(config)(*case), next_token_loss(*case), rtol=1e-3)

@@ -14,7 +14,7 @@ What is allowed, for each step:
 import contextlib
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -125,35 +125,23 @@ def deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(course_lm.step, "_defers", lambda optimizer, precision, device: True)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_deferred_step_on_the_cpu_reads_the_count_of_the_labels_and_nothing_else(deferred, precision):
+SETTINGS: dict[str, dict[str, Any]] = {
+    "in bf16": {"precision": Precision("bf16", "cpu")},
+    "clipped": {"max_grad_norm": 1e-3},
+    "not clipped": {"max_grad_norm": 1e3},
+    "never clipped": {"max_grad_norm": None},
+    "clipped by value": {"max_grad_norm": math.inf, "clip": build_clip(1e-3)},
+    "clipped by both": {"max_grad_norm": 1e-3, "clip": build_clip(1e-3)},
+}
+
+
+@pytest.mark.parametrize("micro_batches", [2, 6])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_deferred_step_on_the_cpu_reads_the_count_of_the_labels_and_nothing_else(deferred, settings, micro_batches):
     model = make_model()
-    traffic = observed_step(model, fused_adamw(model), make_window(), precision=Precision(precision, "cpu"))
-    assert traffic.reads == [torch.int64]
-
-
-@pytest.mark.parametrize("max_grad_norm", [1e-3, 1e3, None])
-def test_the_count_of_reads_does_not_depend_on_whether_clipping_acts(deferred, max_grad_norm):
-    model = make_model()
-    assert observed_step(model, fused_adamw(model), make_window(), max_grad_norm=max_grad_norm).reads == [torch.int64]
-
-
-@pytest.mark.parametrize("max_grad_norm", [1e-3, math.inf])
-def test_clipping_by_value_reads_nothing_more(deferred, max_grad_norm):
-    model, clip = make_model(), build_clip(1e-3)
-    traffic = observed_step(model, fused_adamw(model), make_window(), max_grad_norm=max_grad_norm, clip=clip)
-    assert traffic.reads == [torch.int64]
-
-
-def test_buffers_are_kept_on_a_skipped_step_without_a_look_at_whether_it_was(deferred):
-    model = make_model()
-    model.register_buffer("seen", torch.zeros(3))
-    assert observed_step(model, fused_adamw(model), make_window()).reads == [torch.int64]
-
-
-def test_the_count_of_reads_does_not_grow_with_the_number_of_micro_batches(deferred):
-    model = make_model()
-    assert observed_step(model, fused_adamw(model), make_window() * 3).reads == [torch.int64]
+    model.register_buffer("seen", torch.zeros(3))  # kept on a skipped step without a look at whether it was one
+    window = make_window() * (micro_batches // 2)
+    assert observed_step(model, fused_adamw(model), window, **settings).reads == [torch.int64]
 
 
 def test_a_step_that_is_not_deferred_reads_more_and_that_is_counted():
@@ -198,6 +186,7 @@ def test_a_whole_step_on_tensors_without_values_moves_nothing(fused_on_meta, mak
     model = make_model("meta")
     traffic = observed_step(model, fused_adamw(model), make("meta"))
     assert (traffic.reads, traffic.to_host, traffic.uploads) == ([], [], [])
+    assert all(part.is_meta for part in train_step(model, make("meta"), fused_adamw(model)))
 
 
 def test_batches_on_the_host_cost_one_count_and_their_upload(fused_on_meta):
@@ -207,26 +196,18 @@ def test_batches_on_the_host_cost_one_count_and_their_upload(fused_on_meta):
     assert len(traffic.uploads) == 2 * len(window)  # ids and labels: a mask that hides nothing stays
 
 
-def test_the_results_of_such_a_step_stay_where_the_model_is(fused_on_meta):
+CANNOT_SKIP: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, foreach=False, momentum=0.9),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.1, foreach=False),
+    "muon": lambda model: MuonWithAdamW(muon_groups(model, 0.1), fused=False),
+}
+
+
+@pytest.mark.parametrize("build", CANNOT_SKIP.values(), ids=CANNOT_SKIP)
+def test_an_optimizer_that_cannot_skip_by_itself_copies_one_flag(build):
     model = make_model("meta")
-    result = train_step(model, make_window("meta"), fused_adamw(model))
-    assert all(part.is_meta for part in result)
-
-
-@pytest.mark.parametrize(
-    "kind, options", [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {}), (torch.optim.RMSprop, {})]
-)
-def test_an_optimizer_that_cannot_skip_by_itself_copies_one_flag(kind, options):
-    model = make_model("meta")
-    optimizer = kind(model.parameters(), lr=0.1, foreach=False, **options)
-    traffic = observed_step(model, optimizer, make_window("meta"))
-    assert (traffic.to_host, traffic.uploads) == ([torch.bool], [])
-
-
-def test_muon_copies_one_flag_too():
-    model = make_model("meta")
-    optimizer = MuonWithAdamW(muon_groups(model, 0.1), fused=False)
-    traffic = observed_step(model, optimizer, make_window("meta"))
+    traffic = observed_step(model, build(model), make_window("meta"))
     assert (traffic.to_host, traffic.uploads) == ([torch.bool], [])
 
 

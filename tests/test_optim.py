@@ -83,26 +83,16 @@ def test_matrices_decay_and_biases_and_norm_gains_do_not():
     }
 
 
-def test_a_tied_weight_appears_once():
-    model = TinyLanguageModel()
-    parameters = [p for group in parameter_groups(model, 0.1) for p in group["params"]]
-    assert sum(parameter is model.embedding.weight for parameter in parameters) == 1
-
-
 @settings(max_examples=30)
 @given(st.sets(st.integers(0, 4), max_size=4))
 def test_exactly_the_trainable_parameters_are_grouped(frozen):
     model = TinyLanguageModel()
     for index, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(index not in frozen)
-    grouped = [id(p) for group in parameter_groups(model, 0.1) for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("model", [nn.Linear(3, 2, bias=False), nn.LayerNorm(3)])
-def test_no_group_is_empty(model):
     groups = parameter_groups(model, 0.1)
-    assert len(groups) == 1 and groups[0]["params"]
+    assert all(group["params"] for group in groups)
+    grouped = [id(p) for group in groups for p in group["params"]]  # the tied weight once, as in `parameters`
+    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p.requires_grad)
 
 
 def test_a_model_with_nothing_to_train_is_refused():
@@ -111,83 +101,17 @@ def test_a_model_with_nothing_to_train_is_refused():
         build_optimizer(model, OptimizerConfig())
 
 
-def test_adamw_follows_the_published_update():
-    config = OptimizerConfig(learning_rate=0.1, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.5)
-    gradients = [2.0, -1.0, 0.5, 3.0]
-    weight, m, v, expected = 1.5, 0.0, 0.0, []
-    for t, gradient in enumerate(gradients, start=1):
-        m = 0.8 * m + 0.2 * gradient
-        v = 0.9 * v + 0.1 * gradient**2
-        update = (m / (1 - 0.8**t)) / (math.sqrt(v / (1 - 0.9**t)) + 1e-3)
-        weight -= 0.1 * (update + 0.5 * weight)
-        expected.append(weight)
-    assert weights_after(one_weight(1.5), config, gradients) == pytest.approx(expected, rel=1e-12)
-
-
-def test_adam_puts_the_decay_into_the_gradient():
-    config = OptimizerConfig(type="adam", learning_rate=0.1, epsilon=1e-3, weight_decay=0.5)
-    # The first update is g / (|g| + eps) with g the gradient plus 0.5 times the weight.
-    assert weights_after(one_weight(2.0), config, [0.0]) == pytest.approx([2.0 - 0.1 * 1.0 / 1.001], rel=1e-12)
-
-
-def test_sgd_follows_momentum_with_decay_in_the_gradient():
-    config = OptimizerConfig(type="sgd", learning_rate=0.1, momentum=0.5, weight_decay=0.2)
-    weight, velocity, expected = 1.0, 0.0, []
-    for gradient in (1.0, -2.0, 0.5):
-        velocity = 0.5 * velocity + gradient + 0.2 * weight
-        weight -= 0.1 * velocity
-        expected.append(weight)
-    assert weights_after(one_weight(1.0), config, [1.0, -2.0, 0.5]) == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_vector_without_gradient_signal_never_shrinks(kind):
-    config = OptimizerConfig(type=kind, learning_rate=0.1, weight_decay=0.5)
-    assert weights_after(one_weight(2.0, matrix=False), config, [0.0, 0.0]) == [2.0, 2.0]
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_matrix_without_gradient_signal_shrinks(kind):
+def test_without_gradient_signal_a_matrix_shrinks_and_a_vector_never_does(kind):
     config = OptimizerConfig(type=kind, learning_rate=0.1, weight_decay=0.5)
     first, second = weights_after(one_weight(2.0), config, [0.0, 0.0])
     assert 0 < second < first < 2.0
-
-
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
-def test_the_fused_update_equals_the_plain_one(kind):
-    config = OptimizerConfig(type=kind, learning_rate=0.05, weight_decay=0.1)
-    results = []
-    for fused in (True, False):
-        torch.manual_seed(0)
-        model = TinyLanguageModel().double()
-        optimizer = build_optimizer(model, config)
-        assert all(group["fused"] for group in optimizer.param_groups)
-        for group in optimizer.param_groups:
-            group["fused"] = fused
-        train_a_little(optimizer, model, steps=10)
-        results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_every_group_has_the_configured_learning_rate(kind):
-    optimizer = build_optimizer(TinyLanguageModel(), OptimizerConfig(type=kind, learning_rate=0.123))
-    assert {group["lr"] for group in optimizer.param_groups} == {0.123}
+    assert weights_after(one_weight(2.0, matrix=False), config, [0.0, 0.0]) == [2.0, 2.0]
 
 
 def test_parameters_without_a_fused_kernel_get_the_plain_update():
     optimizer = build_optimizer(nn.Linear(3, 2, device="meta"), OptimizerConfig())
     assert optimizer.defaults["fused"] is False
-
-
-def test_adafactor_learns():
-    torch.manual_seed(0)
-    model = TinyLanguageModel()
-    optimizer = build_optimizer(model, OptimizerConfig(type="adafactor", learning_rate=0.1))
-    input_ids = torch.arange(7)
-    before = nn.functional.cross_entropy(model(input_ids), input_ids).item()
-    train_a_little(optimizer, model, steps=50)
-    assert nn.functional.cross_entropy(model(input_ids), input_ids).item() < 0.8 * before
 
 
 @pytest.mark.parametrize(
@@ -199,16 +123,9 @@ def test_the_state_is_as_many_copies_of_the_weights_as_the_rule_has_moments(kind
     optimizer = build_optimizer(model, OptimizerConfig(type=kind, momentum=momentum))
     train_a_little(optimizer, model, steps=2)
     weights = list(model.parameters())
+    assert state_bytes(build_optimizer(model, OptimizerConfig(type=kind, momentum=momentum))) == 0  # before a step
     counters = 4 * len(weights) if kind != "sgd" else 0
     assert state_bytes(optimizer) == tensors * sum(weight.nbytes for weight in weights) + counters
-
-
-def test_adafactor_keeps_a_row_and_a_column_of_a_matrix():
-    model = nn.Linear(30, 20, bias=False)
-    optimizer = build_optimizer(model, OptimizerConfig(type="adafactor"))
-    model.weight.grad = torch.ones_like(model.weight)
-    optimizer.step()
-    assert state_bytes(optimizer) == 4 * (30 + 20) + 4
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -220,15 +137,6 @@ def test_any_trainable_weight_in_half_precision_is_refused_by_name(half):
         check_optimizer(optimizer, model)
     model[half].requires_grad_(False)
     check_optimizer(optimizer, model)
-
-
-def test_an_optimizer_over_a_frozen_model_holds_what_there_is():
-    model = nn.Linear(2, 2).requires_grad_(False)
-    check_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
-
-
-def test_there_is_no_state_before_the_first_step():
-    assert state_bytes(build_optimizer(TinyLanguageModel(), OptimizerConfig())) == 0
 
 
 VIEWS = {
@@ -437,13 +345,6 @@ def test_the_rates_that_a_scheduler_noted_decide_where_its_warm_up_has_set_all_t
     assert rates_of(optimizer) == [0, 0]
     train_step(model, [BATCH], optimizer, lr=1.0)
     assert rates_of(optimizer) == pytest.approx([1, 0.1])
-
-
-def test_equal_rates_leave_no_mark_in_the_groups():
-    model = TinyLanguageModel()
-    optimizer = torch.optim.SGD(groups_of(model, {"lr": 1e-3}, {"lr": 1e-3}))
-    train_step(model, [BATCH], optimizer, lr=0.1)
-    assert all("lr_scale" not in group for group in optimizer.param_groups)
 
 
 @pytest.mark.parametrize(

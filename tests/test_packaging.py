@@ -18,7 +18,6 @@ from packaging.utils import canonicalize_name
 
 import course_lm
 from course_lm.cli.commands import COMMANDS
-from course_lm.config import TrainingConfig
 from tests.cli.small_runs import SMALL, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,15 +99,9 @@ def test_the_conda_environment_is_valid_and_leaves_the_versions_to_the_project()
     assert environment["name"] == "course-lm" and environment["channels"]
     assert all(CONDA_SPEC.fullmatch(spec) for spec in specs)
     assert [re.split("[=<>]", spec)[0] for spec in specs] == ["python", "pip"]
-    assert pip == ["-c requirements.lock", "-e .[lab]", "nbval"]
-
-
-def test_the_conda_environment_installs_an_extra_that_exists_and_a_python_that_is_allowed():
-    text = (ROOT / "environment.yml").read_text()
-    (extra,) = re.findall(r"-e \.\[(\w+)\]", text)
-    (python,) = re.findall(r"python=([\d.]+)", text)
-    assert extra in EXTRAS
+    (python,) = (spec.partition("=")[2] for spec in specs if spec.startswith("python="))
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+    assert pip == ["-c requirements.lock", "-e .[lab]", "nbval"] and "lab" in EXTRAS
 
 
 def test_the_workflow_runs_what_ci_runs_under_the_python_of_the_classifiers_and_tries_newer_ones():
@@ -130,18 +123,9 @@ def test_the_dev_container_installs_what_make_lab_installs():
     assert container["postCreateCommand"] == "make .venv/.lab"
 
 
-def test_the_version_is_written_once():
-    assert course_lm.__version__ == importlib.metadata.version("course-lm")
-
-
 def test_importing_the_package_loads_none_of_its_modules():
     code = "import sys, course_lm; print([name for name in sys.modules if name.startswith('course_lm.')])"
     assert run(sys.executable, "-c", code).stdout.strip() == "[]"
-
-
-def test_a_module_is_loaded_when_it_is_named():
-    result = run(sys.executable, "-c", "import course_lm; print(course_lm.clipping.clip_gradients.__module__)")
-    assert result.stdout.strip() == "course_lm.clipping"
 
 
 def test_a_name_that_is_no_module_is_an_attribute_error():
@@ -153,18 +137,13 @@ def test_the_package_lists_every_module_and_package_of_its_own():
     files = (ROOT / "course_lm").iterdir()
     modules = {path.stem for path in files if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules - {"__init__", "__main__"} <= set(dir(course_lm))
-    assert "__version__" in dir(course_lm)
+    assert course_lm.__version__ == importlib.metadata.version("course-lm") and "__version__" in dir(course_lm)
 
 
 def test_importing_the_package_costs_little_beside_torch():
     code = "import time, torch; start = time.perf_counter(); import course_lm; print(time.perf_counter() - start)"
     seconds = min(float(run(sys.executable, "-c", code).stdout) for _ in range(3))
     assert seconds < 0.3
-
-
-@pytest.mark.parametrize("config", sorted((ROOT / "course_lm" / "configs").iterdir()), ids=lambda path: path.name)
-def test_every_shipped_configuration_loads(config):
-    assert isinstance(TrainingConfig.from_yaml(config), TrainingConfig)
 
 
 def lint_imports(folder):

@@ -13,18 +13,12 @@ def draws() -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def test_a_seed_fixes_python_numpy_and_torch():
-    seed_everything(3)
-    first = draws()
-    seed_everything(3)
-    assert draws() == first
-
-
-def test_another_seed_changes_python_numpy_and_torch():
-    seed_everything(3)
-    first = draws()
-    seed_everything(4)
-    assert all(a != b for a, b in zip(draws(), first))
+def test_a_seed_fixes_python_numpy_and_torch_and_another_one_changes_them():
+    drawn = []
+    for seed in (3, 3, 4):
+        seed_everything(seed)
+        drawn.append(draws())
+    assert drawn[0] == drawn[1] and all(a != b for a, b in zip(drawn[1], drawn[2]))
 
 
 def test_deterministic_asks_torch_for_deterministic_kernels():

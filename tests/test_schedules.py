@@ -1,12 +1,13 @@
 """Schedules: pure functions of the completed steps, equal to the published ones."""
 
+import inspect
 import math
 import pickle
 import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import nbformat
 import pytest
@@ -15,11 +16,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, MultiStepLR, SequentialLR
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from course_lm import schedules
-from course_lm.config import TrainingConfig
 from course_lm.schedules import ScheduleConfig, ScheduleLR, ScheduleType, build_schedule
 
 TYPES = get_args(ScheduleType)
@@ -63,51 +63,35 @@ def assert_same_at_every_step(mine, other, peak_lr: float, total_steps: int) -> 
         assert math.isclose(mine(step), other(step), rel_tol=1e-12, abs_tol=1e-12 * peak_lr), f"step {step}"
 
 
-@given(runs, rates)
-def test_linear_equals_transformers_at_every_step(run, peak_lr):
-    total, warmup = run
-    mine = build_schedule(ScheduleConfig("linear", warmup_steps=warmup), peak_lr=peak_lr, total_steps=total)
-    get = transformers.get_linear_schedule_with_warmup
-    other = theirs(get, peak_lr, num_warmup_steps=warmup, num_training_steps=total)
-    assert_same_at_every_step(mine, other, peak_lr, total)
+# What each schedule of transformers is given beside the warm-up and the length of the run.
+THEIRS: dict[str, tuple[Callable[..., Any], Callable[[float, int | None, float], dict[str, Any]]]] = {
+    "linear": (transformers.get_linear_schedule_with_warmup, lambda cycles, timescale, least: {}),
+    "constant": (transformers.get_constant_schedule_with_warmup, lambda cycles, timescale, least: {}),
+    "inverse_sqrt": (transformers.get_inverse_sqrt_schedule, lambda cycles, timescale, least: {"timescale": timescale}),
+    "cosine": (
+        transformers.get_cosine_with_min_lr_schedule_with_warmup,
+        lambda cycles, timescale, least: {"num_cycles": cycles, "min_lr_rate": least},
+    ),
+}
 
 
-@given(runs, rates, st.floats(0.1, 5))
-def test_cosine_equals_transformers_at_every_step(run, peak_lr, num_cycles):
+@pytest.mark.parametrize("kind", THEIRS)
+@given(runs, rates, st.floats(0.1, 5), st.none() | st.integers(1, 1000), st.floats(0, 1))
+def test_a_schedule_equals_that_of_transformers_at_every_step(kind, run, peak_lr, cycles, timescale, least):
     total, warmup = run
-    config = ScheduleConfig("cosine", warmup_steps=warmup, num_cycles=num_cycles)
+    get, given_besides = THEIRS[kind]
+    numbers = {"num_warmup_steps": warmup, **given_besides(cycles, timescale, least)}
+    if "num_training_steps" in inspect.signature(get).parameters:
+        numbers["num_training_steps"] = total
+    config = ScheduleConfig(
+        kind,
+        warmup_steps=warmup,
+        num_cycles=cycles,
+        timescale=timescale,
+        min_lr=least * peak_lr if "min_lr_rate" in numbers else 0.0,
+    )
     mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
-    get = transformers.get_cosine_schedule_with_warmup
-    other = theirs(get, peak_lr, num_warmup_steps=warmup, num_training_steps=total, num_cycles=num_cycles)
-    assert_same_at_every_step(mine, other, peak_lr, total)
-
-
-@given(runs, rates)
-def test_constant_equals_transformers_at_every_step(run, peak_lr):
-    total, warmup = run
-    mine = build_schedule(ScheduleConfig("constant", warmup_steps=warmup), peak_lr=peak_lr, total_steps=total)
-    other = theirs(transformers.get_constant_schedule_with_warmup, peak_lr, num_warmup_steps=warmup)
-    assert_same_at_every_step(mine, other, peak_lr, total)
-
-
-@given(runs, rates, st.floats(0, 1))
-def test_cosine_with_a_minimum_equals_transformers_at_every_step(run, peak_lr, min_ratio):
-    total, warmup = run
-    config = ScheduleConfig("cosine", warmup_steps=warmup, min_lr=min_ratio * peak_lr)
-    mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
-    get = transformers.get_cosine_with_min_lr_schedule_with_warmup
-    numbers = {"num_warmup_steps": warmup, "num_training_steps": total, "min_lr_rate": min_ratio}
     assert_same_at_every_step(mine, theirs(get, peak_lr, **numbers), peak_lr, total)
-
-
-@given(runs, rates, st.none() | st.integers(1, 1000))
-def test_inverse_sqrt_equals_transformers_at_every_step(run, peak_lr, timescale):
-    total, warmup = run
-    config = ScheduleConfig("inverse_sqrt", warmup_steps=warmup, timescale=timescale)
-    mine = build_schedule(config, peak_lr=peak_lr, total_steps=total)
-    get = transformers.get_inverse_sqrt_schedule
-    other = theirs(get, peak_lr, num_warmup_steps=warmup, timescale=timescale)
-    assert_same_at_every_step(mine, other, peak_lr, total)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 40), rates)
@@ -152,11 +136,6 @@ def test_milestones_count_from_the_start_of_the_run_not_from_the_end_of_the_warm
     assert [schedule(step) for step in (4, 5, 6, 9)] == [1.0, 1.0, 0.5, 0.5]
 
 
-def test_milestones_and_a_step_size_exclude_each_other():
-    with pytest.raises(ValueError, match="step_size must be left out, as nothing reads it beside milestones, got 3"):
-        TrainingConfig(lr_scheduler=ScheduleConfig("step", milestones=[5], step_size=3))
-
-
 @given(runs)
 def test_step_decay_has_at_most_three_plateaus_by_default(run):
     total, warmup = run
@@ -176,45 +155,23 @@ def test_step_decay_has_at_most_three_plateaus_by_default(run):
     ],
 )
 def test_an_alias_is_the_same_schedule(alias, name):
-    values = [
-        [build_schedule(ScheduleConfig(kind), peak_lr=1.0, total_steps=50)(step) for step in range(60)]
-        for kind in (alias, name)
-    ]
-    assert values[0] == values[1]
+    assert schedules.SCHEDULES[alias] is schedules.SCHEDULES[name]
 
 
-@given(configs, rates, st.integers(1, 200))
-def test_the_rate_lies_between_zero_and_the_peak(config, peak_lr, total):
+@given(configs, rates, st.integers(1, 200), st.integers(0, 1000))
+def test_the_rate_rises_in_equal_steps_to_the_peak_and_then_never_again_nor_below_the_minimum(
+    config, peak_lr, total, extra
+):
     peak_lr = max(peak_lr, config.min_lr)
     lr = build_schedule(config, peak_lr=peak_lr, total_steps=total)
-    assert all(0 <= lr(step) <= peak_lr * (1 + 1e-12) for step in range(total + 3))
-
-
-@given(configs, st.integers(1, 200))
-def test_the_rate_rises_in_equal_steps_to_the_peak_and_then_never_again(config, total):
-    values = [build_schedule(config, peak_lr=1.0, total_steps=total)(step) for step in range(total + 1)]
-    top = next(step for step, value in enumerate(values) if value >= 1 - 1e-12)
-    assert values[:top] == pytest.approx([step / max(1, top) for step in range(top)])
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(values[top:], values[top + 1 :], strict=False))
-
-
-@given(configs, st.integers(1, 200), st.integers(0, 1000))
-def test_the_rate_keeps_its_last_value_after_the_run(config, total, extra):
-    lr = build_schedule(config, peak_lr=1.0, total_steps=total)
-    assert lr(total + extra) == lr(total)
-
-
-@given(configs, st.integers(1, 200))
-def test_the_rate_never_falls_below_the_minimum_after_the_warm_up(config, total):
-    lr = build_schedule(config, peak_lr=1.0, total_steps=total)
-    warmup = min(round(config.warmup_ratio * total), total - 1)
-    assert all(lr(step) >= config.min_lr - 1e-15 for step in range(warmup, total + 1))
-
-
-@pytest.mark.parametrize("kind", ["cosine", "linear", "warmup_stable_decay"])
-def test_a_schedule_with_a_fixed_end_reaches_the_minimum(kind):
-    lr = build_schedule(ScheduleConfig(kind, min_lr=0.05), peak_lr=1.0, total_steps=40)
-    assert lr(40) == pytest.approx(0.05, rel=1e-12)
+    values = [lr(step) for step in range(total + 1)]
+    top = next(step for step, value in enumerate(values) if value >= peak_lr * (1 - 1e-12))
+    assert values[:top] == pytest.approx([peak_lr * step / max(1, top) for step in range(top)])
+    assert all(later <= earlier + 1e-12 * peak_lr for earlier, later in zip(values[top:], values[top + 1 :]))
+    assert values[top] <= peak_lr * (1 + 1e-12) and values[-1] >= config.min_lr - 1e-15
+    assert lr(total + extra) == values[-1]
+    if config.type in ("cosine", "linear", "warmup_stable_decay"):  # those with a fixed end
+        assert values[-1] == pytest.approx(config.min_lr, rel=1e-12, abs=1e-12 * peak_lr)
 
 
 @pytest.mark.parametrize(("ratio", "total", "warmup"), [(0.1, 100, 10), (0.07, 100, 7), (0.1, 4, 0), (0.29, 100, 29)])
@@ -258,28 +215,6 @@ def test_a_schedule_that_does_not_fit_the_run_is_refused(config, total, message)
 # Torch's own schedulers, and schedules in the place of one.
 
 
-@given(st.integers(1, 120), rates, st.floats(0, 1))
-def test_cosine_equals_torchs_annealing_at_every_step(total, peak_lr, share):
-    lowest = share * peak_lr
-    schedule = build_schedule(ScheduleConfig("cosine", 0.0, min_lr=lowest), peak_lr=peak_lr, total_steps=total)
-    annealing = rates_under(lambda optimizer: CosineAnnealingLR(optimizer, total, lowest), peak_lr, total)
-    assert [schedule(step) for step in range(total)] == pytest.approx(annealing, rel=1e-6, abs=1e-9 * peak_lr)
-
-
-@given(st.integers(1, 40), st.integers(1, 60), rates)
-def test_warm_up_and_cosine_equal_torchs_sequence_after_the_first_step(warmup, rest, peak_lr):
-    """torch's LinearLR cannot start at 0, so its sequence differs at k = 0 alone."""
-
-    def sequence(optimizer: Optimizer) -> LRScheduler:
-        parts: list[LRScheduler] = [LinearLR(optimizer, 1e-9, 1.0, warmup), CosineAnnealingLR(optimizer, rest)]
-        return SequentialLR(optimizer, parts, milestones=[warmup])
-
-    total = warmup + rest
-    schedule = build_schedule(ScheduleConfig("cosine", warmup_steps=warmup), peak_lr=peak_lr, total_steps=total)
-    theirs = rates_under(sequence, peak_lr, total)
-    assert [schedule(step) for step in range(total)] == pytest.approx(theirs, rel=1e-6, abs=1e-8 * peak_lr)
-
-
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_schedule_drives_an_optimizer_as_torchs_scheduler(kind):
     schedule = build_schedule(ScheduleConfig(kind), peak_lr=0.5, total_steps=20)
@@ -296,14 +231,6 @@ def two_groups() -> Optimizer:
 
 def rates_of(optimizer: Optimizer) -> list[float]:
     return [group["lr"] for group in optimizer.param_groups]
-
-
-def test_a_group_keeps_its_own_share_of_the_rate():
-    optimizer = two_groups()
-    scheduler = ScheduleLR(optimizer, lambda k: 1.0 / (1 + k))
-    optimizer.step()
-    scheduler.step()
-    assert rates_of(optimizer) == [0.5, 0.05] == scheduler.get_last_lr()
 
 
 def test_a_scheduler_goes_on_from_its_state(tmp_path):
@@ -352,11 +279,6 @@ def test_a_peak_that_is_no_rate_is_refused(peak_lr):
 def test_a_length_that_is_no_whole_number_is_refused(total):
     with pytest.raises(ValueError, match="total_steps must be a whole number of at least 1, got"):
         build_schedule(ScheduleConfig(), peak_lr=0.1, total_steps=total)
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_without_a_warm_up_the_first_step_is_taken_at_the_peak(kind):
-    assert schedules.SCHEDULES[kind](0, peak_lr=0.5, total_steps=10) == pytest.approx(0.5)
 
 
 def test_a_rate_that_is_a_tensor_stays_the_same_tensor():

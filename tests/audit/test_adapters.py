@@ -22,7 +22,6 @@ from torch import nn
 from course_lm import audit
 from course_lm.audit import spec
 from course_lm.audit.adapters.parts import build_optimizer, build_rates, mean_loss
-from course_lm.audit.model import POISONED_GRADIENT
 from course_lm.audit.runs import EOS, Case, Constant, Moving, Rows, without_targets
 from course_lm.step import train_step
 
@@ -375,95 +374,19 @@ def trainer():
 
 
 @pytest.fixture
-def streaming_trainer():
-    """The same with a dataset that has no length."""
-    seen_on("transformers", "accelerate")
-    return audit.huggingface(streaming=True)
-
-
-@pytest.fixture
 def lightning_trainer():
     """Lightning's Trainer as shipped, with the module of its tutorials."""
     seen_on("lightning")
     return audit.lightning()
 
 
-FOURS = {"accumulation_steps": 4, "max_grad_norm": 1.0, "schedule": Moving(0.5)}
-UNEVEN = (9, 3, 6, (4, 8), 5, 8)  # a window of four and a tail of two
-
-
-def test_hugging_face_gives_each_token_the_same_weight_over_four_micro_batches_and_a_tail(trainer):
-    run = case(*UNEVEN, **FOURS)
-    model, _ = trained(trainer, run)
-    assert distance(model, run) < 1e-12
-
-
-def test_hugging_face_leaks_the_tail_of_a_stream_into_the_next_epoch(streaming_trainer):
-    run = case(*UNEVEN, **FOURS)
+def test_hugging_face_leaks_the_tail_of_a_stream_into_the_next_epoch():
+    seen_on("transformers", "accelerate")
+    fours = {"accumulation_steps": 4, "max_grad_norm": 1.0, "schedule": Moving(0.5)}
+    run = case(9, 3, 6, (4, 8), 5, 8, **fours)  # a window of four and a tail of two
     run.epochs.append([Rows(1).batch(length) for length in (7, 3, 5, 6)])
-    model, _ = trained(streaming_trainer, run)
+    model, _ = trained(audit.huggingface(streaming=True), run)
     assert distance(model, run, {"tail_leaks"}) < 1e-12 < distance(model, run)
-
-
-def test_lightning_weighs_micro_batches_alike_and_divides_a_tail_by_four(lightning_trainer):
-    run = case(*UNEVEN, **FOURS)
-    model, _ = trained(lightning_trainer, run)
-    faults = {"mean_of_means", "tail_divided_by_full"}
-    assert distance(model, run, faults) < 1e-12
-    assert all(distance(model, run, faults - {one}) > 1e-4 for one in faults)
-
-
-@pytest.mark.parametrize("shipped", ["trainer", "lightning_trainer"])
-def test_both_step_on_a_gradient_that_is_not_finite(shipped, request):
-    rows = Rows(0)
-    run = case(5)
-    run.epochs[0].append(rows.poisoned(POISONED_GRADIENT, 5))
-    model, _ = trained(request.getfixturevalue(shipped), replace(run, settings=replace(SGD, on_nonfinite="skip")))
-    assert any(weight.isnan().any() for weight in model.parameters())
-
-
-@pytest.mark.parametrize("shipped", ["trainer", "lightning_trainer"])
-def test_both_make_a_step_of_a_window_without_a_target(shipped, request):
-    # torch gives it a loss of NaN and a gradient of 0, which momentum, decay and the schedule make a step of
-    run = case(5, 6, settings=ADAMW, schedule=Moving(0.05))
-    run.epochs[0].insert(1, without_targets(Rows(1).batch(5)))
-    model, _ = trained(request.getfixturevalue(shipped), run)
-    assert distance(model, run, {"steps_on_empty_window"}) < 1e-12
-    assert distance(model, run) > 1e-3
-
-
-def test_hugging_face_makes_a_step_of_two_micro_batches_without_a_target(trainer):
-    run = case(5, 6, 9, 3, 4, settings=ADAMW, momentum=0.8, accumulation_steps=2, max_grad_norm=0.7)
-    for empty in (2, 3):
-        run.epochs[0][empty] = without_targets(run.epochs[0][empty])
-    model, _ = trained(trainer, run)
-    assert distance(model, run, {"steps_on_empty_window"}) < 1e-12
-    assert distance(model, run) > 1e-3
-
-
-def test_hugging_face_takes_the_mean_of_the_validation_batches(trainer):
-    run = case(6, validation=[Rows(3).batch(9, 9), Rows(4).batch(3)])
-    _, returned = trained(trainer, run)
-    assert returned["validation_losses"] == pytest.approx(validation_losses(run, "val_mean_of_means"), rel=1e-12)
-    assert returned["validation_losses"] != pytest.approx(validation_losses(run), rel=1e-3)
-
-
-def test_lightning_weighs_validation_batches_by_their_rows(lightning_trainer):
-    run = case(6, validation=[Rows(3).batch(9, 9), Rows(4).batch(3)])
-    _, returned = trained(lightning_trainer, run)
-    # self.log computes in float32
-    assert returned["validation_losses"] == pytest.approx(validation_losses(run, "val_weighted_by_rows"), rel=1e-6)
-    assert returned["validation_losses"] != pytest.approx(validation_losses(run), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("part", "fault"), [("clipping", None), ("validation", "val_mean_of_means"), ("finite", "steps_on_nonfinite")]
-)
-def test_the_audit_names_what_hugging_face_gets_wrong(trainer, part, fault):
-    report = audit.audit(trainer, parts=[part], progress=False)
-    assert report.faults == ((fault,) if fault else ())
-    assert report.sound is (fault is None)
-    assert report.ignored == ("loss_scale", "overflow_steps")
 
 
 def test_the_audit_names_all_that_hugging_face_gets_wrong(trainer):
@@ -491,7 +414,3 @@ def test_the_audit_locates_what_is_more_than_three_faults_of_lightning_together(
     report = audit.audit(lightning_trainer, progress=False)
     assert not report.faults and report.part == "accumulation"
     assert report.case is not None and report.case.name == "micro-batches of unequal tokens"
-
-
-def validation_losses(run: Case, *faults: str) -> list[float]:
-    return spec.train(run.model(), run.epochs, run.settings, frozenset(faults)).validation_losses

@@ -1,6 +1,5 @@
 """JupyterLab in a browser, as a learner sees it: open a notebook, run it, read what happened, look at it."""
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -114,18 +113,13 @@ class NotebookPage:
 
     @contextmanager
     def opened(self, notebook: Path, kernel: bool = True) -> Iterator[None]:
-        """Open a notebook of the lab's folder, as it is stored; a kernel starts and ends with it.
-
-        Where the variable SCREENSHOTS names a folder, pictures of its screens as they are at last are kept there.
-        """
+        """Open a notebook of the lab's folder, as it is stored; a kernel starts and ends with it."""
         try:
             self.page.evaluate(OPEN, [notebook.name, kernel])
             self._wait_for(IS_SHOWN, OPEN_SECONDS)
             if kernel:
                 self._wait_for(IS_READY, OPEN_SECONDS)
             yield
-            if folder := os.environ.get("SCREENSHOTS"):
-                self._take_screenshots(Path(folder), notebook.stem)
         finally:
             with suppress(Error):  # a notebook that never came up
                 self.page.evaluate(CLOSE)
@@ -201,14 +195,6 @@ class NotebookPage:
     def _choose(self, menu: str, entry: str) -> None:
         self.page.get_by_role("menuitem", name=menu, exact=True).click()
         self.page.get_by_role("menuitem", name=entry, exact=True).click()
-
-    def _take_screenshots(self, folder: Path, name: str) -> None:
-        scroller = self.page.locator(".jp-WindowedPanel-outer")
-        height, step = scroller.evaluate("element => [element.scrollHeight, element.clientHeight - 60]")
-        for number, top in enumerate(range(0, height, step), start=1):
-            scroller.evaluate("(element, top) => { element.scrollTop = top }", top)
-            self.page.wait_for_timeout(100)
-            self.page.screenshot(path=folder / f"{name}-{number:02}.png")
 
     def _note_request(self, url: str) -> None:
         address = urlsplit(url)

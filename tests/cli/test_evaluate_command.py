@@ -59,11 +59,6 @@ def test_a_text_of_one_document_has_numbers_and_no_interval(finished, capsys, tm
     assert re.search(r"^loss, nats per token +[\d.]+ +-$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_size_of_a_batch_changes_no_number(finished, capsys):
-    few, many = (measured(capsys, finished, f"--training.batch_size={size}") for size in (1, 50))
-    assert few["loss"]["value"] == pytest.approx(many["loss"]["value"], rel=1e-6)
-
-
 def test_the_precision_is_the_runs_unless_another_one_is_asked_for(finished, capsys):
     assert measured(capsys, finished)["precision"] == "fp32"
     assert measured(capsys, finished, "--training.precision=bf16")["precision"] == "bf16"

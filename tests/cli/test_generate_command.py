@@ -58,11 +58,6 @@ def test_without_a_prompt_a_document_begins_and_a_number_gives_as_many(finished,
     assert two.startswith(one + "\n") and len(two) > len(one) + 1
 
 
-def test_the_same_seed_prints_the_same_text_and_another_one_another(finished, capsys):
-    texts = [printed_by(capsys, finished, f"--seed={seed}").out for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
-
-
 def test_parts_are_printed_as_they_come(finished, capsys, monkeypatch):
     seen = []
 

@@ -99,17 +99,6 @@ def test_a_copy_that_nobody_has_changed_follows_the_course_in_one_line(checkout,
     assert said(capsys) == []
 
 
-def test_all_newer_lessons_stand_in_one_line(checkout, upstream, capsys):
-    main(["lab"])
-    for lesson in (FIRST, SECOND):
-        solve(checkout / "workspace" / lesson)
-        change(upstream, lesson)
-    pull(checkout)
-    capsys.readouterr()
-    (line,) = said(capsys)
-    assert line.endswith(": course-lm lab --fresh 00 01")
-
-
 def test_a_fresh_copy_keeps_the_old_one_under_another_name_every_time(checkout, upstream, capsys, served):
     main(["lab"])
     copy = checkout / "workspace" / SECOND

@@ -40,20 +40,18 @@ def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(tex
     assert (text.parent / "runs" / "toy" / "tokenizer.json").exists()
 
 
-def test_a_time_budget_is_turned_into_steps(text, capsys):
-    assert main(arguments("train", text, "--training.time_budget=0.03")) == 0
-    assert "lowest validation loss" in capsys.readouterr().out
-
-
-def test_a_range_test_reads_a_large_text(text, capsys):
-    sweep = ["--start_lr=1e-3", "--end_lr=1", "--num_iter=4", f"--png={text.parent / 'curve.png'}"]
-    assert main(arguments("find-lr", text, *sweep)) == 0
-    assert "steps taken" in capsys.readouterr().out
-
-
-def test_a_profile_reads_a_large_text(text, capsys):
-    assert main(arguments("profile", text, "--repeats=1", f"--output={text.parent / 'profile'}")) == 0
-    assert "documents to train on" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("train", ["--training.time_budget=0.03"], "lowest validation loss"),
+        ("find-lr", ["--start_lr=1e-3", "--end_lr=1", "--num_iter=4", "--png=curve.png"], "steps taken"),
+        ("profile", ["--repeats=1", "--output=profile"], "documents to train on"),
+    ],
+)
+def test_a_large_text_is_read_by_every_command_that_steps(text, capsys, monkeypatch, command, options, said):
+    monkeypatch.chdir(text.parent)
+    assert main(arguments(command, text, *options)) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_a_run_on_a_large_text_is_evaluated_on_its_own_part_without_reading_it(text, capsys, monkeypatch):

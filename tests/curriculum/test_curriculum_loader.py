@@ -108,13 +108,6 @@ def test_the_length_of_every_epoch_is_known_beforehand(mode, schedule):
         loader.report_performance(9.0 - epoch)
 
 
-def test_epochs_grow_with_the_threshold():
-    loader = curriculum("packed", schedule="linear")
-    lengths = [loader.length_of_epoch(epoch) for epoch in range(EPOCHS)]
-    assert lengths == sorted(lengths)
-    assert lengths[0] < lengths[-1] == len(loader.whole)
-
-
 def test_an_epoch_that_listens_reads_the_admitted_documents_again_in_another_order():
     loader = curriculum(schedule="performance", threshold_on="quantile")
     batches = list(loader)

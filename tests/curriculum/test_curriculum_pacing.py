@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lm.curriculum import CurriculumConfig, FeedbackThreshold, build_pacing, progress_at
+from course_lm.curriculum import CurriculumConfig, FeedbackThreshold, build_pacing
 from course_lm.curriculum.pacing import exponential, linear, root, step
 
 SCHEDULES = ("linear", "root", "exponential", "geom", "step", "none")
@@ -78,11 +78,6 @@ def test_time_counts_in_steps_where_num_steps_is_given():
     assert [build_pacing(config)(time) for time in (0, 20, 60, 100, 140)] == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
-@given(st.floats(0, 100), st.integers(0, 9), st.integers(10, 20))
-def test_progress_stays_between_0_and_1(time, warmup, total):
-    assert 0 <= progress_at(time, warmup=warmup, total=total) <= 1
-
-
 @given(losses, st.floats(0.01, 1), st.integers(1, 5))
 def test_feedback_stays_between_its_bounds_and_is_restored_exactly(reports, rate, window):
     def feedback():
@@ -107,10 +102,6 @@ def test_a_better_loss_raises_the_threshold_and_a_worse_one_lowers_it():
         seen.append(feedback.threshold)
     # against the means -, 4.0, 3.5, 3.0, 3.3, 3.3 of the last two finite losses
     assert seen == pytest.approx([0.2, 0.45, 0.7, 0.45, 0.2, 0.45])
-
-
-def test_feedback_may_look_at_one_loss_alone():
-    assert CurriculumConfig(performance_window=1).performance_window == 1
 
 
 def test_jumps_that_another_schedule_does_not_read_leave_its_time_to_the_run():

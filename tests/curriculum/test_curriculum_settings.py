@@ -58,11 +58,6 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path, se
         assert part in str(caught.value), caught.value
 
 
-def test_a_setting_given_twice_with_one_value_is_read(tmp_path):
-    config = read(tmp_path, "curriculum: {strategy: length, max_length: 2, settings: {max_length: 2}}")
-    assert config.curriculum.settings == {"max_length": 2}
-
-
 @pytest.mark.parametrize("epochs", [2, 3, 4, 5, 10, 37])
 def test_by_default_a_run_of_two_epochs_or_more_comes_to_admit_everything(epochs):
     config = CurriculumConfig().for_run(epochs, None)

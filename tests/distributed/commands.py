@@ -1,6 +1,5 @@
-"""The words of the commands that the tests of torchrun give, and the text that they train on."""
+"""The words of the commands that the tests of torchrun give."""
 
-import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,11 +37,3 @@ def course_lm(ranks: int | None, *arguments: str) -> list[str]:
 def train(text: Path, output: Path, *arguments: str) -> list[str]:
     """The arguments that train a small model on `text`."""
     return ["train", *SMALL, f"--data.corpus={text}", f"--training.output_dir={output}", *arguments]
-
-
-def write_text(path: Path) -> Path:
-    """A text of 120 short paragraphs."""
-    draw = random.Random(0)
-    words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
-    path.write_text("\n\n".join(" ".join(draw.choices(words, k=9)) for _ in range(120)), encoding="utf-8")
-    return path

@@ -1,14 +1,14 @@
 """The ranks that the tests of this folder share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.distributed.pool import Pool
+from tests.distributed.pool import Pool, Ranks
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Callable[[int], Pool]]:
+def ranks() -> Iterator[Ranks]:
     """`ranks(W)` gives W processes that have joined; they stay for the next test."""
     pools: dict[int, Pool] = {}
 

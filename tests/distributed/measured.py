@@ -12,7 +12,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
@@ -68,9 +67,9 @@ def on_a_real_rank(case: Case) -> dict[str, int]:
     return _measure(case, _mesh(case))
 
 
-def on_a_simulated_rank(case: Case, rank: int, with_values: bool = True) -> dict[str, int]:
-    """What one rank measures when the others are not there; without values, tensors have sizes and no memory."""
-    with simulated(case, rank) as mesh, nullcontext() if with_values else FakeTensorMode():
+def on_a_simulated_rank(case: Case, rank: int) -> dict[str, int]:
+    """What one rank measures when the others are not there."""
+    with simulated(case, rank) as mesh:
         return _measure(case, mesh)
 
 

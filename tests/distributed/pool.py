@@ -132,6 +132,9 @@ class Pool:
             self._connections.append(here)
 
 
+Ranks = Callable[[int], Pool]  # of the fixture `ranks`
+
+
 def free_port() -> int:
     """A port on which nothing listens."""
     with socket.socket() as listener:

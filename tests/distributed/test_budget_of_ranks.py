@@ -1,6 +1,5 @@
 """A time budget of several ranks: rank 0 measures and decides, and all take as many steps."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -10,10 +9,8 @@ import pytest
 from course_lm.distributed import DistributedConfig, connect
 from course_lm.shards import gathered
 from course_lm.trainer import Trainer, budget
-from tests.distributed.pool import Pool
+from tests.distributed.pool import Ranks
 from tests.training_run import assert_same, configure, loaders, model_of
-
-Ranks = Callable[[int], Pool]
 
 
 def train(strategy: str, length: dict[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,9 @@ from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig
 from course_lm.shards import gathered, is_sharded
 from course_lm.trainer import Trainer
-from tests.distributed.pool import JOINED, Pool, free_port
+from tests.distributed.pool import JOINED, Ranks, free_port
 from tests.training_run import LENGTH, VOCABULARY, configure, loaders
 
-Ranks = Callable[[int], Pool]
 Made = tuple[nn.Module, dict[str, Any]]
 
 DDP, FSDP = DistributedConfig(strategy="ddp"), DistributedConfig(strategy="fsdp")

@@ -1,6 +1,5 @@
 """The records of the layers do not depend on how many ranks share a run, nor on how they hold its weights."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -10,7 +9,7 @@ import torch
 from course_lm.distributed import DistributedConfig
 from course_lm.monitoring.records import Record
 from course_lm.trainer import Trainer
-from tests.distributed.pool import Pool
+from tests.distributed.pool import Ranks
 from tests.training_run import configure, loaders, model_of
 
 
@@ -23,9 +22,7 @@ def layers(distributed: DistributedConfig) -> list[Record]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_every_rank_records_the_layers_of_the_whole_model(
-    ranks: Callable[[int], Pool], strategy: Literal["ddp", "fsdp"]
-) -> None:
+def test_every_rank_records_the_layers_of_the_whole_model(ranks: Ranks, strategy: Literal["ddp", "fsdp"]) -> None:
     expected = layers(DistributedConfig())
     assert [record["step"] for record in expected] == [1, 2, 3]
     for records in ranks(2).run(layers, DistributedConfig(strategy=strategy)):

@@ -22,7 +22,7 @@ from course_lm.batching import make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.distributed import DistributedConfig, RankError, connect
 from course_lm.trainer import Trainer
-from tests.distributed.pool import Outcome, Pool
+from tests.distributed.pool import Outcome, Ranks
 from tests.training_run import (
     DOCUMENTS,
     LENGTH,
@@ -36,7 +36,6 @@ from tests.training_run import (
     outcome,
 )
 
-Ranks = Callable[[int], Pool]
 Whole = Callable[[str], dict[str, Any]]
 
 WORLD = 3

@@ -1,7 +1,7 @@
 """However many ranks share a run, and however they hold the model, it lands where the specification lands."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -16,7 +16,7 @@ import course_lm.step
 from course_lm.audit import spec
 from course_lm.distributed import DistributedConfig
 from course_lm.shards import part_of
-from tests.distributed.pool import TIMEOUT, Pool
+from tests.distributed.pool import TIMEOUT, Pool, Ranks
 from tests.oracle import fast_path
 from tests.oracle.cases import Case, cases, count
 from tests.oracle.fast_path import FastResult, assert_same
@@ -24,7 +24,6 @@ from tests.sets import examples, of_set
 
 pytestmark = pytest.mark.filterwarnings("ignore:skipped a step")
 
-Ranks = Callable[[int], Pool]
 Answer = tuple[FastResult, FastResult]
 
 STRATEGIES = {

@@ -3,7 +3,6 @@
 All that could be lost is on: dropout, an average of the weights, accumulation with a tail, a loss scale.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from course_lm.config import TrainingConfig
 from course_lm.distributed import DistributedConfig
 from course_lm.loss import next_token_loss
 from course_lm.trainer import Trainer
-from tests.distributed.pool import Pool
+from tests.distributed.pool import Ranks
 from tests.training_run import assert_same, configure, loaders, model_of, without_measures
 
 STEPS = 4
-Ranks = Callable[[int], Pool]
 
 
 def config_of(folder: Path, precision: str) -> TrainingConfig:

@@ -43,23 +43,6 @@ def exercises_of(notebook: Any) -> list[Exercise]:
     return found
 
 
-def imports_of(notebook: Any, solution: str) -> list[str]:
-    """The imports of a lesson's cells whose names a solution uses, one a line."""
-    used = {node.id for node in ast.walk(ast.parse(solution)) if isinstance(node, ast.Name)}
-    lines = []
-    for node in _imports(notebook):
-        for name in node.names:
-            if (name.asname or name.name.split(".")[0]) in used:
-                lines.append(ast.unparse(_with_names(node, [name])))
-    return list(dict.fromkeys(lines))
-
-
-def _with_names(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.stmt:
-    if isinstance(node, ast.Import):
-        return ast.Import(names)
-    return ast.ImportFrom(node.module, names, node.level)
-
-
 def _imports(notebook: Any) -> list[ast.Import | ast.ImportFrom]:
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return [node for source in code for node in _body(source) if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -68,10 +68,12 @@ EXPLORERS = {
     "checkpoint": (widgets.checkpoint_explorer, (100.0, 10.0, 2.0, 30)),
     "clipping": (widgets.clipping_explorer, ("value", 1.0, 3.0, 25)),
     "lr_finder": (lambda: widgets.lr_finder_explorer(sweep(noise=0.3)), (0.35, 2, 2, (20, 70))),
+    "memory": (widgets.memory_explorer, (24, 1024, 512, 8192, 32, "bf16")),
     "monitoring": (widgets.monitoring_explorer, (10, 0.5, 0.95, 0.5, 5)),
     "number_format": (widgets.number_format_explorer, (1e-6, 12)),
     "pacing": (widgets.pacing_explorer, ("step", "quantile", 0.8, 5, 24)),
     "ranks": (widgets.ranks_explorer, ("GPT-2 small", 8, "hybrid", True)),
+    "step_memory": (widgets.step_memory_explorer, (2, 16, 32, "bf16", True)),
     "temperature": (lambda: widgets.temperature_explorer(torch.arange(10), list("abcdefghij")), (0.5,)),
     "token": (tokens, ("apple", "both", 258)),
 }

@@ -9,7 +9,6 @@ from matplotlib.patches import Rectangle
 
 from course_lm.classroom import widgets
 from course_lm.classroom.widgets.memory import GIB, MIB, measured_step, rows_that_fit, small_step, training_memory
-from tests.lessons.explored import parts
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -54,19 +53,3 @@ def test_a_measurement_leaves_the_random_generator_alone():
     after = torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(after, torch.rand(1))
-
-
-@pytest.mark.parametrize(
-    ("explorer", "values"),
-    [
-        (widgets.memory_explorer, (24, 1024, 512, 8192, 32, "bf16")),
-        (widgets.step_memory_explorer, (2, 16, 32, "bf16", True)),
-    ],
-    ids=["what fits", "a step"],
-)
-def test_every_control_of_the_explorers_changes_picture_and_words(explorer, values):
-    *controls, picture, words = parts(explorer())
-    for control, value in zip(controls, values, strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0] and words.value != before[1]

@@ -35,14 +35,6 @@ def between(reading: Suggestion, low: float, high: float) -> bool:
     return low <= reading.lr <= high
 
 
-# Smoothing
-
-
-def test_a_straight_descent_shows_up_late_by_the_promised_number_of_steps():
-    curve = smooth([100.0 - step for step in range(100)], 0.8)
-    assert curve[-1] == pytest.approx(1 + 0.8 / 0.2, abs=1e-6)
-
-
 # A clear descent
 
 

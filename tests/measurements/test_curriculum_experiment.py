@@ -15,20 +15,16 @@ from curriculum_experiment import (
     length,
     losses_of,
     missing,
-    plot_of,
-    short_in_its_plot,
-    table,
     text,
     tokens_of,
     training_data,
     tuned,
 )
-from harness import ROOT, load, without_end
+from harness import load, without_end
 
 from course_lm.batching import make_loader
 from course_lm.curriculum import CurriculumLoader
 
-PAGE = ROOT / "docs" / "measurements.md"
 RESULTS = load(FILE)
 
 
@@ -74,28 +70,6 @@ def test_what_comes_first_is_what_the_arm_says():
     assert max(short) <= lengths[len(short)] and min(long) >= lengths[-len(long) - 1]
 
 
-def test_short_first_in_each_plot_reads_a_fifth_of_every_plot():
-    documents = text("stories").train.documents
-    chosen = set(admitted_at_first("short first in each plot"))
-    of, plots = tokens_of("stories"), {plot_of(story) for story in documents}
-    assert len(plots) > 5
-    ranks = dict(zip(documents, short_in_its_plot(documents), strict=True))
-    for plot in plots:
-        mine = [story for story in documents if plot_of(story) == plot]
-        inside = sum(of[story] for story in mine if story in chosen) / sum(of[story] for story in mine)
-        assert 0.1 < inside < 0.35
-        assert max(ranks[story] for story in mine) > 0.9
-
-
-def test_plot_by_plot_begins_with_one_plot_and_goes_on_to_the_next():
-    of, chosen = tokens_of("stories"), set(admitted_at_first("plot by plot"))
-    shares = []
-    for plot in range(6):
-        mine = [story for story in of if plot_of(story) == plot]
-        shares.append(sum(of[story] for story in mine if story in chosen) / sum(of[story] for story in mine))
-    assert sorted(shares)[:4] == [0, 0, 0, 0] and max(shares) == 1
-
-
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_without_a_curriculum_the_rows_are_those_of_the_loader(corpus):
     plain = training_data(corpus, BASE, seed=3)
@@ -114,7 +88,3 @@ def test_a_stored_run_repeats_to_an_eighth_of_its_tokens(corpus):
     assert best is not None
     again = next(losses_of(corpus, "short first", *best, seed=0))
     assert again == pytest.approx(found["losses"]["short first"][0][0], abs=0.02)
-
-
-def test_the_page_of_measurements_shows_the_table_of_these_results():
-    assert table(RESULTS) in PAGE.read_text(encoding="utf-8")

@@ -1,22 +1,16 @@
-"""Claims about README's picture: all runs are there, each printed loss falls, and the pages say by how much."""
+"""Claims about README's picture: each printed loss falls, but on held-out text the right one alone; README says so."""
 
 import re
 from itertools import product
 
 import lying_loops
 import pytest
-from harness import ROOT, is_stored, load
+from harness import ROOT, load
 from lying_loops import FILE, PICTURE, SEEDS, SHIFTS, STEPS, table, told
 from PIL import Image
 
 RESULTS = load(FILE)
 RUNS = RESULTS["runs"]
-
-
-def test_every_run_is_there_and_no_other():
-    wanted = list(lying_loops.settings_of_runs())
-    assert [run for run in wanted if not is_stored(RESULTS, *run)] == []
-    assert len(RUNS) == len(SEEDS) * len(SHIFTS)
 
 
 @pytest.mark.parametrize(("loop", "seed"), list(product(SHIFTS, SEEDS)))
@@ -30,10 +24,6 @@ def test_the_picture_is_of_these_runs_and_small():
     with Image.open(PICTURE) as picture:
         assert picture.info["Description"] == table(RESULTS)
     assert PICTURE.stat().st_size < 60_000
-
-
-def test_the_page_of_measurements_shows_the_table():
-    assert table(RESULTS) in (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
 
 
 def test_readme_says_what_the_picture_shows():

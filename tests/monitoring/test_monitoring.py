@@ -55,29 +55,11 @@ def test_early_stopping_refuses_bad_numbers(arguments: dict[str, Any], message: 
         EarlyStopping(**arguments)
 
 
-def test_history_separates_events_and_keeps_their_order() -> None:
-    history = History()
-    for record in (train_record(1), validation_record(1, 2.0), train_record(2)):
-        history.append(record)
-    assert history.records == [train_record(1), validation_record(1, 2.0), train_record(2)]
-    assert history.train == [train_record(1), train_record(2)]
-    assert history.validation == [validation_record(1, 2.0)]
-
-
 @given(values=st.lists(losses, max_size=12))
 def test_the_best_record_has_the_lowest_loss_and_is_never_nan(values: list[float]) -> None:
     history = History(validation_record(step, value) for step, value in enumerate(values))
     measured = [(value, step) for step, value in enumerate(values) if not math.isnan(value)]
     assert (history.best and history.best["step"]) == (min(measured)[1] if measured else None)
-
-
-def test_history_goes_on_from_its_state_and_shares_nothing_with_it() -> None:
-    history = History([train_record(1)])
-    resumed = History()
-    resumed.load_state_dict(history.state_dict())
-    resumed.append(train_record(2))
-    resumed.records[0]["loss"] = 0.0
-    assert history.records == [train_record(1)]
 
 
 def test_a_state_of_a_history_grows_with_it_and_holds_every_number() -> None:
@@ -160,11 +142,6 @@ def test_a_record_counts_every_token_of_the_completed_steps_the_same(results: li
         return
     assert summary["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-9, abs=1e-12)
     assert (summary["grad_norm"], summary["grad_norm_max"]) == (norms[-1], max(norms))
-
-
-def test_a_skipped_step_cannot_spoil_the_record() -> None:
-    results = [step_result(2.0, 10, 1.0), step_result(math.nan, 10, math.inf, skipped=True), step_result(4.0, 30, 0.5)]
-    assert summarise(results) == {"loss": 3.5, "grad_norm": 0.5, "grad_norm_max": 1.0, "tokens": 40}
 
 
 def test_the_peak_of_memory_is_in_bytes_and_no_less_than_what_is_used_now() -> None:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from course_lm.monitoring import Observers, ProgressBar, progress
 from tests.fork_server import ROOT, Process, environment, python
-from tests.records import Recorder, train_record, validation_record
+from tests.records import train_record, validation_record
 
 
 def shown_by_a_run(monkeypatch: pytest.MonkeyPatch, steps: int, total: int | None, start: int = 0) -> str:
@@ -220,7 +220,3 @@ def test_a_display_that_fails_is_left_out_and_the_run_goes_on() -> None:
     with pytest.warns(UserWarning, match=r"Broken.say failed \(OSError: closed\)"):
         observers.say("a line")
     assert observers.active == []
-
-
-def test_an_observer_that_shows_nothing_is_not_asked_to() -> None:
-    Observers([Recorder()]).say("a line")

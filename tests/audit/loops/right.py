@@ -194,16 +194,6 @@ class TwoGroups(Plain):
         return self.optimizer_of([{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}])
 
 
-class Foreach(Plain):
-    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return super().optimizer_of([group | {"foreach": True} for group in groups])
-
-
-class ForLoop(Plain):
-    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return super().optimizer_of([group | {"foreach": False} for group in groups])
-
-
 class Fused(Plain):
     def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return super().optimizer_of([group | {"fused": True} for group in groups])

@@ -1,0 +1,188 @@
+"""Claims about the stored runs of lessons and pages: they are whole, their arms were tuned, and a run repeats.
+
+Scripts that tune their arms ask for a further rate until a worse one is known on each side of the best, so what they
+tell of the best rates is held by the first claim too.
+"""
+
+import platform
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import batch_sizes
+import bits_per_byte
+import compile_costs
+import curriculum_experiment
+import longer_curricula
+import lr_test_lengths
+import lying_loops
+import packed_rows
+import pytest
+import scaling
+import schedule_race
+import schedule_runs
+import trainer_tables
+import training_lengths
+from harness import ROOT, SEEDS, best_rate, is_stored, load, loop_of
+
+from course_lm.curriculum import CurriculumLoader
+
+SCRIPTS: tuple[Any, ...] = (
+    *(batch_sizes, bits_per_byte, compile_costs, curriculum_experiment, longer_curricula, lr_test_lengths, lying_loops),
+    *(packed_rows, scaling, schedule_race, schedule_runs, trainer_tables, training_lengths),
+)
+RESULTS: dict[str, Any] = {script.__name__: load(script.FILE) for script in SCRIPTS}
+WANTED = {
+    **{
+        script.__name__: list(script.settings_of_runs(RESULTS[script.__name__]))
+        for script in (batch_sizes, longer_curricula, packed_rows, scaling, schedule_race, schedule_runs)
+    },
+    "bits_per_byte": [
+        (part, settings)
+        for part in ("sweep", "runs")
+        for settings in bits_per_byte.settings_of(RESULTS["bits_per_byte"], bits_per_byte.ARMS, part)
+    ],
+    "compile_costs": list(compile_costs.settings_of_runs()),
+    "lr_test_lengths": list(lr_test_lengths.settings_of_all()),
+    "lying_loops": list(lying_loops.settings_of_runs()),
+    "trainer_tables": list(trainer_tables.settings_of_runs()),
+    "training_lengths": list(training_lengths.settings_of_runs(RESULTS["training_lengths"])),
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_every_run_is_there_and_no_other(name):
+    results = RESULTS[name]
+    assert [run for run in WANTED[name] if not is_stored(results, *run)] == []
+    for part, number in Counter(part for part, _ in WANTED[name]).items():
+        searched = (name, part) == ("longer_curricula", "sweep")  # of which no more is wanted, and which holds more
+        assert len(results[part]) == number or searched, part
+
+
+# Of grids that were given: the rates of each, and the best one.
+GRIDS = {
+    **{
+        f"rows {kind}": (packed_rows.RATES, best_rate(RESULTS["packed_rows"]["sweep"], rows=kind))
+        for kind in packed_rows.KINDS
+    },
+    **{
+        f"schedule {arm}": (schedule_runs.PEAKS, schedule_runs.best_peak(RESULTS["schedule_runs"]["sweep"], arm))
+        for arm in schedule_runs.ARMS
+    },
+    **{
+        arm: (bits_per_byte.rates_of(arm), bits_per_byte.rate_of(RESULTS["bits_per_byte"], arm))
+        for arm in bits_per_byte.ARMS
+    },
+}
+
+
+@pytest.mark.parametrize(("rates", "best"), GRIDS.values(), ids=GRIDS)
+def test_no_arm_had_its_best_rate_at_the_end_of_its_grid(rates, best):
+    assert min(rates) < best < max(rates)
+
+
+PAGED = (bits_per_byte, curriculum_experiment, longer_curricula, lying_loops)
+
+
+@pytest.mark.parametrize("script", PAGED, ids=lambda script: script.__name__)
+def test_the_page_of_measurements_shows_the_table(script):
+    page = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    assert script.table(RESULTS[script.__name__]) in page
+
+
+# On other kernels rounding does as much to so short a run.
+NEAR: dict[str, dict[str, Any]] = {"val_loss": {"abs": 0.05}, "suggestion": {"rel": 0.3}}
+
+
+def in_its_lesson(script: Any) -> Callable[[str, Any], Any]:
+    return lambda part, settings: script.measure(loop_of(script.LESSON), part, settings)
+
+
+# How a run is measured, the part of the results in which it stands, and what it had.
+REPEATED = {
+    "scaling": (scaling.measure, "runs", {"d_model": 64, "budget": scaling.BUDGETS[0]}),
+    "schedule_race": (schedule_race.measure, "runs", {"schedule": "cosine", "steps": schedule_race.STEPS[0]}),
+    "training_lengths": (training_lengths.measure, "runs", {"rows": training_lengths.ROWS[0], "passes": 4}),
+    "longer_curricula": (longer_curricula.measure, "runs", {"arm": "length"}),
+    "schedule_runs": (in_its_lesson(schedule_runs), "count", {}),
+    "lr_test_lengths": (in_its_lesson(lr_test_lengths), "tests", {"num_iter": 50}),
+    "trainer_tables": (trainer_tables.measure, "warm_up", {"steps": 40}),
+}
+
+
+@pytest.mark.daily(0)
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_stored_run_repeats(name):
+    measure, part, chosen = REPEATED[name]
+    read = RESULTS[name].get("settings", {}).get("python", platform.python_version())
+    if read != platform.python_version():
+        pytest.skip(f"the runs read the documentation of Python {read}")
+    run = next(run for run in RESULTS[name][part] if chosen.items() <= run.items())
+    settings = next(wanted for at, wanted in WANTED[name] if at == part and wanted.items() <= run.items())
+    again = measure(part, settings)
+    for key in run.keys() & NEAR.keys():
+        assert again[key] == pytest.approx(run[key], **NEAR[key])
+
+
+# What lessons say of them
+
+
+def test_lesson_05_says_what_the_race_of_schedules_shows():
+    steps_of, runs = schedule_race.STEPS, RESULTS["schedule_race"]["runs"]
+    for steps, seed in product(steps_of, SEEDS):
+        ends = {run["schedule"]: run["val_loss"] for run in runs if (run["steps"], run["seed"]) == (steps, seed)}
+        assert ends["WSD"] < ends["linear"] < ends["cosine"]
+        assert (ends["constant"] > max(ends["linear"], ends["cosine"])) == (steps == steps_of[-1])
+        if steps == steps_of[-1]:
+            assert 0.04 <= round(ends["cosine"] - ends["linear"], 2) <= 0.05
+            assert round(ends["cosine"] - ends["WSD"], 2) == 0.06
+
+
+def test_lesson_12_tabulates_the_best_rates_of_each_size_and_length():
+    runs = sorted(RESULTS["scaling"]["runs"], key=lambda run: (run["parameters"], run["steps"]))
+    text = (ROOT / "notebooks" / "12_trainer.ipynb").read_text(encoding="utf-8")
+    for size in {run["parameters"] for run in runs}:
+        best = {run["steps"]: run["learning_rate"] for run in runs if run["parameters"] == size}
+        assert f"| {size:,} | {', '.join(f'{best[n]:g} after {n:,}' for n in best)} |" in text
+
+
+def test_every_run_of_a_size_has_spent_its_budget_within_a_step_and_a_half():
+    for run in RESULTS["scaling"]["runs"]:
+        assert abs(run["flops"] - run["budget"]) < 1.5 * run["flops"] / run["steps"]
+
+
+def test_lesson_12_says_what_runs_of_several_lengths_show():
+    losses: dict[Any, list[float]] = {length: [] for length in product(training_lengths.ROWS, training_lengths.PASSES)}
+    for run in RESULTS["training_lengths"]["runs"]:
+        losses[run["rows"], run["passes"]].append(run["val_loss"])
+    small, large = training_lengths.ROWS
+    for seed in SEEDS:
+        ends = {passes: losses[small, passes][seed] for passes in training_lengths.PASSES}
+        assert min(ends, key=ends.__getitem__) == 16 and 0.06 <= round(ends[32] - ends[16], 2) <= 0.14
+        assert losses[small, 16][seed] - losses[large, 4][seed] >= 0.5
+    once, twice = losses[large, 16], losses[large, 32]
+    assert min(twice) < min(once) and max(once) < max(twice)
+
+
+def test_a_text_is_read_once_a_pass_in_another_order_each_time():
+    batches = training_lengths.batches(rows=24, seed=0)
+    text = training_lengths.training_rows()[:24].tolist()
+    first, second = ([row for _ in range(3) for row in next(batches)["input_ids"].tolist()] for _ in range(2))
+    assert sorted(first) == sorted(second) == sorted(text) and first != second
+    assert RESULTS["training_lengths"]["settings"] == training_lengths.begin()["settings"]
+
+
+def test_compiling_takes_as_long_as_many_steps():
+    for run in RESULTS["compile_costs"]["runs"]:
+        assert run["compile_seconds"] > 10 * run["eager_step_seconds"] and run["other_rows_seconds"] > 0
+
+
+def test_the_first_epoch_of_the_longer_curricula_admits_a_fifth_of_the_tokens_and_the_pace_is_linear():
+    of, pacing = curriculum_experiment.tokens_of("stories"), longer_curricula.PACING
+    loader = curriculum_experiment.admitting("stories", longer_curricula.ARMS["frequency"], 0, pacing)
+    assert isinstance(loader, CurriculumLoader)
+    hard = loader.difficulty.tolist()
+    first = sum(tokens for tokens, place in zip(of.values(), hard, strict=True) if place <= 0.2)
+    assert first == pytest.approx(0.2 * sum(of.values()), rel=0.005)
+    assert loader.manager.threshold(pacing["num_steps"] // 2) == pytest.approx(0.6)

@@ -226,6 +226,7 @@ class Trainer(Explained):
         self._out_of_patience = False
         self._rest: Iterator[AnyBatch] | None = None  # of the running epoch, before anything of it is read
         self._torn = False  # whether an error has broken an update off half-way
+        self._own_moves = False  # whether a step that fails must put back what parts keep
         self._buffers = BufferWatch(self.model, self.group)
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
         self._own_folder: Path | None = None  # whose checkpoints are of this run
@@ -344,7 +345,7 @@ class Trainer(Explained):
 
         They are those of the averaged weights, where the run averages.
         """
-        with self._average_in_place():
+        with self.own.kept(), self._average_in_place():
             observers, batches = self.log.observers, length_of(loader)
 
             def on_batch(done: int) -> None:
@@ -408,7 +409,8 @@ class Trainer(Explained):
             check_window(self.runner, own, self.options.process_group)
             if not self.step:
                 check_first_batch(self.runner, own[0])
-            result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
+            with self._own_kept_on_error():
+                result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
             self._buffers.check(self.model)
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
@@ -426,11 +428,26 @@ class Trainer(Explained):
         if self.log.peak_flops is not None:  # else nobody asks for them
             self.log.flops += sum(self.work.of(batch) for batch in own)
         self.log.add(result, skipped, self.step)
+        if self.step == 1 or self.step % self.settings.save_steps == 0:  # not always: the search takes milliseconds
+            self._own_moves = self.own.moves()
         if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))
         if not skipped:
             self._log_layers()
         return not skipped
+
+    @contextmanager
+    def _own_kept_on_error(self) -> Iterator[None]:
+        """Where the step in the body fails, leave what parts keep as the last whole one did: that is what is saved."""
+        put_back = self.own.keep() if self._own_moves else None
+        try:
+            yield
+        except BaseException:
+            if put_back is not None:
+                put_back()
+            elif self.own.moves():  # for the first time: whether it was this step cannot be told
+                self._torn = True
+            raise
 
     def _group_rates(self) -> list[dict[str, Any]]:
         """What decides the rate of each group; before the first step an `lr_scale` may be given, or a group added."""
@@ -847,6 +864,7 @@ class Trainer(Explained):
             self.budget = None
         self._set_length(settings)
         self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
+        self._own_moves = self.own.moves()
         seed, share = self.settings.seed, self.data.share
         self.data = Data(self.data.loader, seed, share, state=deepcopy(saved["data"]), resumed=True)
         self._loaded = {key: saved[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}

@@ -85,6 +85,7 @@ from course_lm.trainer.resume import (
     machine_of,
     put_aside,
     warn_of_machine,
+    warn_of_unsaved,
     with_saved_length,
 )
 from course_lm.trainer.run import (
@@ -184,7 +185,8 @@ class Trainer(Explained):
         check_functions(config, loss_fn, clip, schedule)
         loss_fn = build_loss(config.loss) if loss_fn is None else adapt_loss(loss_fn)
         clip = clip or build_clip(self.settings.max_grad_value)
-        self.parts = describe_parts(self.model, loss_fn, clip, schedule, self._beginning)
+        self._describe_parts = partial(describe_parts, self.model, loss_fn, clip, schedule, self._beginning)
+        self.parts = self._describe_parts()
         self.options = checked_options(
             self.runner,
             self.optimizer,
@@ -847,8 +849,10 @@ class Trainer(Explained):
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
                 check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
-            compare_parts(self.parts, saved["parts"])
-            self.own.load_state_dict(saved.get("own", {}))  # before the optimizer, whose numbers are compared
+            parts = compare_parts(self.parts, saved["parts"], saved.get("parts_now"))
+            # before the optimizer, whose numbers are compared
+            self.own.load_state_dict(saved.get("own", {}))
+            warn_of_unsaved(self._describe_parts(), saved)
             fix_lr_scales(self.optimizer)  # as before the first step of the saved run
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
             if (self.average is None) == ("average" in saved):
@@ -862,6 +866,7 @@ class Trainer(Explained):
             self.log.load_state_dict(saved)  # last: it takes all or nothing, and what follows cannot fail
         if "budget" not in saved:  # the saved run repeats another one, whose length it keeps
             self.budget = None
+        self.parts = parts
         self._set_length(settings)
         self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
         self._own_moves = self.own.moves()
@@ -895,5 +900,6 @@ class Trainer(Explained):
             **({} if self.budget is None else {"budget": self.budget.state_dict()}),
             "config": asdict(self.config),
             "parts": self.parts,
+            **({} if (now := self._describe_parts()) == self.parts else {"parts_now": now}),
             "machine": machine_of(self.device),  # now: threads may be set at any time
         }

@@ -29,6 +29,7 @@ class RunState(Books):
     config: dict[str, Any]
     # What else decides how the rest is computed: a run that goes on with others is warned.
     parts: dict[str, str]
+    parts_now: NotRequired[dict[str, str]]  # where the run itself has changed them
     machine: dict[str, str]
 
 

@@ -243,7 +243,7 @@ def _find(name: str, folder: Path) -> TokenStore | str | None:
         return first_line(error)
 
 
-def _digest(content: bytes = b"") -> "hashlib.blake2b":
+def _digest(content: bytes | bytearray = b"") -> "hashlib.blake2b":
     return hashlib.blake2b(content, digest_size=DIGITS // 2)
 
 

@@ -69,7 +69,14 @@ from course_lm.reproducibility import check_default_device, deterministic_kernel
 from course_lm.run_records import CONFIG
 from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
-from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
+from course_lm.trainer.agreement import (
+    BufferWatch,
+    check_parameters,
+    check_same_run_on_all,
+    in_step,
+    own_of_rank,
+    own_of_ranks,
+)
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.budget import Budget, schedule_over
 from course_lm.trainer.init_from import begin_from
@@ -765,7 +772,10 @@ class Trainer(Explained):
         if not (self._torn or any(is_sharded(parameter) for parameter in self.model.parameters())):
             with suppress(Exception):  # the error that ends the run says more
                 folder.mkdir(parents=True, exist_ok=True)
-                save_checkpoint(folder / "checkpoint_last.safetensors", self._live_state())
+                state = self._live_state()
+                if "own" in state and self.group.world > 1:
+                    state["own"] = [state["own"], *[None] * (self.group.world - 1)]
+                save_checkpoint(folder / "checkpoint_last.safetensors", state)
                 return f"all {self.step} steps are saved: {how_to_go_on(self.config)}"
         return f"step {self.step} could not be saved: the newest checkpoint in {folder} is where it goes on"
 
@@ -808,9 +818,9 @@ class Trainer(Explained):
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state of the run, as `distributed.checkpoint` says; OSError where that cannot be done."""
         if self.config.distributed.checkpoint == "sharded" and self.group.world > 1:
-            save_sharded(path, self._live_state(), self.group)
+            save_sharded(path, self._state_of_ranks(), self.group)
         else:
-            live = self._live_state()
+            live = self._state_of_ranks()
             state = live if self.group.world == 1 else gathered(live, keep=self.group.leads)
             self.group.leader_does(lambda: save_checkpoint(path, state))
 
@@ -851,7 +861,7 @@ class Trainer(Explained):
             load_weights(self.model, saved["model"])
             parts = compare_parts(self.parts, saved["parts"], saved.get("parts_now"))
             # before the optimizer, whose numbers are compared
-            self.own.load_state_dict(saved.get("own", {}))
+            self.own.load_state_dict(own_of_rank(saved.get("own", {}), self.group))
             warn_of_unsaved(self._describe_parts(), saved)
             fix_lr_scales(self.optimizer)  # as before the first step of the saved run
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
@@ -877,6 +887,12 @@ class Trainer(Explained):
             self.total_steps = saved["total_steps"]
         self.best_weights, self._rates = deepcopy(saved["best_weights"]), self._group_rates()
         self._out_of_patience = self._patience_is_out()
+
+    def _state_of_ranks(self) -> RunState:
+        """The live state; a collective call."""
+        live = self._live_state()
+        own = own_of_ranks(self.own.state_dict(), self.group)
+        return {**live, "own": own} if own else live
 
     def _live_state(self) -> RunState:
         """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""

@@ -20,7 +20,7 @@ class RunState(Books):
     average: NotRequired[dict[str, Any]]  # where `training.average_weights` asks for one
     best_weights: dict[str, Any] | None  # of a run without a folder, once it has validated
     optimizer: dict[str, Any]  # see `checkpoints.optimizer_state`
-    own: NotRequired[dict[str, Any]]  # what model, loss, clip and optimizer keep beside, see `OwnState`
+    own: NotRequired[dict[str, Any] | list[Any]]  # what model, loss, clip and optimizer keep, see `own_of_ranks`
     scaler: dict[str, float]  # of the loss; empty outside fp16
     total_steps: int | None
     last_rate: float  # of the last completed step

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
@@ -85,25 +85,13 @@ class OwnState:
         buffers = set(map(id, self._parts["model"].buffers()))
         return any(id(value) not in buffers for value in self.state_dict().values())
 
-    def keep(self) -> Callable[[], None]:
-        """What puts the values and the generators back to where they are now."""
+    def kept(self) -> ExitStack:
+        """What puts the values and the generators back to where they are now, when its body ends or it is closed."""
         values = {name: one.clone() if isinstance(one, Tensor) else one for name, one in self.state_dict().items()}
-        undo = [partial(self.load_state_dict, values), *map(keep_generator, self.generators)]
-
-        def put_back() -> None:
-            for one in undo:
-                one()
-
-        return put_back
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Put the values and the generators back when the body ends, by an error too."""
-        put_back = self.keep()
-        try:
-            yield
-        finally:
-            put_back()
+        undo = ExitStack()
+        for put_back in (partial(self.load_state_dict, values), *map(keep_generator, self.generators)):
+            undo.callback(put_back)
+        return undo
 
     def _is_as_at_first(self, name: str, value: Any) -> bool:
         return name in self._first and name not in self._loaded and value == self._first[name]

@@ -448,12 +448,12 @@ class Trainer(Explained):
     @contextmanager
     def _own_kept_on_error(self) -> Iterator[None]:
         """Where the step in the body fails, leave what parts keep as the last whole one did: that is what is saved."""
-        put_back = self.own.keep() if self._own_moves else None
+        undo = self.own.kept() if self._own_moves else None
         try:
             yield
         except BaseException:
-            if put_back is not None:
-                put_back()
+            if undo is not None:
+                undo.close()
             elif self.own.moves():  # for the first time: whether it was this step cannot be told
                 self._torn = True
             raise

@@ -200,9 +200,9 @@ def default_cache() -> Path:
 def open_token_store(text: LargeText, recipe: Recipe, cache: str | Path | None = None) -> TokenStore:
     """The store of a text, found in the folder `cache` or built there; None is `default_cache`.
 
-    All bytes of a store are compared with its digests. Warns of a damaged one, which is built anew. Raises ValueError
-    for text that cannot be read or that changes meanwhile, and for an empty split; OSError where the cache cannot be
-    written.
+    All bytes of one that is found are compared with its digests. Warns of a damaged one, which is built anew. Raises
+    ValueError for text that cannot be read or that changes meanwhile, and for an empty split; OSError where the cache
+    cannot be written.
     """
     # absolute: files are opened later, maybe from elsewhere
     cache = default_cache() if cache is None else Path(os.path.expanduser(cache)).absolute()
@@ -218,11 +218,7 @@ def open_token_store(text: LargeText, recipe: Recipe, cache: str | Path | None =
             return store
         if store is not None:
             warnings.warn(f"the token store {cache / key} is damaged ({store}): it is built anew", stacklevel=2)
-        _build_aside(text, recipe, cache / key)
-    store = _find(text.name, cache / key)
-    if not isinstance(store, TokenStore):
-        raise OSError(f"the token store {cache / key} does not hold what was written ({store})")
-    return store
+        return _build_aside(text, recipe, cache / key)
 
 
 def _find(name: str, folder: Path) -> TokenStore | str | None:
@@ -247,7 +243,7 @@ def _find(name: str, folder: Path) -> TokenStore | str | None:
         return first_line(error)
 
 
-def _digest(content: bytes = b"") -> "hashlib.blake2b":
+def _digest(content: bytes | bytearray = b"") -> "hashlib.blake2b":
     return hashlib.blake2b(content, digest_size=DIGITS // 2)
 
 
@@ -277,7 +273,7 @@ def _cannot_write(cache: Path) -> Iterator[None]:
         raise OSError(error.errno, f"cannot write token ids into {cache}: {reason}; see data.cache") from error
 
 
-def _build_aside(text: LargeText, recipe: Recipe, folder: Path) -> None:
+def _build_aside(text: LargeText, recipe: Recipe, folder: Path) -> TokenStore:
     """Build the store beside its folder and rename it; what killed processes have left is removed."""
     for old in (folder, *folder.parent.glob(f".{folder.name}.*.tmp")):
         shutil.rmtree(old, ignore_errors=True)
@@ -287,15 +283,14 @@ def _build_aside(text: LargeText, recipe: Recipe, folder: Path) -> None:
     try:
         with _cannot_write(folder.parent):
             aside.mkdir()
-        _build(text, recipe, aside)
-        if recipe.key_for(text) != folder.name:
-            raise ValueError(f"{text.name} was changed while it was read")
+        tokenizer, facts = _build(text, recipe, aside)
         os.replace(aside, folder)
+        return TokenStore(text.name, folder, tokenizer, facts)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _build(text: LargeText, recipe: Recipe, folder: Path) -> None:
+def _build(text: LargeText, recipe: Recipe, folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     survey = _survey(text, recipe)
     if recipe.tokenizer is not None:
         tokenizer = recipe.tokenizer
@@ -318,28 +313,33 @@ def _build(text: LargeText, recipe: Recipe, folder: Path) -> None:
         _write(folder / "tokenizer.json", encoded)
         digest = _digest(json.dumps(facts).encode()).hexdigest()
         _write(folder / "store.json", json.dumps({**facts, "digest": digest}, indent=1).encode())
+    return tokenizer, facts
 
 
 @dataclass(frozen=True)
 class _Survey:
     """What the first reading finds out about each of the D documents."""
 
+    digest: bytes  # of them all: later readings must find the same ones
     splits: np.ndarray  # (D,) uint8: place in SPLITS, or REPEATED
     sampled: np.ndarray  # (D,) bool: whether the tokenizer is trained on it
     train_bytes: int
     sample_bytes: int
 
     def read(self, text: LargeText, advance: Callable[[int], object]) -> Iterator[tuple[str, int, bool]]:
-        """Each document with its split, and whether it is sampled; ValueError where the text is another one now."""
-        marks = zip(self.splits, self.sampled, strict=True)
-        changed = ValueError(f"{text.name} was changed while it was read")
+        """Each document with its split, and whether it is sampled; ValueError where the text is another one now.
+
+        It is compared by what it holds: the times of a file change where it gets another mode or another name, too.
+        """
+        marks, digest = zip(self.splits, self.sampled, strict=True), _digest()
         for document in text.documents(advance, LONGEST):
+            digest.update(_digest(document.encode()).digest())
             mark = next(marks, None)
             if mark is None:
-                raise changed
+                break
             yield document, int(mark[0]), bool(mark[1])
-        if next(marks, None) is not None:
-            raise changed
+        if digest.digest() != self.digest:
+            raise ValueError(f"{text.name} was changed while it was read")
 
 
 def _survey(text: LargeText, recipe: Recipe) -> _Survey:
@@ -349,7 +349,7 @@ def _survey(text: LargeText, recipe: Recipe) -> _Survey:
     with _bar(text, "reading the text") as advance:
         for document in text.documents(advance, LONGEST):
             content = document.encode()
-            digests += hashlib.blake2b(content, digest_size=16).digest()
+            digests += _digest(content).digest()
             sizes += len(content).to_bytes(4, sys.byteorder)
             splits.append(number[split_of(document, recipe.val_fraction, recipe.test_fraction, recipe.seed)])
     found = np.frombuffer(splits, np.uint8).copy()
@@ -364,7 +364,8 @@ def _survey(text: LargeText, recipe: Recipe) -> _Survey:
     if train_bytes > SAMPLE_BYTES:
         # By their digests, so that the sample is spread over the whole text.
         sampled &= both[:, 0] / 2.0**64 < SAMPLE_BYTES / train_bytes
-    return _Survey(found, sampled, train_bytes, int(of_document[sampled].sum(dtype=np.int64)))
+    sample_bytes = int(of_document[sampled].sum(dtype=np.int64))
+    return _Survey(_digest(digests).digest(), found, sampled, train_bytes, sample_bytes)
 
 
 def _repeated(digests: np.ndarray) -> np.ndarray:

@@ -174,15 +174,15 @@ def write_file(file: BinaryIO, tensors: Mapping[str, Tensor], about: Mapping[str
             f"the state holds {len(text)} bytes that are no tensor's; at most {_MOST_HEADER_BYTES} can be read"
         )
     digest = hashlib.sha256()
-    for part in chain((len(text).to_bytes(8, "little"), text), (_bytes_of(tensor) for _, tensor in ordered)):
+    for part in chain((len(text).to_bytes(8, "little"), text), (bytes_of(tensor) for _, tensor in ordered)):
         digest.update(part)
         file.write(part)
     return digest.hexdigest()
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
     """The numbers row by row, without a copy where they lie so."""
-    rows = tensor.cpu().contiguous()
+    rows = tensor.detach().cpu().contiguous()
     # not `reshape`: a single number may keep the stride of the row that it was taken from
     return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().data
 

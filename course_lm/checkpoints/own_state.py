@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from types import CellType, FunctionType, MethodType
@@ -26,7 +26,8 @@ from course_lm.shards import is_expanded, is_sharded
 Member = tuple[str, Any, Callable[[Any], object]]  # its name, its value, and what puts another value there
 _PLAIN = (type(None), bool, int, float, str)
 _MODULES_OWN = vars(nn.Module()).keys()  # whether it trains, and what it holds, which is looked at by itself
-_OPTIMIZERS_OWN = ("state", "param_groups", "params", "lr", "lr_scale", "initial_lr")  # see `optimizer_state`
+# see `optimizer_state`; the last is a mark of `optim`, which each process sets
+_OPTIMIZERS_OWN = ("state", "param_groups", "params", "lr", "lr_scale", "initial_lr", "_rates_set_by_course_lm")
 _LIBRARIES = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
 
 
@@ -79,17 +80,18 @@ class OwnState:
                     put(value)
         self._loaded |= saved.keys()
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Put the values and the generators back when the body ends, by an error too."""
+    def moves(self) -> bool:
+        """Whether a step may change more than buffers of the model, which one that fails puts back by itself."""
+        buffers = set(map(id, self._parts["model"].buffers()))
+        return any(id(value) not in buffers for value in self.state_dict().values())
+
+    def kept(self) -> ExitStack:
+        """What puts the values and the generators back to where they are now, when its body ends or it is closed."""
         values = {name: one.clone() if isinstance(one, Tensor) else one for name, one in self.state_dict().items()}
-        undo = [keep_generator(one) for one in self.generators]
-        try:
-            yield
-        finally:
-            self.load_state_dict(values)
-            for put_back in undo:
-                put_back()
+        undo = ExitStack()
+        for put_back in (partial(self.load_state_dict, values), *map(keep_generator, self.generators)):
+            undo.callback(put_back)
+        return undo
 
     def _is_as_at_first(self, name: str, value: Any) -> bool:
         return name in self._first and name not in self._loaded and value == self._first[name]

@@ -117,6 +117,13 @@ class Group:
         dist.broadcast_object_list(box, group=self.process_group, device=torch.device("cpu"))
         return box[0]  # type: ignore[return-value]
 
+    def gather(self, value: _T) -> list[_T]:
+        """The values of all ranks, in their order, on each of them."""
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value, group=self.process_group)
+        return values
+
     def leader_does(self, function: Callable[[], _T]) -> _T:
         """Let rank 0 alone call the function; each rank gets what it returns, or raises what it raises."""
         if self.world == 1:

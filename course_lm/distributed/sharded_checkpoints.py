@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from course_lm.checkpoints.files import prepare_save, write_checkpoint
 from course_lm.checkpoints.form import TakenApart
 from course_lm.checkpoints.parts import parts_folder, sums_of, write_parts, write_sums
@@ -32,8 +30,7 @@ def save_sharded(path: str | os.PathLike[str], state: Mapping[str, Any], group: 
     group.leader_does(folder.mkdir)
     write_parts(folder, apart.sharded)
     names = group.tell(sorted(file.name for file in folder.iterdir()))
-    sums: list[Any] = [None] * group.world
     # each rank reads some of the files once more: what counts is what has reached the disk
-    dist.all_gather_object(sums, sums_of(folder, names[group.rank :: group.world]), group=group.process_group)
+    sums = group.gather(sums_of(folder, names[group.rank :: group.world]))
     every = {name: digest for part in sums for name, digest in part.items()}
     group.leader_does(lambda: write_checkpoint(path, apart, serial, parts=write_sums(folder, every)))

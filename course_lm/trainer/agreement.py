@@ -4,6 +4,7 @@ Ranks that read other data, hold other models or take another number of steps wo
 are added up whatever they are.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.batching import AnyBatch
-from course_lm.batching.data import fingerprint_of, length_of
+from course_lm.batching.data import digest_of, fingerprint_of, length_of
 from course_lm.config import TrainingConfig
 from course_lm.distributed import Group, check_same_batches
+from course_lm.shards import map_tensors
+from course_lm.validation import one_line
 
 
 def check_parameters(optimizer: Optimizer, model: nn.Module, group: Group) -> None:
@@ -36,6 +39,29 @@ def check_same_run_on_all(config: TrainingConfig, model: nn.Module, loaders: Ite
     for what, value in (("configuration", asdict(config)), ("model", shapes), ("data", data)):
         if group.largest(group.tell(value) != value):
             raise ValueError(f"the ranks must be given the same {what}, got another on some than on rank 0")
+
+
+def own_of_ranks(own: dict[str, Any], group: Group) -> dict[str, Any] | list[Any]:
+    """What the parts of a run keep beside, see `OwnState`: by ranks where they differ, such as means of their losses.
+
+    A collective call.
+    """
+    every = group.gather(map_tensors(own, lambda one: one.detach().cpu())) if group.world > 1 else [own]
+    return own if len(set(map(digest_of, every))) == 1 else every
+
+
+def own_of_rank(saved: dict[str, Any] | list[Any], group: Group) -> dict[str, Any]:
+    """What this rank's parts kept; warns where it must take what those of rank 0 did."""
+    if isinstance(saved, dict):
+        return saved
+    if len(saved) == group.world and None not in saved:
+        return saved[group.rank]
+    names = one_line(", ".join(dict.fromkeys(name for one in saved for name in one or ())))
+    warnings.warn(
+        f"each rank that saved the checkpoint may have had its own {names}: all go on with what rank 0 had",
+        stacklevel=2,
+    )
+    return saved[0]
 
 
 def in_step(windows: Iterable[list[AnyBatch]], group: Group) -> Iterator[list[AnyBatch]]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from course_lm.checkpoints.form import bytes_of
 from course_lm.checkpoints.own_state import is_full, is_library
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
@@ -166,8 +167,3 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
         yield one
         if isinstance(one.argval, CodeType):
             yield from _instructions(one.argval)
-
-
-def bytes_of(tensor: Tensor) -> bytes:
-    """The bytes of its numbers, row by row."""
-    return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

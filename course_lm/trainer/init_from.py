@@ -19,12 +19,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from course_lm.checkpoints import latest_checkpoint, load_checkpoint, load_weights, saved_step, weights_for_use
+from course_lm.checkpoints.form import bytes_of
 from course_lm.config import TrainingConfig
 from course_lm.forward import unwrap
 from course_lm.model import GPT
 from course_lm.run_records import CONFIG, HELD, TOKENIZER
 from course_lm.tokenizer import load_tokenizer
-from course_lm.trainer.code import bytes_of
 from course_lm.transformers_export import model_settings, weights_from_transformers
 from course_lm.validation import ensure, shown
 

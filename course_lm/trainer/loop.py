@@ -69,7 +69,14 @@ from course_lm.reproducibility import check_default_device, deterministic_kernel
 from course_lm.run_records import CONFIG
 from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
-from course_lm.trainer.agreement import BufferWatch, check_parameters, check_same_run_on_all, in_step
+from course_lm.trainer.agreement import (
+    BufferWatch,
+    check_parameters,
+    check_same_run_on_all,
+    in_step,
+    own_of_rank,
+    own_of_ranks,
+)
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.budget import Budget, schedule_over
 from course_lm.trainer.init_from import begin_from
@@ -85,6 +92,7 @@ from course_lm.trainer.resume import (
     machine_of,
     put_aside,
     warn_of_machine,
+    warn_of_unsaved,
     with_saved_length,
 )
 from course_lm.trainer.run import (
@@ -184,7 +192,8 @@ class Trainer(Explained):
         check_functions(config, loss_fn, clip, schedule)
         loss_fn = build_loss(config.loss) if loss_fn is None else adapt_loss(loss_fn)
         clip = clip or build_clip(self.settings.max_grad_value)
-        self.parts = describe_parts(self.model, loss_fn, clip, schedule, self._beginning)
+        self._describe_parts = partial(describe_parts, self.model, loss_fn, clip, schedule, self._beginning)
+        self.parts = self._describe_parts()
         self.options = checked_options(
             self.runner,
             self.optimizer,
@@ -226,6 +235,7 @@ class Trainer(Explained):
         self._out_of_patience = False
         self._rest: Iterator[AnyBatch] | None = None  # of the running epoch, before anything of it is read
         self._torn = False  # whether an error has broken an update off half-way
+        self._own_moves = False  # whether a step that fails must put back what parts keep
         self._buffers = BufferWatch(self.model, self.group)
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
         self._own_folder: Path | None = None  # whose checkpoints are of this run
@@ -344,7 +354,7 @@ class Trainer(Explained):
 
         They are those of the averaged weights, where the run averages.
         """
-        with self._average_in_place():
+        with self.own.kept(), self._average_in_place():
             observers, batches = self.log.observers, length_of(loader)
 
             def on_batch(done: int) -> None:
@@ -408,7 +418,8 @@ class Trainer(Explained):
             check_window(self.runner, own, self.options.process_group)
             if not self.step:
                 check_first_batch(self.runner, own[0])
-            result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
+            with self._own_kept_on_error():
+                result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
             self._buffers.check(self.model)
         except NonFiniteGradientError as error:
             raise NonFiniteGradientError(f"step {self.step + 1}: {error}") from None
@@ -426,11 +437,26 @@ class Trainer(Explained):
         if self.log.peak_flops is not None:  # else nobody asks for them
             self.log.flops += sum(self.work.of(batch) for batch in own)
         self.log.add(result, skipped, self.step)
+        if self.step == 1 or self.step % self.settings.save_steps == 0:  # not always: the search takes milliseconds
+            self._own_moves = self.own.moves()
         if self.step == 1 and not skipped:  # an optimizer's state appears with its first step
             as_plain(map_tensors({"optimizer": optimizer_state(self.optimizer, self.model)}, part_of))
         if not skipped:
             self._log_layers()
         return not skipped
+
+    @contextmanager
+    def _own_kept_on_error(self) -> Iterator[None]:
+        """Where the step in the body fails, leave what parts keep as the last whole one did: that is what is saved."""
+        undo = self.own.kept() if self._own_moves else None
+        try:
+            yield
+        except BaseException:
+            if undo is not None:
+                undo.close()
+            elif self.own.moves():  # for the first time: whether it was this step cannot be told
+                self._torn = True
+            raise
 
     def _group_rates(self) -> list[dict[str, Any]]:
         """What decides the rate of each group; before the first step an `lr_scale` may be given, or a group added."""
@@ -746,7 +772,10 @@ class Trainer(Explained):
         if not (self._torn or any(is_sharded(parameter) for parameter in self.model.parameters())):
             with suppress(Exception):  # the error that ends the run says more
                 folder.mkdir(parents=True, exist_ok=True)
-                save_checkpoint(folder / "checkpoint_last.safetensors", self._live_state())
+                state = self._live_state()
+                if "own" in state and self.group.world > 1:
+                    state["own"] = [state["own"], *[None] * (self.group.world - 1)]
+                save_checkpoint(folder / "checkpoint_last.safetensors", state)
                 return f"all {self.step} steps are saved: {how_to_go_on(self.config)}"
         return f"step {self.step} could not be saved: the newest checkpoint in {folder} is where it goes on"
 
@@ -789,9 +818,9 @@ class Trainer(Explained):
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the whole state of the run, as `distributed.checkpoint` says; OSError where that cannot be done."""
         if self.config.distributed.checkpoint == "sharded" and self.group.world > 1:
-            save_sharded(path, self._live_state(), self.group)
+            save_sharded(path, self._state_of_ranks(), self.group)
         else:
-            live = self._live_state()
+            live = self._state_of_ranks()
             state = live if self.group.world == 1 else gathered(live, keep=self.group.leads)
             self.group.leader_does(lambda: save_checkpoint(path, state))
 
@@ -830,8 +859,10 @@ class Trainer(Explained):
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
                 check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
-            compare_parts(self.parts, saved["parts"])
-            self.own.load_state_dict(saved.get("own", {}))  # before the optimizer, whose numbers are compared
+            parts = compare_parts(self.parts, saved["parts"], saved.get("parts_now"))
+            # before the optimizer, whose numbers are compared
+            self.own.load_state_dict(own_of_rank(saved.get("own", {}), self.group))
+            warn_of_unsaved(self._describe_parts(), saved)
             fix_lr_scales(self.optimizer)  # as before the first step of the saved run
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
             if (self.average is None) == ("average" in saved):
@@ -845,8 +876,10 @@ class Trainer(Explained):
             self.log.load_state_dict(saved)  # last: it takes all or nothing, and what follows cannot fail
         if "budget" not in saved:  # the saved run repeats another one, whose length it keeps
             self.budget = None
+        self.parts = parts
         self._set_length(settings)
         self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
+        self._own_moves = self.own.moves()
         seed, share = self.settings.seed, self.data.share
         self.data = Data(self.data.loader, seed, share, state=deepcopy(saved["data"]), resumed=True)
         self._loaded = {key: saved[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
@@ -854,6 +887,12 @@ class Trainer(Explained):
             self.total_steps = saved["total_steps"]
         self.best_weights, self._rates = deepcopy(saved["best_weights"]), self._group_rates()
         self._out_of_patience = self._patience_is_out()
+
+    def _state_of_ranks(self) -> RunState:
+        """The live state; a collective call."""
+        live = self._live_state()
+        own = own_of_ranks(self.own.state_dict(), self.group)
+        return {**live, "own": own} if own else live
 
     def _live_state(self) -> RunState:
         """What `state_dict` copies, with the live tensors: a file that is written from it needs no second copy."""
@@ -877,5 +916,6 @@ class Trainer(Explained):
             **({} if self.budget is None else {"budget": self.budget.state_dict()}),
             "config": asdict(self.config),
             "parts": self.parts,
+            **({} if (now := self._describe_parts()) == self.parts else {"parts_now": now}),
             "machine": machine_of(self.device),  # now: threads may be set at any time
         }

@@ -234,14 +234,19 @@ def describe_parts(
     return parts | {f"model's {kind}": f"{kind}{_CODE}{code}" for kind, code in digests_of_modules(model).items()}
 
 
-def compare_parts(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:
+def compare_parts(mine: dict[str, str], saved: dict[str, str], left: Mapping[str, str] | None = None) -> dict[str, str]:
     """Refuse to go on with other code of the user's, or with a model that is built otherwise, or another function.
+
+    left: what the saved run has made of its own, such as of a tensor in a loss; in the same process they go on so.
+    Returns what the run that goes on is made of.
 
     Where a library is another version than it was, what has changed without the user's code is only warned of.
 
     Raises:
         ValueError: names the part that is another one.
     """
+    if mine == left:
+        return saved
     for name in dict.fromkeys([*mine, *saved]):
         old, new = saved.get(name, "nothing"), mine.get(name, "nothing")
         (was, code_then), (now, code_now) = (text.partition(_CODE)[::2] for text in (old, new))
@@ -254,6 +259,15 @@ def compare_parts(mine: Mapping[str, str], saved: Mapping[str, str]) -> None:
         if saved.get(_LIBRARIES) == mine[_LIBRARIES] or (_LIBRARIES in saved and (code_then or code_now)):
             raise ValueError(f"{problem}: {WHAT_TO_DO}")
         warnings.warn(problem, stacklevel=2)
+    return mine
+
+
+def warn_of_unsaved(mine: Mapping[str, str], saved: Mapping[str, Any]) -> None:
+    """Warn of parts that are again as when the run began, though it has changed what their code reads."""
+    for name, left in saved.get("parts_now", {}).items():
+        if left != mine.get(name) == saved["parts"].get(name):
+            unsaved = "the run has changed a value that no checkpoint holds, such as a tensor that is no buffer"
+            warnings.warn(f"the {name} begins anew: {unsaved}", stacklevel=2)
 
 
 _LIBRARIES = "libraries"

@@ -20,7 +20,7 @@ class RunState(Books):
     average: NotRequired[dict[str, Any]]  # where `training.average_weights` asks for one
     best_weights: dict[str, Any] | None  # of a run without a folder, once it has validated
     optimizer: dict[str, Any]  # see `checkpoints.optimizer_state`
-    own: NotRequired[dict[str, Any]]  # what model, loss, clip and optimizer keep beside, see `OwnState`
+    own: NotRequired[dict[str, Any] | list[Any]]  # what model, loss, clip and optimizer keep, see `own_of_ranks`
     scaler: dict[str, float]  # of the loss; empty outside fp16
     total_steps: int | None
     last_rate: float  # of the last completed step
@@ -29,6 +29,7 @@ class RunState(Books):
     config: dict[str, Any]
     # What else decides how the rest is computed: a run that goes on with others is warned.
     parts: dict[str, str]
+    parts_now: NotRequired[dict[str, str]]  # where the run itself has changed them
     machine: dict[str, str]
 
 

@@ -418,18 +418,38 @@ def test_a_curriculum_over_a_large_text_is_refused_before_it_is_read(source, tmp
     assert_one_line(caught.value, "curriculum.enabled must be false", source)
 
 
-@pytest.mark.parametrize(("stage", "added"), [("_encode", "\n\none more"), ("_write", "")])
-def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, stage, added):
-    source = write_text(tmp_path)
-    build_on = getattr(token_store, stage)
+def in_place(path: Path) -> None:
+    stat = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"cat", b"cow"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "more": lambda path: path.write_bytes(path.read_bytes() + b"\n\none more"),
+    "less": lambda path: path.write_bytes(path.read_bytes().rpartition(b"\n\n")[0]),
+    "other words, of the old date": in_place,
+}
+NO_CHANGES: dict[str, Callable[[Path], object]] = {
+    "date": lambda path: os.utime(path, ns=(1, 1)),
+    "mode": lambda path: path.chmod(0o400),
+    "another name for a while": lambda path: path.rename(path.with_suffix(".old")).rename(path),
+}
+
+
+@pytest.mark.parametrize("stage", ["train_tokenizer", "_encode"])
+@pytest.mark.parametrize("change", [*CHANGES, *NO_CHANGES])
+def test_a_text_is_refused_exactly_where_its_documents_change_while_it_is_read(tmp_path, monkeypatch, stage, change):
+    source, build_on = write_text(tmp_path), getattr(token_store, stage)
+    undisturbed = open_token_store(text_of(source), RECIPE, tmp_path / "undisturbed")
 
     def change_then_build_on(*arguments: Any) -> object:
-        with (tmp_path / "b.txt").open("a") as file:
-            file.write(added)
-        os.utime(tmp_path / "b.txt", ns=(1, 1))
+        {**CHANGES, **NO_CHANGES}[change](tmp_path / "b.txt")
         return build_on(*arguments)
 
     monkeypatch.setattr(token_store, stage, change_then_build_on)
+    if change in NO_CHANGES:
+        assert open_token_store(text_of(source), RECIPE, tmp_path / "cache").facts == undisturbed.facts
+        return
     with pytest.raises(ValueError) as caught:
         open_token_store(text_of(source), RECIPE, tmp_path / "cache")
     assert_one_line(caught.value, source, "was changed while it was read")

@@ -19,7 +19,7 @@ from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
 from course_lm.schedules import ScheduleConfig
 from course_lm.trainer import Trainer
-from tests.training_run import assert_same, configure
+from tests.training_run import assert_same, configure, loaders, model_of
 
 VOCABULARY = 11
 
@@ -64,6 +64,14 @@ class Counts:
     def __call__(self, parameters: list[Tensor], max_norm: float) -> None:
         self.sum, self.clips = self.sum + float(clip_gradients(parameters, None)), self.clips + 1
         clip_gradients(parameters, self.sum / 2 / self.clips)
+
+
+class Late(Counts):
+    """Counts nothing before the third step."""
+
+    def loss(self, logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        self.calls += torch.equal(labels, batches(7)[-1]["labels"])
+        return next_token_loss(logits, labels, reduction=reduction) * (1 + self.calls / 10)
 
 
 class Weighing(nn.Module):
@@ -151,6 +159,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "loss in a partial function": lambda: weighed(lambda loss: functools.partial(loss)),
     "loss in a closure": closed,
     "loss that is a method": lambda: plain(loss_fn=Counts().loss),
+    "loss that begins late": lambda: plain(loss_fn=Late().loss),
     "clip": lambda: plain(clip=Counts()),
     "optimizer": lambda: plain(model=(model := Net(lambda _, hidden: hidden)), optimizer=Slow(model.parameters())),
 }
@@ -179,6 +188,46 @@ def test_what_is_kept_beside_weights_goes_on_bit_for_bit(tmp_path, case):
     for steps in (3, 7):
         stopped = trained(tmp_path / "used", used, steps)
     assert_same([*left(stopped)], [*straight])
+
+
+def broken_off(parts: dict[str, Any]) -> dict[str, Any]:
+    """The parts, of which the model raises once, in the second micro-batch of step 4."""
+    passes: list[bool] = []
+
+    def count(*_: object) -> None:
+        passes.append(torch.is_grad_enabled())
+        if passes[-1] and sum(passes) == 10:
+            raise RuntimeError("the device is lost")
+
+    parts["model"].register_forward_hook(count)
+    return parts
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_after_an_error_in_the_middle_of_a_step_it_is_what_the_last_whole_step_has_left(tmp_path, case):
+    straight = left(trained(tmp_path / "straight", CASES[case](), 7))
+    for name in ("other parts", "the same parts"):
+        broken = broken_off(CASES[case]())
+        with pytest.raises(RuntimeError, match="the device is lost") as caught:
+            trained(tmp_path / name, broken, 7)
+        saved = "step 3 could not be saved" if case == "loss that begins late" else "all 3 steps are saved"
+        assert caught.value.__notes__[0].startswith(saved)
+        again = broken if name == "the same parts" else CASES[case]()
+        assert_same([*left(trained(tmp_path / name, again, 7))], [*straight])
+
+
+def test_the_parts_of_the_package_keep_nothing_so_that_no_step_looks_for_it(tmp_path):
+    trainer = Trainer(model_of(), configure(tmp_path))
+    trainer.train_epoch(loaders("fixed")[0])
+    assert trainer.step and trainer.own.state_dict() == {} and not trainer._own_moves
+
+
+def test_a_validation_leaves_no_trace(tmp_path):
+    kept = Net(lambda _, hidden: hidden, calls=0)
+    kept.register_forward_hook(lambda *_: counted(kept) and None)
+    trainer = Trainer(kept, configure(tmp_path))
+    trainer.evaluate(batches(2))
+    assert trainer.own.state_dict() == {}
 
 
 @pytest.mark.parametrize("case", CASES)

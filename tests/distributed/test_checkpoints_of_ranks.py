@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from course_lm.checkpoints import (
     CheckpointError,
@@ -25,6 +26,7 @@ from course_lm.checkpoints import (
 from course_lm.checkpoints.parts import SUMS
 from course_lm.config import TrainingConfig
 from course_lm.distributed import DistributedConfig, connect
+from course_lm.loss import next_token_loss
 from course_lm.schedules import ScheduleConfig
 from course_lm.shards import is_sharded
 from course_lm.trainer import Trainer
@@ -142,6 +144,60 @@ def test_an_average_of_the_weights_goes_on_to_the_bit(ranks: Ranks, tmp_path: Pa
     same_values(state, expected)
     same_values(load_checkpoint(stopped / NAME / "checkpoint_last.safetensors"), state)
     assert bool(folders_in(stopped / NAME)) == (distributed is SHARDED)
+
+
+class Running:
+    """A loss that keeps a mean over the micro-batches of its rank, and fails at one of them."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.mean, self.fails, self.calls = 0.0, fails, 0
+
+    def __call__(self, logits: Tensor, labels: Tensor, reduction: Any) -> Tensor:
+        loss = next_token_loss(logits, labels, reduction=reduction)
+        self.mean, self.calls = 0.9 * self.mean + float(loss.detach()) / 1000, self.calls + 1
+        if self.calls == self.fails:
+            raise OSError("the disk is gone")
+        return loss * (1 + self.mean)
+
+
+def run_with_means(folder: Path, distributed: DistributedConfig, steps: int, fails: int = 0) -> tuple[Any, list[str]]:
+    """On a rank: train to this step, or go on to it; the whole state and what was warned of. Rank 1 alone `fails`."""
+    config = replace(config_of(folder, distributed), lr_scheduler=CONSTANT)
+    config = replace(config, training=replace(config.training, max_steps=steps))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = Trainer(model_of(), config, loss_fn=Running(fails * connect().rank))
+        trainer.train(loaders("bucketed")[0])
+    return trainer.state_dict(), [str(one.message) for one in caught if "each rank" in str(one.message)]
+
+
+OF_RANK_0 = "each rank that saved the checkpoint may have had its own loss_fn.mean, .*: all go on with what rank 0 had"
+
+
+@pytest.mark.parametrize("distributed", [SHARDED, DDP], ids=["sharded", "ddp"])
+def test_what_each_rank_keeps_goes_on_and_another_number_of_ranks_takes_rank_0s_with_a_word(
+    ranks: Ranks, tmp_path: Path, distributed: DistributedConfig
+) -> None:
+    straight = ranks(2).run(run_with_means, tmp_path / "straight", distributed, 5)
+    assert straight[0][0]["own"]["loss_fn.mean"] != straight[1][0]["own"]["loss_fn.mean"]
+    ranks(2).run(run_with_means, tmp_path / "stopped", distributed, 2)
+    gone_on = ranks(2).run(run_with_means, tmp_path / "stopped", distributed, 5)
+    for (state, told), (expected, _) in zip(gone_on, straight):
+        same_values(state, expected)
+        assert not told
+    alone = Trainer(model_of(), replace(config_of(tmp_path, distributed), lr_scheduler=CONSTANT), loss_fn=Running())
+    with pytest.warns(UserWarning, match=OF_RANK_0):
+        alone.load_checkpoint(tmp_path / "stopped" / NAME / "checkpoint_last.safetensors")
+    assert alone.own.state_dict() == straight[0][0]["own"]
+
+
+def test_what_rank_0_has_saved_alone_is_its_own_and_all_ranks_say_so(ranks: Ranks, tmp_path: Path) -> None:
+    ranks(2).outcomes(run_with_means, tmp_path, DDP, 5, 5, ends=True)
+    path = tmp_path / NAME / "checkpoint_last.safetensors"
+    assert load_checkpoint(path)["step"] == 2
+    for state, told in ranks(2).run(run_with_means, tmp_path, DDP, 2):
+        assert [bool(re.fullmatch(OF_RANK_0, one)) for one in told] == [True]
+        assert state["own"] == load_checkpoint(path)["own"]
 
 
 # Damage to the newest checkpoint: each is seen, and the one before it is used.

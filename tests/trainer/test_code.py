@@ -214,6 +214,35 @@ def test_a_run_with_another_part_is_refused_in_one_line_and_the_same_part_goes_o
     assert resume.WHAT_TO_DO in str(caught.value) and "\n" not in str(caught.value)
 
 
+IN_PLACE: dict[str, Any] = {
+    "method": lambda held: held.mul_(0.9),
+    "item": lambda held: held.__setitem__(0, 3.0),
+    "function": lambda held: torch.mul(held, 0.9, out=held),
+    "array": lambda held: held.numpy().fill(3.0),
+}
+
+
+@pytest.mark.parametrize("how", IN_PLACE)
+def test_a_tensor_that_a_run_changes_is_no_other_code_and_one_that_somebody_changes_is(tmp_path, how, capsys):
+    def made(held: torch.Tensor, change: Any = IN_PLACE[how]) -> Any:
+        def loss(logits: Any, labels: Any, reduction: Any) -> Any:
+            change(held)
+            return next_token_loss(logits, labels, reduction=reduction) * held.mean()
+
+        return loss
+
+    held = torch.ones(2)
+    loss = made(held)
+    for _ in range(3):
+        trained(tmp_path, loss_fn=loss)
+    assert capsys.readouterr().out.count("resumed") == 2
+    held += 1
+    with pytest.raises(ValueError, match=r"the loss_fn is not .*loss has changed since"):
+        trained(tmp_path, loss_fn=loss)
+    with pytest.warns(UserWarning, match="the loss_fn begins anew: .* that no checkpoint holds"):
+        trained(tmp_path, loss_fn=made(torch.ones(2)))
+
+
 def test_after_an_upgrade_a_module_that_prints_otherwise_is_warned_of(tmp_path, monkeypatch):
     trained(tmp_path)
     monkeypatch.setattr(resume, "__version__", "99")

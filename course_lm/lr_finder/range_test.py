@@ -22,7 +22,7 @@ from course_lm.batching.batch import with_own_memory
 from course_lm.batching.data import read_from_start, set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
-from course_lm.guard import check_batch, check_labels, checked_options
+from course_lm.guard import check_batch, checked_options
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder.curve import LEAST_POINTS, SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
@@ -139,9 +139,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
     while True:
         empty = True
         for number, batch in enumerate(reader):
-            check_batch(model, batch)
-            if number == 0:
-                check_labels(batch)
+            check_batch(model, batch, first=number == 0)
             if count_targets(batch["labels"]):
                 empty = False
                 yield batch

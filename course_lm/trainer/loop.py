@@ -48,7 +48,6 @@ from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
 from course_lm.guard import (
     adapt_loss,
-    check_first_batch,
     check_peak,
     check_schedule,
     check_window,
@@ -405,9 +404,7 @@ class Trainer(Explained):
         self.layers.before_step(self.model, self.step + 1)
         try:
             own, seeds = share(window, self.group), self._seeds(len(window))
-            check_window(self.runner, own, self.options.process_group)
-            if not self.step:
-                check_first_batch(self.runner, own[0])
+            check_window(self.runner, own, self.options.process_group, begins=not self.step)
             result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
             self._buffers.check(self.model)
         except NonFiniteGradientError as error:

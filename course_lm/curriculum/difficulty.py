@@ -24,7 +24,7 @@ from course_lm.curriculum.settings import (
     RandomSettings,
     read_settings,
 )
-from course_lm.validation import Explained, require
+from course_lm.validation import require
 
 Example = str | Mapping[str, Any]
 OneExample = TypeVar("OneExample", bound=Example)
@@ -38,7 +38,7 @@ def text_of(example: Example) -> str:
     return text
 
 
-class Curriculum(Explained):
+class Curriculum:
     """What all strategies share: they score examples, and sort them."""
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:

@@ -194,7 +194,7 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
     if module in _TRIED or input_ids.is_meta or input_ids.size(1) < 2 or len(tokens := input_ids.unique()) < 2:
         return
     tried, keywords, seen = _whole(module), keywords_of(module), ""
-    if tried is None or (tried is not module and type(module).forward is GPT.forward):  # as in `_find_way`
+    if tried is None:
         return
     for width in sorted({min(16, input_ids.size(1)), input_ids.size(1)}):
         rows = _tokens_like(input_ids)[:1, :width].repeat(2, 1)
@@ -207,17 +207,13 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
             alike, apart = (logits_of(call(batch, inputs)) for batch in (same_row, others))
             ahead, beside = _distance(*apart[:2, :same]), _distance(alike[1], apart[1])
             # a model that draws at random has other logits for the same rows
-            if (
-                max(ahead, beside / 100)  # the rounding of a scale that a whole batch shares is no mixture
-                > TOLERANCE
-                >= max(_distance(*alike[:2]), _distance(alike, logits_of(call(same_row, inputs))))
-            ):
-                seen = f"in a trial on {width} tokens, "
+            if max(_distance(*alike[:2]), _distance(alike, logits_of(call(same_row, inputs)))) <= TOLERANCE:
+                trial = f"in a trial on {width} tokens, the"
                 if ahead > TOLERANCE:
-                    seen = f"sees the future: {seen}the first {same} logits differed by {ahead:.2g} of their standard "
+                    seen = f"sees the future: {trial} first {same} logits differed by {ahead:.2g} of their standard "
                     seen += "deviation when later tokens did; give its attention a causal mask"
-                else:
-                    seen = f"mixes the rows of a batch: {seen}the logits of a row differed by {beside:.2g} of their "
+                elif beside > 100 * TOLERANCE:  # the rounding of a scale that a whole batch shares is no mixture
+                    seen = f"mixes the rows of a batch: {trial} logits of a row differed by {beside:.2g} of their "
                     seen += "standard deviation when its neighbours did; rows are the first dimension"
             break
     if seen:
@@ -226,7 +222,12 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
 
 
 def keep_plain_twin(module: nn.Module) -> None:
-    """Before a model is sharded, keep a copy without weights: the sharded one cannot be tried by one rank alone."""
+    """Before a model is sharded, keep a copy without weights: the sharded one cannot be tried by one rank alone.
+
+    This package's own is not: its tests have tried it, and whole it may not fit where the model needs sharding.
+    """
+    if type(module).forward is GPT.forward:
+        return
     without_memory = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in module.parameters()
     }
@@ -289,8 +290,8 @@ def _find_way(module: nn.Module, input_ids: Tensor, keywords: frozenset[str]) ->
     if input_ids.is_meta or input_ids.size(1) < 2:
         return ways[0]  # there is nothing to compare
     tried = _whole(module)
-    if tried is not module and type(module).forward is GPT.forward:
-        return ways[0]  # this package's tests have tried it, and the copy may not fit where the model needs sharding
+    if tried is None and type(module).forward is GPT.forward:
+        return ways[0]
     if tried is None:
         raise ValueError(
             f"whether {type(module).__name__} keeps the documents of a packed row apart cannot be tried once it is "

@@ -135,11 +135,11 @@ def check_window(
     Of batches on an accelerator the first one that a model is given is looked at more closely. Where a run `begins`
     with this window it is again, and the model is tried too: see `check_causal`.
     """
-    if isinstance(micro_batches, Mapping):
-        raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
     # a generator would be empty after the first reading, and the targets are counted before the model runs
     if not isinstance(micro_batches, Sequence):
-        raise TypeError(f"micro_batches must be a list of batches, got {type(micro_batches).__name__}")
+        one = isinstance(micro_batches, Mapping)
+        got = "a single batch: put it in a list" if one else type(micro_batches).__name__
+        raise TypeError(f"micro_batches must be a list of batches, got {got}")
     if process_group is not None and not micro_batches:
         raise ValueError("micro_batches must hold a batch on every rank, be it one without a target, got an empty list")
     module = unwrap(model)
@@ -263,12 +263,11 @@ def check_with_data(model: nn.Module, loader: Iterable[Any]) -> None:
     if isinstance(loader, Loader) and len(loader):
         loader = [loader.collate(loader.order(0)[0])]
     batches = loader if isinstance(loader, list | tuple) else []
-    check_window(model, batches[:1], None, begins=True)
     packed = [one for one in batches if isinstance(one, Mapping) and isinstance(one.get("document_ids"), Tensor)]
-    if packed:
-        widest = max(packed, key=lambda batch: batch["document_ids"].shape[-1:])
-        check_batch(model, widest)
-        packed_inputs(unwrap(model), move_batch(widest, device_of(model)))
+    widest = sorted(packed, key=lambda batch: batch["document_ids"].shape[-1:])[-1:]
+    check_window(model, [*batches[:1], *widest], None, begins=True)
+    for batch in widest:
+        packed_inputs(unwrap(model), move_batch(batch, device_of(model)))
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:

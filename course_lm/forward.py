@@ -193,10 +193,9 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
     """
     if module in _TRIED or input_ids.is_meta or input_ids.size(1) < 2 or len(tokens := input_ids.unique()) < 2:
         return
-    sharded = any(is_sharded(parameter) for parameter in module.parameters())
-    if sharded and (module not in _TWINS or type(module).forward is GPT.forward):  # as in `_find_way`
+    tried, keywords, seen = _whole(module), keywords_of(module), ""
+    if tried is None:
         return
-    tried, keywords, seen = _TWINS[module] if sharded else module, keywords_of(module), ""
     for width in sorted({min(16, input_ids.size(1)), input_ids.size(1)}):
         rows = _tokens_like(input_ids)[:1, :width].repeat(2, 1)
         same = width // 2 | 1  # odd: attention within blocks of an even width would end where the rows differ
@@ -208,17 +207,13 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
             alike, apart = (logits_of(call(batch, inputs)) for batch in (same_row, others))
             ahead, beside = _distance(*apart[:2, :same]), _distance(alike[1], apart[1])
             # a model that draws at random has other logits for the same rows
-            if (
-                max(ahead, beside / 100)  # the rounding of a scale that a whole batch shares is no mixture
-                > TOLERANCE
-                >= max(_distance(*alike[:2]), _distance(alike, logits_of(call(same_row, inputs))))
-            ):
-                seen = f"in a trial on {width} tokens, "
+            if max(_distance(*alike[:2]), _distance(alike, logits_of(call(same_row, inputs)))) <= TOLERANCE:
+                trial = f"in a trial on {width} tokens, the"
                 if ahead > TOLERANCE:
-                    seen = f"sees the future: {seen}the first {same} logits differed by {ahead:.2g} of their standard "
+                    seen = f"sees the future: {trial} first {same} logits differed by {ahead:.2g} of their standard "
                     seen += "deviation when later tokens did; give its attention a causal mask"
-                else:
-                    seen = f"mixes the rows of a batch: {seen}the logits of a row differed by {beside:.2g} of their "
+                elif beside > 100 * TOLERANCE:  # the rounding of a scale that a whole batch shares is no mixture
+                    seen = f"mixes the rows of a batch: {trial} logits of a row differed by {beside:.2g} of their "
                     seen += "standard deviation when its neighbours did; rows are the first dimension"
             break
     if seen:
@@ -227,11 +222,21 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
 
 
 def keep_plain_twin(module: nn.Module) -> None:
-    """Before a model is sharded, keep a copy without weights: the sharded one cannot be tried by one rank alone."""
+    """Before a model is sharded, keep a copy without weights: the sharded one cannot be tried by one rank alone.
+
+    This package's own is not: its tests have tried it, and whole it may not fit where the model needs sharding.
+    """
+    if type(module).forward is GPT.forward:
+        return
     without_memory = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in module.parameters()
     }
     _TWINS[module] = deepcopy(module, without_memory)
+
+
+def _whole(module: nn.Module) -> nn.Module | None:
+    """The model itself, or of a sharded one the twin that was kept."""
+    return _TWINS.get(module) if any(is_sharded(parameter) for parameter in module.parameters()) else module
 
 
 def _plain_inputs(attention_mask: Tensor | None, keywords: frozenset[str]) -> Inputs:
@@ -284,16 +289,16 @@ def _find_way(module: nn.Module, input_ids: Tensor, keywords: frozenset[str]) ->
         )
     if input_ids.is_meta or input_ids.size(1) < 2:
         return ways[0]  # there is nothing to compare
-    sharded = any(is_sharded(parameter) for parameter in module.parameters())
-    if sharded and type(module).forward is GPT.forward:
-        return ways[0]  # this package's tests have tried it, and the copy may not fit where the model needs sharding
-    if sharded and module not in _TWINS:
+    tried = _whole(module)
+    if tried is None and type(module).forward is GPT.forward:
+        return ways[0]
+    if tried is None:
         raise ValueError(
             f"whether {type(module).__name__} keeps the documents of a packed row apart cannot be tried once it is "
             "sharded: let Trainer shard it (distributed.strategy), or use data.batching: bucketed"
         )
     found = []
-    with _trial(_TWINS[module] if sharded else module, next(module.parameters()).device) as call:
+    with _trial(tried, next(module.parameters()).device) as call:
         for way in ways:
             gap = _gap(call, input_ids, keywords, way)
             if gap == "":
@@ -368,8 +373,7 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, keywords: fro
                 part = slice(document * length, (document + 1) * length)
                 one = ids[row : row + 1, part]
                 alone = logits_of(call(one, _plain_inputs(torch.ones_like(one), keywords)))[0]
-                # as a share of the standard deviation; all logits may be equal
-                distance = float((packed[row, part] - alone).abs().max() / alone.std().clamp(min=1e-30))
+                distance = _distance(alone, packed[row, part])
                 worst = max(worst, math.inf if math.isnan(distance) else distance)
     except Exception as error:  # whatever a foreign model raises, it cannot be called in this way
         if is_out_of_memory(error):
@@ -381,7 +385,7 @@ def _gap(call: Callable[[Tensor, Inputs], Any], input_ids: Tensor, keywords: fro
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """How far logits are apart, as a share of their standard deviation."""
+    """How far logits are apart, as a share of their standard deviation; all of them may be equal."""
     return float((one - other).abs().max() / one.std().clamp(min=1e-30))
 
 

@@ -1,8 +1,8 @@
 """What a person hands to training, looked at once, before anything changes: the one place for refusals.
 
 A refusal is one line with the value, where it came from and what is accepted. `checked_options` looks at model,
-optimizer, loss, clip and the rest when a step or a run is put together; `check_batch` at each batch when it arrives,
-`check_first_batch` more closely at the first one of a run.
+optimizer, loss, clip and the rest when a step or a run is put together; `check_window` at the batches of a step when
+they arrive, and more closely where a run begins with them.
 What only shows while the model runs is looked at there: `loss_sum` at a loss, `check_gradients` at gradients.
 """
 
@@ -11,10 +11,11 @@ import math
 import warnings
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from operator import itemgetter
+from operator import eq, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,7 @@ from course_lm.shards import hold_parts, is_expanded, is_sharded, part_of
 from course_lm.validation import require, shown
 
 ON_NONFINITE = ("raise", "skip")
+NEXT_TO_NEVER = 1e-9  # how likely a right batch may be to be refused by chance: a run has millions
 # Whose update of a weight needs no other weight. Adafactor and Muon look at whole matrices, and a rank has parts of
 # them.
 _ELEMENTWISE = (Adam, AdamW, SGD, Adagrad, Adamax, NAdam, RAdam, RMSprop)
@@ -60,10 +62,8 @@ _DTYPES = {  # of each part of a batch
     "document_ids": _WHOLE,
     "position_ids": _WHOLE,
 }
-# parameters, where a warning has told of them
-_left_out: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-# parameters, whose memory was looked at: in each call of `train_step` that would take as long as all else here
-_apart: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+# how many parameters are held, and left out, where their memory was looked at, which takes as long as all else here
+_looked_at: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 _begun: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose first batch was looked at
 _summing: dict[int, Callable[[], Any]] = {}  # losses that were seen to sum, by id: a loss need not be hashable
 
@@ -127,32 +127,36 @@ def checked_precision(precision: Precision | None, device: torch.device) -> Prec
     return precision
 
 
-def check_window(model: nn.Module, micro_batches: object, process_group: dist.ProcessGroup | None) -> None:
+def check_window(
+    model: nn.Module, micro_batches: object, process_group: dist.ProcessGroup | None, *, begins: bool = False
+) -> None:
     """Refuse the micro-batches of a step unless they are a list of batches, each as `check_batch` wants it.
 
-    On an accelerator the labels of the first batch alone that a model is given are looked at, see `check_labels`.
+    Of batches on an accelerator the first one that a model is given is looked at more closely. Where a run `begins`
+    with this window it is again, and the model is tried too: see `check_causal`.
     """
-    if isinstance(micro_batches, Mapping):
-        raise TypeError("micro_batches must be a list of batches, got a single batch: put it in a list")
     # a generator would be empty after the first reading, and the targets are counted before the model runs
     if not isinstance(micro_batches, Sequence):
-        raise TypeError(f"micro_batches must be a list of batches, got {type(micro_batches).__name__}")
+        one = isinstance(micro_batches, Mapping)
+        got = "a single batch: put it in a list" if one else type(micro_batches).__name__
+        raise TypeError(f"micro_batches must be a list of batches, got {got}")
     if process_group is not None and not micro_batches:
         raise ValueError("micro_batches must hold a batch on every rank, be it one without a target, got an empty list")
+    module = unwrap(model)
     for batch in micro_batches:
-        check_batch(model, batch)
-    if micro_batches and unwrap(model) not in _begun:
-        check_labels(micro_batches[0])
-        _begun.add(unwrap(model))
+        check_batch(model, batch, first=begins or module not in _begun)
+        _begun.add(module)
+    if begins and micro_batches:
+        check_causal(module, micro_batches[0]["input_ids"].to(device_of(model)))
 
 
-def check_batch(model: nn.Module, batch: object) -> None:
+def check_batch(model: nn.Module, batch: object, *, first: bool = False) -> None:
     """Refuse a batch that is not a dict of tensors (B, T).
 
     It must hold `input_ids` and `labels`; `attention_mask`, `document_ids` and `position_ids` are optional. Values are
     looked at on the host, before a batch moves: on an accelerator an id outside the vocabulary ends the process with a
-    message that names neither, and looking there would make every step wait. One exception is made: the mask, where the
-    model's forward takes none.
+    message that names neither. Of a batch that is there already they are looked at if it is the `first` one alone, as
+    every step would wait; but the mask always, where the model's forward takes none.
 
     Raises:
         TypeError: the batch is no dict, or a part of it no tensor.
@@ -179,60 +183,71 @@ def check_batch(model: nn.Module, batch: object) -> None:
         if part.shape != parts["input_ids"].shape:
             wanted = tuple(parts["input_ids"].shape)
             raise ValueError(f"{name} must have the shape of input_ids {wanted}, got {tuple(part.shape)}")
-    _check_values(parts, unwrap(model))
-    if "document_ids" in parts or "position_ids" in parts:
-        _check_places(parts)
-    if all(part.device.type == "cpu" for part in parts.values()):
-        check_labels(parts)
-
-
-def check_first_batch(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Refuse what the first batch of a run shows of its data and model; `check_batch` has let the batch through.
-
-    Raises:
-        ValueError: see `check_labels` and `check_causal`.
-    """
-    check_labels(batch)
-    check_causal(unwrap(model), batch["input_ids"].to(device_of(model)))
+    module = unwrap(model)
+    needs_right = not keywords_of(module) & {"attention_mask", ANY}
+    read = set(parts if first else ["attention_mask"] * needs_right)
+    host = {
+        name: part.cpu()
+        for name, part in parts.items()
+        if part.device.type == "cpu" or (name in read and not part.is_meta)
+    }
+    if "attention_mask" in host:
+        _check_mask(host["attention_mask"].numpy(), module, needs_right)
+    if len(host) == len(parts):
+        _check_vocabulary(host, embedded_tokens(module))
+        _check_places(host)
+        check_labels(host)
 
 
 def check_labels(batch: Mapping[str, Any]) -> None:
     """Refuse labels that stand before or after their own tokens, at PAD, or where one document follows another.
 
     Each would train on without a word: a model of the token after next, or one that copies what it has read, or that
-    predicts padding or another text. `check_batch` calls this where a batch lies on the host, as it waits elsewhere.
+    predicts padding or another text.
 
     Raises:
         ValueError: the labels are such.
     """
-    if batch["labels"].is_meta:
-        return
-    ids, labels = (batch[name].cpu().numpy() for name in ("input_ids", "labels"))
-    targets = real = labels != IGNORE_INDEX
-    before, behind = np.s_[:, :-1], np.s_[:, 1:]
+    ids, labels = (batch[name].numpy() for name in ("input_ids", "labels"))
+    targets, before, behind = labels != IGNORE_INDEX, np.s_[:, :-1], np.s_[:, 1:]
     for name, pad in (("document_ids", -1), ("attention_mask", 0)):
         if batch.get(name) is None:
             continue
-        values = batch[name].cpu().numpy()
-        real = values != pad
-        if (wrong := targets > real).any():
+        values = batch[name].numpy()
+        if (wrong := targets & (values == pad)).any():
             place = f"where {name} is {pad}, got {wrong.sum()} others there: PAD is no target"
             raise ValueError(f"labels must be {IGNORE_INDEX} {place}")
         if pad < 0 and (wrong := targets[behind] & (values[behind] != values[before])).any():
             place = f"where a document begins behind another, got {wrong.sum()} others there: they are of two texts"
             raise ValueError(f"labels must be {IGNORE_INDEX} {place}")
     moved = targets & (labels != ids)
-    if not moved.any():  # as almost always; and the text "aaaa" is its own successor
+    if not moved.any():  # as almost always
         return
+    # two targets in a row: one alone, such as a class, may have to be the token beside it
+    pairs = targets[before] & targets[behind]
     for verb, here, there in (("follows", before, behind), ("precedes", behind, before)):
-        compared = targets[here] & real[there]
-        same = (labels[here] == ids[there]) & compared
+        same, suspect = pairs & (labels[here] == ids[there]), pairs & moved[here]
         # all, or most: where each document was shifted by itself its last label is in no row
-        if compared.any() and (2 * (same & moved[here]).sum() > compared.sum() or same.sum() == compared.sum()):
+        most = 2 * (same & suspect).sum() > pairs.sum() or (same == pairs).all()
+        if most and _is_no_chance(labels[here][suspect].tolist(), ids[there][suspect].tolist()):
             raise ValueError(
                 f"labels must stand at their own tokens, as the loss shifts them, got the token that {verb} at each: "
                 'give the ids of the whole rows as "input_ids" and again as "labels"'
             )
+
+
+def _is_no_chance(labels: list[int], tokens: list[int]) -> bool:
+    """Whether so many of N labels are the token that each is compared with as by chance next to never are.
+
+    Where chance makes a share p equal, it makes p + d equal with a probability of at most exp(-2 N d²) (Hoeffding 1963,
+    "Probability Inequalities for Sums of Bounded Random Variables", theorem 1). So at least a dozen must be.
+    """
+    if not labels:
+        return False
+    size, counts = len(labels), Counter(tokens)
+    chance = sum(map(counts.__getitem__, labels)) / size**2
+    beyond = sum(map(eq, labels, tokens)) / size - chance
+    return beyond > 0 and math.exp(-2 * size * beyond**2) < NEXT_TO_NEVER
 
 
 def check_with_data(model: nn.Module, loader: Iterable[Any]) -> None:
@@ -243,19 +258,16 @@ def check_with_data(model: nn.Module, loader: Iterable[Any]) -> None:
     when they come.
 
     Raises:
-        TypeError, ValueError: see `check_batch`, `check_first_batch` and `packed_inputs`.
+        TypeError, ValueError: see `check_batch`, `check_causal` and `packed_inputs`.
     """
     if isinstance(loader, Loader) and len(loader):
         loader = [loader.collate(loader.order(0)[0])]
     batches = loader if isinstance(loader, list | tuple) else []
-    for batch in batches[:1]:
-        check_batch(model, batch)
-        check_first_batch(model, batch)
     packed = [one for one in batches if isinstance(one, Mapping) and isinstance(one.get("document_ids"), Tensor)]
-    if packed:
-        widest = max(packed, key=lambda batch: batch["document_ids"].shape[-1:])
-        check_batch(model, widest)
-        packed_inputs(unwrap(model), move_batch(widest, device_of(model)))
+    widest = sorted(packed, key=lambda batch: batch["document_ids"].shape[-1:])[-1:]
+    check_window(model, [*batches[:1], *widest], None, begins=True)
+    for batch in widest:
+        packed_inputs(unwrap(model), move_batch(batch, device_of(model)))
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:
@@ -292,8 +304,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         # one on an accelerator is not read: the host would have to wait for it
         if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
             checked_rate(group["lr"], "the rate of a parameter group")
-    looked_at = _apart.get(optimizer) == len(held)
-    if not looked_at:
+    known, numbers = _looked_at.get(optimizer), (len(held), len(left_out))
+    if known != numbers:
         _check_memory([*model.parameters(), *held.values()], model)
     for parameter in held.values():
         if parameter.requires_grad and parameter.is_inference():
@@ -306,12 +318,11 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
                 f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
                 'updates would be rounded away; call model.float() and set the precision to "bf16"'
             )
-        if fused and not looked_at and not _may_be_fused(parameter, optimizer.state.get(parameter, {})):
+        if fused and known != numbers and not _may_be_fused(parameter, optimizer.state.get(parameter, {})):
             raise ValueError(
                 "optimizer must be built with fused=False unless a weight and its moments are dense blocks of memory "
                 f"in one order, got a fused {kind} for {name_of(parameter, model)} with strides {parameter.stride()}"
             )
-    _apart[optimizer] = len(held)
     if any(is_sharded(parameter) for parameter in held.values()):
         if type(optimizer) not in _ELEMENTWISE:
             raise ValueError(
@@ -320,8 +331,8 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             )
         if isinstance(optimizer, SGD) and fused:
             raise ValueError("optimizer must be SGD with fused=False where weights are sharded, got a fused one")
-    if left_out and len(left_out) != _left_out.get(optimizer):
-        _left_out[optimizer] = len(left_out)
+    _looked_at[optimizer] = numbers
+    if left_out and known != numbers:
         warnings.warn(
             f"the optimizer leaves out {len(left_out)} of the model's {len(trainable)} trainable parameters, first "
             f"{name_of(left_out[0], model)}: they will not change",
@@ -506,40 +517,32 @@ def _needs_closure(kind: type[Optimizer]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty  # elsewhere its default is None
 
 
-def _check_values(parts: Mapping[str, Tensor], module: nn.Module) -> None:
-    """Refuse ids and labels outside the vocabulary, and a mask that is none; by NumPy, as torch's reads may wait."""
-    vocabulary = embedded_tokens(module)
-    ids: Any = 0
-    for name in ("input_ids", "labels"):
-        values = parts[name].numpy() if parts[name].device.type == "cpu" else np.empty(0, int)
-        if name == "labels":  # most are their own tokens, which were looked at
-            values = values[(values != IGNORE_INDEX) & (values != ids)]
-        elif values.size:
-            ids = values
-        smallest, largest = (int(values.min()), int(values.max())) if values.size else (0, 0)
-        if smallest < 0 or (vocabulary is not None and largest >= vocabulary):
-            bound = "at least 0" if vocabulary is None else f"from 0 to {vocabulary - 1}, the model's vocabulary"
-            also = f" or {IGNORE_INDEX}" if name == "labels" else ""
-            raise ValueError(f"{name} must be {bound}{also}, got {smallest if smallest < 0 else largest}")
-    mask = parts.get("attention_mask")
-    # without a mask a causal model would look at PAD on the left, and nothing later would show it
-    needs_right = not keywords_of(module) & {"attention_mask", ANY}
-    if mask is None or mask.is_meta or not mask.numel() or (mask.device.type != "cpu" and not needs_right):
-        return
-    values = mask.cpu().numpy()
-    if values.min() < 0 or values.max() > 1 or (values.dtype.kind == "f" and (values % 1).any()):  # NaN is true
-        wrong = values[(values != 0) & (values != 1)][0]
-        raise ValueError(f"attention_mask must be 1 for a token and 0 for PAD, got {wrong}")
-    if needs_right and (values[:, 1:] > values[:, :-1]).any():
+def _check_mask(mask: np.ndarray, module: nn.Module, needs_right: bool) -> None:
+    """Refuse a mask that is none, and PAD before a token for a model without a mask: nothing later would show it."""
+    if (wrong := mask[(mask != 0) & (mask != 1)]).size:
+        raise ValueError(f"attention_mask must be 1 for a token and 0 for PAD, got {wrong[0]}")
+    if needs_right and (mask[:, 1:] > mask[:, :-1]).any():
         raise ValueError(
             f"{type(module).__name__}.forward takes no attention_mask, so PAD must stand at the right of rows, "
             "got PAD before a token"
         )
 
 
+def _check_vocabulary(parts: Mapping[str, Tensor], vocabulary: int | None) -> None:
+    """Refuse ids and labels outside the vocabulary; by NumPy, as torch's reads may wait."""
+    ids, labels = (parts[name].numpy() for name in ("input_ids", "labels"))
+    # most labels are their own tokens, which are looked at already
+    for name, values in (("input_ids", ids), ("labels", labels[(labels != IGNORE_INDEX) & (labels != ids)])):
+        smallest, largest = (int(values.min()), int(values.max())) if values.size else (0, 0)
+        if smallest < 0 or (vocabulary is not None and largest >= vocabulary):
+            bound = "at least 0" if vocabulary is None else f"from 0 to {vocabulary - 1}, the model's vocabulary"
+            also = f" or {IGNORE_INDEX}" if name == "labels" else ""
+            raise ValueError(f"{name} must be {bound}{also}, got {smallest if smallest < 0 else largest}")
+
+
 def _check_places(parts: Mapping[str, Tensor]) -> None:
     """Refuse documents and positions that do not fit each other and the mask."""
-    if any(part.device.type != "cpu" for part in parts.values()):
+    if "document_ids" not in parts and "position_ids" not in parts:
         return
     ids, mask, documents = parts["input_ids"], parts.get("attention_mask"), parts.get("document_ids")
     real = np.ones(ids.shape, bool) if mask is None else mask.numpy().astype(bool)

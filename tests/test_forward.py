@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from course_lm.batching import labels_of
 from course_lm.forward import check_causal, device_of, forward_logits, move_batch, packed_inputs
@@ -630,32 +631,36 @@ def nano_gpt_way(text: Tensor, masked: bool = True) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": labels.masked_fill(labels == 0, -100) if masked else labels}
 
 
-TEXT = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 0, 0, 0]])
+DRAW = torch.Generator().manual_seed(0)
+DOCUMENTS = [1 + torch.randperm(VOCABULARY - 1, generator=DRAW)[:length] for length in (16, 9)]
+TEXT = pad_sequence(DOCUMENTS, batch_first=True)
 PADDED = {"input_ids": TEXT, "labels": TEXT, "attention_mask": (TEXT > 0).long()}
-# two documents, each shifted before it was padded, or joined: its last label, 9 or 8, is no token of the row
-APART = {"input_ids": torch.tensor([[3, 1, 4, 1], [2, 6, 0, 0]]), "labels": torch.tensor([[1, 4, 1, 9], [6, 8, 0, 0]])}
-JOINED = {"input_ids": torch.tensor([[3, 1, 4, 2, 6]]), "labels": torch.tensor([[1, 4, 9, 6, 8]])}
+# each document shifted before it was padded, or joined with the other: its last label is no token of the row
+EACH = {"input_ids": [one[:-1] for one in DOCUMENTS], "labels": [one[1:] for one in DOCUMENTS]}
+APART = {name: pad_sequence(parts, batch_first=True) for name, parts in EACH.items()}
+JOINED = {name: torch.cat(parts)[None] for name, parts in EACH.items()}
+RUNS = torch.stack([one[:9].repeat_interleave(3) for one in DOCUMENTS])  # most tokens are their own successors
 MISPLACED = {
     "shifted": (nano_gpt_way(TEXT), "as the loss shifts them, got the token that follows at each"),
     "shifted, PAD and all": (nano_gpt_way(TEXT, masked=False), "labels must stand at their own tokens"),
-    "shifted, but one label": (nano_gpt_way(torch.tensor([[2, 2, 2, 3]])), "labels must stand at their own tokens"),
+    "shifted, in runs": (nano_gpt_way(RUNS), "labels must stand at their own tokens"),
     "shifted, then padded": (
         APART | {"labels": APART["labels"].masked_fill(APART["labels"] == 0, -100)},
         "got the token that follows at each",
     ),
     "shifted, then joined": (JOINED, "got the token that follows at each"),
     "shifted back": ({"input_ids": TEXT[:1, 1:], "labels": TEXT[:1, :-1]}, "got the token that precedes at each"),
-    "PAD": (PADDED, "labels must be -100 where attention_mask is 0, got 3 others there"),
+    "PAD": (PADDED, "labels must be -100 where attention_mask is 0, got 7 others there"),
     "PAD on the left": (
         {name: part.flip(1) for name, part in PADDED.items()},
-        "labels must be -100 where attention_mask is 0, got 3 others there",
+        "labels must be -100 where attention_mask is 0, got 7 others there",
     ),
     "PAD of packed rows": (
         {"input_ids": TEXT, "labels": TEXT, "document_ids": (TEXT > 0).long() - 1},
-        "labels must be -100 where document_ids is -1, got 3 others there",
+        "labels must be -100 where document_ids is -1, got 7 others there",
     ),
     "a document's first token": (
-        {"input_ids": TEXT[:1], "labels": TEXT[:1], "document_ids": torch.tensor([[0, 0, 0, 1, 1, 2]])},
+        {"input_ids": TEXT[:1], "labels": TEXT[:1], "document_ids": torch.tensor([[0] * 8 + [1] * 7 + [2]])},
         "labels must be -100 where a document begins behind another, got 2 others there",
     ),
 }
@@ -679,15 +684,25 @@ def test_labels_at_other_tokens_than_their_own_are_refused_in_any_batch(use, bef
     assert said in one_line(refusal)
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 2**16))
-def test_labels_of_which_some_are_other_tokens_are_no_suspects(seed):
-    """Such as those of ids of which a share was replaced at random."""
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 2**16), st.integers(1, 40), st.integers(2, 9), st.integers(2, 5), st.integers(1, 4))
+def test_labels_that_are_other_tokens_by_chance_are_no_suspects(seed, rows, width, kinds, run):
+    """Such as classes at a few places of each row; or the text, where a share of the ids was replaced at random."""
     draw = torch.Generator().manual_seed(seed)
-    batch = plain_batch([9, 6, 2], seed=seed)
-    noise = torch.rand(batch["input_ids"].shape, generator=draw) < 0.3
-    others = torch.randint(VOCABULARY, noise.shape, generator=draw)
-    check_labels(batch | {"input_ids": torch.where(noise, others, batch["input_ids"])})
+    ids, labels = torch.randint(kinds, (2, rows, width), generator=draw)
+    few = torch.rand(ids.shape, generator=draw) < torch.rand((), generator=draw)
+    check_labels({"input_ids": ids, "labels": labels.where(few, -100)})
+    text = ids.repeat_interleave(run, 1)
+    noise = torch.rand(text.shape, generator=draw) < 0.3
+    check_labels({"input_ids": torch.randint(kinds, text.shape, generator=draw).where(noise, text), "labels": text})
+
+
+@pytest.mark.parametrize("distance", [-1, 1])
+def test_a_class_may_have_to_be_the_token_beside_it(distance):
+    ids, last = torch.randint(VOCABULARY, (40, 9), generator=torch.Generator().manual_seed(0)), 7
+    labels = torch.full_like(ids, -100)
+    labels[:, last] = ids[:, last + distance]
+    check_labels({"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)})
 
 
 @given(

@@ -18,7 +18,7 @@ from course_lm.precision import Precision
 from course_lm.reproducibility import resolve_device
 from course_lm.trainer.run import explain_out_of_memory
 from course_lm.use.by_document import DocumentSums, evaluate_documents
-from course_lm.use.finished_run import FinishedRun, device_for, open_run
+from course_lm.use.finished_run import FinishedRun, device_for, open_run, trained_on
 from course_lm.use.run_folder import read_run
 from course_lm.validation import ensure, one_line
 
@@ -103,6 +103,11 @@ def _own_part(run: FinishedRun, split: str) -> Text:
         )
     try:
         part, _ = open_text(config, None if config.training.init_from is None else run.tokenizer)
+        read_now = loader_of(part("train"), run.tokenizer, config, shuffle=True).fingerprint
+        if trained_on(run.folder) not in (None, read_now):
+            warnings.warn(
+                f"{config.data.corpus} is read otherwise now than when the run was trained on it", stacklevel=3
+            )
         return part(split)
     except (OSError, ValueError) as error:
         where = "call this where the run was trained, or give another text as --data.corpus"

@@ -7,7 +7,7 @@ data and random generators are what they were.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from itertools import islice
@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.batching.batch import with_own_memory
-from course_lm.batching.data import read_from_start, set_next_epoch
+from course_lm.batching.data import check_holds_batches, read_from_start, set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch
-from course_lm.guard import check_batch, check_labels, checked_options
+from course_lm.guard import check_batch, checked_options
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder.curve import LEAST_POINTS, SKIP_END, SKIP_START, SMOOTHING, LRFinderResult, check_reading
 from course_lm.lr_finder.trial import restored
@@ -82,7 +82,9 @@ def find_lr(
     above_one = is_number(diverge_threshold) and diverge_threshold > 1
     require(above_one, "diverge_threshold", "a number above 1", diverge_threshold)
     check_reading(smoothing, skip_start, skip_end)
-    _check_loader(loader)
+    check_holds_batches(loader, "training")
+    if isinstance(loader, Iterator):
+        raise ValueError("loader must be one that can be read again, got an iterator, which the test would use up")
     held_out = _first_batches(val_loader, val_batches)
     options = checked_options(
         model,
@@ -139,9 +141,7 @@ def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
     while True:
         empty = True
         for number, batch in enumerate(reader):
-            check_batch(model, batch)
-            if number == 0:
-                check_labels(batch)
+            check_batch(model, batch, first=number == 0)
             if count_targets(batch["labels"]):
                 empty = False
                 yield batch
@@ -167,10 +167,3 @@ def check_sweep(start_lr: float, end_lr: float, num_iter: int) -> None:
     above = is_number(end_lr) and start_lr < end_lr < math.inf
     require(above, "end_lr", f"a number above start_lr ({start_lr:g})", end_lr)
     require_whole("num_iter", num_iter, least=2)
-
-
-def _check_loader(loader: Iterable[AnyBatch]) -> None:
-    if isinstance(loader, Mapping):
-        raise ValueError("loader must be an iterable of batches, got a single batch: put it in a list")
-    if isinstance(loader, Iterator):
-        raise ValueError("loader must be one that can be read again, got an iterator, which the test would use up")

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader
 
 from course_lm.accumulation import windows
 from course_lm.batching import EVERYTHING, IGNORE_INDEX, Loader
-from course_lm.batching.data import check_holds_batches, length_of, read_from_start
+from course_lm.batching.data import check_holds_batches, length_of, may_hide_state, read_from_start
 from course_lm.distributed import Group, check_same_batches, share
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
-from course_lm.guard import check_batch, check_labels, checked_precision
+from course_lm.guard import check_batch, checked_precision
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
@@ -75,9 +75,7 @@ def evaluate(
             if number == 0:
                 check_same_batches(window, group)
             (batch,) = share(window, group)  # one a rank: the ranks of a sharded model take as many forward passes each
-            check_batch(model, batch)
-            if number == 0:
-                check_labels(batch)
+            check_batch(model, batch, first=number == 0)
             owners = clusters.of(batch, number * group.world + group.rank)
             batch = move_batch(batch, device, model)
             with precision.autocast():
@@ -129,14 +127,14 @@ def check_validation_loader(loader: Any, model: nn.Module | None = None) -> None
         )
     if length_of(loader) == 0:
         raise ValueError("the validation loader is empty: give it batches, or none at all")
-    # another iterable may give what it holds only once
-    if model is None or not isinstance(loader, list | tuple | Loader | DataLoader):
+    # any other may give what it holds only once
+    read_again = isinstance(loader, DataLoader) and not may_hide_state(loader)
+    if model is None or not (read_again or isinstance(loader, list | tuple | Loader)):
         return
     with read_from_start(loader) as batches:
         for batch in islice(batches, 1):
             try:
-                check_batch(model, batch)
-                check_labels(batch)
+                check_batch(model, batch, first=True)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"the validation loader: {error}") from None
 

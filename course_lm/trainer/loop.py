@@ -48,7 +48,6 @@ from course_lm.distributed.sharded_checkpoints import save_sharded
 from course_lm.forward import AnyBatch, unwrap
 from course_lm.guard import (
     adapt_loss,
-    check_first_batch,
     check_peak,
     check_schedule,
     check_window,
@@ -116,10 +115,10 @@ from course_lm.trainer.run import (
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
-from course_lm.validation import Explained, shown
+from course_lm.validation import shown
 
 
-class Trainer(Explained):
+class Trainer:
     """Trains a model as its configuration says.
 
     Under torchrun every rank makes one, and calls the same methods. The global random generators are seeded for each
@@ -415,9 +414,7 @@ class Trainer(Explained):
         self.layers.before_step(self.model, self.step + 1)
         try:
             own, seeds = share(window, self.group), self._seeds(len(window))
-            check_window(self.runner, own, self.options.process_group)
-            if not self.step:
-                check_first_batch(self.runner, own[0])
+            check_window(self.runner, own, self.options.process_group, begins=not self.step)
             with self._own_kept_on_error():
                 result = take_step(self.runner, own, self.optimizer, self.options, lr=rate, seeds=seeds)
             self._buffers.check(self.model)

@@ -1,5 +1,6 @@
 """A run that is over, opened from its folder: what `generate`, `evaluate` and `export` read."""
 
+import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,15 @@ def device_for(config: TrainingConfig) -> torch.device:
         return resolve_device(config.training.device)
     except ValueError:
         return resolve_device("auto")
+
+
+def trained_on(folder: Path) -> str | None:
+    """The fingerprint of the data of a run's last checkpoint, by its header; None where there is none to be read."""
+    try:
+        with safe_open(folder / "checkpoint_last.safetensors", "pt") as file:
+            return json.loads(file.metadata()["state"])["data"]["fingerprint"]
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _how_to_finish(folder: Path) -> str:

@@ -139,9 +139,16 @@ def test_the_loss_of_a_sample_may_lie_some_standard_errors_from_that_of_the_text
     assert [str(one.message).endswith("its text has changed since") for one in recwarn] == [True] * warned
 
 
-def test_a_text_that_has_changed_since_is_warned_of(copy, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ("validation", "own lowest validation loss was .* has changed since"),
+        ("test", "is read otherwise now than when"),
+    ],
+)
+def test_a_text_that_has_changed_since_is_warned_of(copy, capsys, tmp_path, split, said):
     text = (copy / "config.yaml").read_text()
     (tmp_path / "text.txt").write_text("\n\n".join(f"Zebra {i}, qux & 17!" for i in range(40)))
     (copy / "config.yaml").write_text(re.sub(r"corpus: .*text.txt", f"corpus: {tmp_path / 'text.txt'}", text))
-    with pytest.warns(UserWarning, match="own lowest validation loss was .* has changed since"):
-        measured(capsys, copy, "--split=validation")
+    with pytest.warns(UserWarning, match=said):
+        measured(capsys, copy, f"--split={split}")

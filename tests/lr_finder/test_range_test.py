@@ -422,10 +422,13 @@ def test_a_loader_that_cannot_be_read_again_is_refused_and_not_touched():
     assert len(list(batches)) == 4
 
 
-def test_a_single_batch_in_place_of_a_loader_is_refused():
+@pytest.mark.parametrize(
+    "given, said", [(make_batches(1)[0], "put it in a list"), (make_batches, "got <function make")]
+)
+def test_what_holds_no_batches_is_refused(given, said):
     model = make_model()
-    with pytest.raises(ValueError, match="put it in a list"):
-        find_lr(model, make_batches(1)[0], build(model), **SWEEP)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=said):
+        find_lr(model, given, build(model), **SWEEP)
 
 
 # Settings

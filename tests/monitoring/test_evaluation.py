@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from course_lm.batching import MODES, Loader, make_loader
 from course_lm.forward import forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
+from course_lm.monitoring.evaluation import check_validation_loader
 from course_lm.precision import Precision
 from course_lm.tokenizer import train_tokenizer
 
@@ -105,6 +108,24 @@ def test_without_num_bytes_only_bits_per_byte_is_nan():
 def test_a_loader_without_a_target_is_refused(loader):
     with pytest.raises(ValueError, match="the validation loader holds no target token"):
         evaluate(make_model(), loader)
+
+
+class Stream(IterableDataset):
+    """Batches that are read once."""
+
+    def __init__(self) -> None:
+        self.rest = iter(batches_of())
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.rest
+
+
+def test_a_stream_that_is_read_once_loses_nothing_to_a_look_at_it_and_is_not_read_twice():
+    model, loader = make_model(), DataLoader(Stream(), batch_size=None)
+    check_validation_loader(loader, model)
+    assert evaluate(model, loader) == evaluate(model, batches_of())
+    with pytest.raises(ValueError, match="no target token: is it empty, or an iterator that is used up"):
+        evaluate(model, loader)
 
 
 def mixed_modes(model: GPT) -> list[bool]:

@@ -6,6 +6,7 @@ same sections, so the same mistake has the same message everywhere.
 """
 
 import difflib
+import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -262,6 +263,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 _EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+class Explained:
+    """A class that answers arguments which it does not take with the names of those that it takes."""
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        """Raise TypeError, in one line."""
+        signature = inspect.signature(cls.__init__)
+        try:
+            signature.bind_partial(None, *arguments, **keywords)  # partly, as a copy is made without any
+        except TypeError as error:
+            raise TypeError(f"{error}; {cls.__name__} takes {', '.join([*signature.parameters][1:])}") from None
+        return super().__new__(cls)
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

@@ -16,7 +16,7 @@ from course_lm.corpus import load_corpus
 from course_lm.curriculum.morphology import count_morphology, words_of
 from course_lm.curriculum.pacing import FeedbackThreshold
 from course_lm.curriculum.settings import read_settings
-from course_lm.validation import require
+from course_lm.validation import Explained, require
 
 Example = str | Mapping[str, Any]
 OneExample = TypeVar("OneExample", bound=Example)
@@ -30,7 +30,7 @@ def text_of(example: Example) -> str:
     return text
 
 
-class Curriculum:
+class Curriculum(Explained):
     """What all strategies share: they have settings, see `settings.SETTINGS`, they score examples, and sort them."""
 
     name: str  # in a configuration

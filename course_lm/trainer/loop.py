@@ -115,10 +115,10 @@ from course_lm.trainer.run import (
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
-from course_lm.validation import shown
+from course_lm.validation import Explained, shown
 
 
-class Trainer:
+class Trainer(Explained):
     """Trains a model as its configuration says.
 
     Under torchrun every rank makes one, and calls the same methods. The global random generators are seeded for each

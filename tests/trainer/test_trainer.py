@@ -22,7 +22,7 @@ from course_lm.batching import Loader, labels_of, make_loader
 from course_lm.checkpoints import load_checkpoint
 from course_lm.clipping import clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.curriculum import CurriculumConfig
+from course_lm.curriculum import CurriculumConfig, DynamicCurriculum, LengthBasedCurriculum
 from course_lm.loss import LossConfig, count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
@@ -791,13 +791,32 @@ def test_a_group_may_be_added_before_the_first_step():
     assert [group.get("lr_scale", 1.0) for group in optimizer.param_groups] == [1.0, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("model", "config", "said"),
-    [(configure(), tiny_gpt(), "TrainingConfig and GPT"), (tiny_gpt(), "my.yaml", "GPT and str")],
-)
-def test_what_is_no_model_or_no_configuration_is_told_what_is_taken(model, config, said):
-    with pytest.raises(TypeError, match=f"a TrainingConfig, in this order, got {said}"):
-        Trainer(model, config)
+of_trainer: Any = Trainer  # a type checker would refuse the calls as well
+dynamic: Any = DynamicCurriculum
+length: Any = LengthBasedCurriculum
+CALLS: dict[str, tuple[Callable[[], object], str]] = {
+    "scheduler": (
+        lambda: of_trainer(tiny_gpt(), configure(), scheduler=1),
+        "'scheduler'; Trainer takes model, config, ",
+    ),
+    "criterion": (lambda: of_trainer(tiny_gpt(), configure(), criterion=1), "'criterion'; .* loss_fn, "),
+    "loader": (
+        lambda: of_trainer(tiny_gpt(), configure(), [1]),
+        "too many positional .*; Trainer takes model, config, ",
+    ),
+    "the other way round": (lambda: of_trainer(configure(), tiny_gpt()), "in this order, got TrainingConfig and GPT"),
+    "a path": (lambda: of_trainer(tiny_gpt(), "my.yaml"), "a TrainingConfig, in this order, got GPT and str"),
+    "a base": (lambda: dynamic(dynamic(), {}), "DynamicCurriculum takes config"),
+    "keywords": (lambda: length(max_length=3), "LengthBasedCurriculum takes config"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_call_of_another_form_is_told_what_is_taken(case):
+    call, said = CALLS[case]
+    with pytest.raises(TypeError, match=said) as refused:
+        call()
+    assert "\n" not in str(refused.value)
 
 
 def test_keys_and_values_are_a_configuration():

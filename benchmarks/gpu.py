@@ -1,9 +1,10 @@
-"""The loop on a GPU beside others: `python benchmarks/gpu.py [--nanogpt FOLDER] [--dry-run] [--json FILE]`.
+"""The loop on a GPU beside others: `PYTHONPATH=. python benchmarks/gpu.py [--nanogpt FOLDER] [--json FILE] [--dry-run]`
 
 Every row is a process of its own, which takes steps on random tokens in bf16 without dropout: median tokens per second
 and the share of the GPU's peak (nanoGPT's count of FLOPs), peak memory, seconds of the first step, the last loss. All
-rows see the same batches, those of "packed" cut into four documents. `--dry-run` takes a tiny size, on a CPU too: it
-shows that every row runs, and its numbers say nothing.
+rows see the same batches, those of "packed" cut into four documents. The rows that decide most come first: none begins
+after `--seconds`, none takes longer than what is left and a minute, and FILE is written after each. `--dry-run` takes a
+tiny size, on a CPU too: it shows that every row runs, and its numbers say nothing.
 
 nanoGPT is read from a folder that holds its `model.py`; transformers and lightning are measured where they are
 installed. Nothing heavy is imported here.
@@ -11,9 +12,12 @@ installed. Nothing heavy is imported here.
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,19 +32,21 @@ SIZES: dict[str, Row] = {
 }
 STEPS, WARM_UP = 14, 4
 ROWS: dict[str, Row] = {
-    "textbook": {"job": "textbook"},
-    "textbook, compiled": {"job": "textbook", "compile": True},
-    "Trainer": {"job": "course"},
     "Trainer, compiled": {"job": "course", "compile": True},
-    "Trainer, packed": {"job": "course", "packed": True},
+    "nanoGPT, compiled": {"job": "nanogpt", "compile": True},
     "Trainer, packed, compiled": {"job": "course", "packed": True, "compile": True},
     "Trainer, compiled, deterministic": {"job": "course", "compile": True, "deterministic": True},
-    "HF Trainer, its GPT-2": {"job": "transformers"},
-    "HF Trainer, compiled": {"job": "transformers", "compile": True},
-    "Lightning, textbook": {"job": "lightning"},
-    "Lightning, textbook, compiled": {"job": "lightning", "compile": True},
+    "Trainer": {"job": "course"},
+    "Trainer, deterministic": {"job": "course", "deterministic": True},
+    "Trainer, compiled, exact GELU": {"job": "course", "compile": True, "activation": "gelu"},
+    "textbook, compiled": {"job": "textbook", "compile": True},
+    "textbook": {"job": "textbook"},
     "nanoGPT": {"job": "nanogpt"},
-    "nanoGPT, compiled": {"job": "nanogpt", "compile": True},
+    "HF Trainer, compiled": {"job": "transformers", "compile": True},
+    "HF Trainer, its GPT-2": {"job": "transformers"},
+    "Lightning, textbook, compiled": {"job": "lightning", "compile": True},
+    "Lightning, textbook": {"job": "lightning"},
+    "Trainer, packed": {"job": "course", "packed": True},
 }
 
 
@@ -50,26 +56,45 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, metavar="FOLDER", help="that holds nanoGPT's model.py")
     parser.add_argument("--size", choices=[*SIZES], action="append", help="124M and 10M by default")
     parser.add_argument("--rows", type=int, help="rows of a micro-batch, for a smaller GPU")
+    parser.add_argument("--only", default="", metavar="WORD", help="the rows whose name holds it")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which no further row begins")
     parser.add_argument("--dry-run", action="store_true", help="a tiny size, on a CPU too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     options = parser.parse_args()
-    found: dict[str, dict[str, Result]] = {}
+    deadline, found = time.monotonic() + options.seconds, {"where": where()}
+    print(found["where"], flush=True)
     for size in ["tiny"] if options.dry_run else options.size or ["124M", "10M"]:
         shape = SIZES[size] | ({"rows": options.rows} if options.rows else {})
-        found[size] = {}
+        results: dict[str, Result] = {}
         for name, row in ROWS.items():
-            missing = what_is_missing(row["job"], options.nanogpt)
-            if missing:
-                print(f"{name}: left out, {missing}", flush=True)
+            left, missing = deadline - time.monotonic(), what_is_missing(row["job"], options.nanogpt)
+            if options.only not in name:
+                continue
+            if missing or left < 0:
+                print(f"{name}: left out, {missing or 'the time is over'}", flush=True)
                 continue
             spec = {"size": shape, "threads": 4, "nanogpt": str(options.nanogpt), "dry": options.dry_run, **row}
             try:
-                found[size][name] = in_child("gpu.py", spec)
-            except RuntimeError as error:  # such as one that does not fit: the others are still to be measured
+                results[name] = in_child("gpu.py", spec, left + 60)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:  # the others are still to be measured
                 print(f"{name}: {str(error).splitlines()[-1]}", flush=True)
-        show(size, found[size])
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            else:
+                print(f"{name}: {results[name]['tokens_per_second']:,.0f} tokens/s", flush=True)
+            found[size] = results
+            if options.json is not None:
+                options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if results:
+            show(size, results)
+
+
+def where() -> str:
+    """The GPU and its driver, as `nvidia-smi` tells them, torch, and the date."""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        gpu = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        gpu = "no GPU that nvidia-smi knows"
+    return f"{gpu}, torch {version('torch')}, {datetime.now(UTC):%Y-%m-%d}"
 
 
 def what_is_missing(job: str, nanogpt: Path | None) -> str:
@@ -82,10 +107,9 @@ def what_is_missing(job: str, nanogpt: Path | None) -> str:
 
 
 def show(size: str, results: dict[str, Result]) -> None:
-    """Print the table of one size; ratios are to the compiled textbook loop."""
-    whole: Any = next(iter(results.values()))
-    print(f"\n{size} on {whole['device']}, torch {whole['torch']}, {SIZES[size]['length']} tokens a row")
-    base = results.get("textbook, compiled", whole)["tokens_per_second"]
+    """Print the table of one size; ratios are to nanoGPT compiled, or to the first row."""
+    base = results.get("nanoGPT, compiled", next(iter(results.values())))["tokens_per_second"]
+    print(f"\n{size}, {SIZES[size]['length']} tokens a row")
     rows = {}
     for name, one in results.items():
         share = f"{one['mfu']:.1%}" if one["mfu"] else "-"
@@ -144,8 +168,6 @@ def measure(spec: Row) -> Row:
         "first": taken[0],
         "loss": losses[-1] if losses else float("nan"),
         "steps": taken,
-        "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "torch": torch.__version__,
     }
 
 
@@ -212,7 +234,7 @@ def course(spec: Row, device: Any, tokens: Callable[[], Any], after_step: Callab
     """This package's Trainer, on full rows or on rows of four documents."""
     import torch
 
-    from course_lm.config import LoopConfig, TrainingConfig
+    from course_lm.config import DataConfig, LoopConfig, TrainingConfig
     from course_lm.model import GPT, ModelConfig
     from course_lm.optim import OptimizerConfig
     from course_lm.schedules import ScheduleConfig
@@ -241,14 +263,18 @@ def course(spec: Row, device: Any, tokens: Callable[[], Any], after_step: Callab
         def close(self) -> None: ...
 
     shape = {key: size[key] for key in ("n_layer", "n_head", "d_model")}
-    model = GPT(ModelConfig(dropout=0.0, **shape), size["vocab"], length)
+    activation: Any = spec.get("activation", "gelu_tanh")
+    model = GPT(ModelConfig(dropout=0.0, activation=activation, **shape), size["vocab"], length)
     asked: dict[str, Any] = {name: bool(spec.get(name)) for name in ("compile", "deterministic")}
     settings = LoopConfig(
         batch_size=rows, gradient_accumulation_steps=windows, max_steps=STEPS, precision="bf16", device=device.type,
         logging_steps=1, output_dir=None, **asked,
     )  # fmt: skip
     optimizer = OptimizerConfig(learning_rate=6e-4, beta1=0.9, beta2=0.95, weight_decay=0.1)
-    config = TrainingConfig(optimizer=optimizer, lr_scheduler=ScheduleConfig(type="constant"), training=settings)
+    config = TrainingConfig(
+        data=DataConfig(max_length=length), optimizer=optimizer, lr_scheduler=ScheduleConfig(type="constant"),
+        training=settings,
+    )  # fmt: skip
     Trainer(model, config, observers=[Told()]).train([batch() for _ in range(STEPS * windows)])
 
 

@@ -1,10 +1,12 @@
-"""What must hold on CUDA: `python benchmarks/gpu_check.py [--dry-run]`, a line for each check, exit 1 if one fails.
+"""What must hold on CUDA: `PYTHONPATH=. python benchmarks/gpu_check.py [--dry-run] [--json FILE] [--only WORD]`.
 
-A check is a function whose docstring is its promise; the commands run in processes of their own. It needs the package
-and what that declares, no tests and no network. `--dry-run` makes the same checks on a CPU, where they say little.
+It prints a line for each check, and ends with exit code 1 if one fails. A check is a function whose docstring is its
+promise; the commands run in processes of their own. It needs the package and what that declares, no tests and no
+network. `--dry-run` makes the same checks on a CPU, where they say little.
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu import where
 from torch import Tensor
 
 from course_lm.checkpoints import load_checkpoint
@@ -28,6 +31,7 @@ from course_lm.precision import Precision
 from course_lm.step import train_step
 
 VOCABULARY, LENGTH, SIZES = 512, 256, {"n_layer": 2, "n_head": 2, "d_model": 128}
+LONGEST = 150  # seconds of a command
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RUN = [
     "--data.corpus=stories", "--data.vocab_size=512", "--data.max_length=256", "--training.max_steps=24",
@@ -38,20 +42,26 @@ RUN = [
 
 
 def course_lm(*words: str, folder: Path, kill_after: str = "", torchrun: bool = False) -> str:
-    """What a command prints, which is killed once the file `kill_after` is there; AssertionError if it fails."""
+    """What a command prints, which is killed once the file `kill_after` is there; AssertionError if it fails.
+
+    One that takes longer than `LONGEST` is killed, and fails.
+    """
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m"] if torchrun else ["-m"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     command = [sys.executable, *start, "course_lm", *words]
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        while kill_after and process.poll() is None and not (folder / kill_after).exists():
+    end = time.monotonic() + LONGEST
+    with open(folder / "printed", "w+") as printed:  # no pipe: compiling starts processes, which would hold it
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+        while process.poll() is None and not (kill_after and (folder / kill_after).exists()) and time.monotonic() < end:
             time.sleep(0.01)
-        if kill_after:
-            process.send_signal(signal.SIGKILL)
-        printed, _ = process.communicate(timeout=900)
-    assert process.returncode == (-signal.SIGKILL if kill_after else 0), f"{' '.join(words)}: {printed[-1000:]}"
-    return printed
+        in_time = time.monotonic() < end
+        process.kill()  # which does nothing to one that has ended
+        code = process.wait()
+        printed.seek(0)
+        text = printed.read()
+    assert in_time, f"{' '.join(words)}: no end within {LONGEST} s: {text[-1000:]}"
+    assert code == (-signal.SIGKILL if kill_after else 0), f"{' '.join(words)}: {text[-1000:]}"
+    return text
 
 
 def state_of(folder: Path, run: str) -> dict[str, Any]:
@@ -120,9 +130,9 @@ def a_step_waits_for_nothing() -> None:
 
 
 def a_killed_run_goes_on_to_the_same_bits() -> None:
-    """A run that is killed in the middle ends with the bits of one that never was, eager and compiled, packed rows."""
-    for compiled in ("false", "true"):
-        asked = [f"--training.compile={compiled}", "--data.batching=packed"]
+    """A run that is killed in the middle ends with the bits of one that never was, compiled or not, packed or not."""
+    for compiled, batching in (("false", "packed"), ("true", "packed"), ("true", "bucketed")):
+        asked = [f"--training.compile={compiled}", f"--data.batching={batching}"]
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             course_lm("train", *RUN, *asked, "--experiment_name=whole", folder=folder)
@@ -132,7 +142,7 @@ def a_killed_run_goes_on_to_the_same_bits() -> None:
             states = [state_of(folder, one) for one in ("whole", "killed")]
         assert states[0]["step"] == states[1]["step"] == 24
         for part, weight in states[0]["model"].items():
-            assert torch.equal(weight, states[1]["model"][part]), f"compile {compiled}: {part} differs"
+            assert torch.equal(weight, states[1]["model"][part]), f"compile {compiled}, {batching}: {part} differs"
 
 
 def every_command_does_its_work() -> None:
@@ -172,20 +182,25 @@ def main() -> int:
     """Make every check; the exit code."""
     parser = argparse.ArgumentParser(description="What must hold on CUDA.")
     parser.add_argument("--dry-run", action="store_true", help="on a CPU too")
-    if DEVICE.type != "cuda" and not parser.parse_args().dry_run:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts to FILE, after each check")
+    parser.add_argument("--only", default="", metavar="WORD", help="the checks whose name holds it")
+    options = parser.parse_args()
+    if DEVICE.type != "cuda" and not options.dry_run:
         parser.error("there is no CUDA device: --dry-run makes the checks on a CPU")
-    print(f"{torch.cuda.get_device_name() if DEVICE.type == 'cuda' else 'cpu'}, torch {torch.__version__}", flush=True)
-    failed = 0
-    for check in CHECKS:
+    verdicts = {"where": where()}
+    print(verdicts["where"], flush=True)
+    for check in (one for one in CHECKS if options.only in one.__name__):
         begun = time.perf_counter()
         try:
             check()
             verdict = "holds"
         except Exception:
-            failed += 1
             verdict = f"FAILS\n{traceback.format_exc()}"
+        verdicts[check.__name__] = verdict
+        if options.json is not None:
+            options.json.write_text(json.dumps(verdicts, indent=1) + "\n", encoding="utf-8")
         print(f"{time.perf_counter() - begun:6.1f} s  {check.__doc__}  {verdict}", flush=True)
-    return int(failed > 0)
+    return int(any(verdict.startswith("FAILS") for verdict in verdicts.values()))
 
 
 if __name__ == "__main__":

@@ -184,15 +184,15 @@ def take_turns(specs: Specs, rounds: int, measure: Callable[[dict[str, Any]], Re
     return results
 
 
-def in_child(script: str, spec: dict[str, Any]) -> Result:
+def in_child(script: str, spec: dict[str, Any], seconds: float | None = None) -> Result:
     """What `script` prints for a spec in a fresh process with the allocator's own defaults.
 
-    Raises RuntimeError with its last words if it fails.
+    Raises RuntimeError with its last words if it fails, and TimeoutExpired after `seconds`.
     """
     environment = {name: value for name, value in os.environ.items() if not _changes_allocator(name)}
     environment |= {"OMP_NUM_THREADS": str(spec["threads"]), "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, str(Path(__file__).with_name(script)), json.dumps(spec)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
     if done.returncode != 0:
         raise RuntimeError(f"{spec} failed: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -37,6 +37,7 @@ class ModelConfig(Section):
             less memory, more time, the same numbers.
         positions: "learned", a vector added to each token; or "rotary", which turns queries and keys, for heads of an
             even width.
+        activation: of the perceptrons: "gelu", the exact one, or "gelu_tanh", the approximation by tanh that GPT-2 has.
     """
 
     n_layer: Annotated[int, Within(1, DEEPEST)] = 4
@@ -45,6 +46,7 @@ class ModelConfig(Section):
     dropout: Annotated[float, Within(0, 1, "[)")] = 0.1
     gradient_checkpointing: bool = False
     positions: Literal["learned", "rotary"] = "learned"
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -263,11 +265,13 @@ class Block(nn.Module):
         self.up = nn.Linear(config.d_model, 4 * config.d_model)
         self.down = nn.Linear(4 * config.d_model, config.d_model)
         self.dropout = Dropout(config.dropout)
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
 
     def forward(self, x: Tensor, mask: Attends, rotation: Rotation | None = None) -> Tensor:
         """Attention, then the perceptron, (B, T, D) -> (B, T, D)."""
         x = x + self.dropout(self.attention(self.attention_norm(x), mask, rotation))
-        return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+        inner = F.gelu(self.up(self.mlp_norm(x)), approximate=self.approximate)  # (B, T, 4 * D)
+        return x + self.dropout(self.down(inner))
 
 
 class GPT(nn.Module):

@@ -36,6 +36,9 @@ NEOX_NAMES = {
 }
 
 
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}  # theirs for each of ours
+
+
 def transformers_weights(model: GPT) -> Weights:
     """The model's weights under the names and in the layout of GPT-2 or GPT-NeoX; the head is the token embedding."""
     return _renamed_and_laid_out({name: tensor.detach() for name, tensor in model.state_dict().items()}, model)
@@ -62,15 +65,13 @@ def weights_from_transformers(model: GPT, weights: Weights) -> Weights:
 def model_settings(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The sections `model` and `data` of the configuration whose `config.json` this is; see `model_config`."""
     learned = config["model_type"] == "gpt2"
-    keys = (
-        ("n_layer", "n_head", "n_embd", "resid_pdrop", "n_positions")
-        if learned
-        else ("num_hidden_layers", "num_attention_heads", "hidden_size", "hidden_dropout", "max_position_embeddings")
-    )
-    n_layer, n_head, d_model, dropout, max_length = (config[key] for key in keys)
-    positions = "learned" if learned else "rotary"
-    model = {"n_layer": n_layer, "n_head": n_head, "d_model": d_model, "dropout": dropout, "positions": positions}
-    return model, {"vocab_size": config["vocab_size"], "max_length": max_length}
+    sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size", "hidden_dropout", "hidden_act")
+    keys = ("n_layer", "n_head", "n_embd", "resid_pdrop", "activation_function") if learned else sizes
+    ours = ("n_layer", "n_head", "d_model", "dropout", "activation")
+    model = {name: config[key] for name, key in zip(ours, keys)} | {"positions": "learned" if learned else "rotary"}
+    model["activation"] = {theirs: name for name, theirs in ACTIVATIONS.items()}[model["activation"]]
+    longest = config["n_positions" if learned else "max_position_embeddings"]
+    return model, {"vocab_size": config["vocab_size"], "max_length": longest}
 
 
 def model_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def model_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
             "n_layer": config.n_layer,
             "n_head": config.n_head,
             "n_inner": 4 * config.d_model,
-            "activation_function": "gelu",  # the exact one; GPT-2 itself has its tanh approximation
+            "activation_function": ACTIVATIONS[config.activation],
             "layer_norm_epsilon": model.norm.eps,
             "embd_pdrop": config.dropout,
             "resid_pdrop": config.dropout,
@@ -107,7 +108,7 @@ def model_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
         "intermediate_size": 4 * config.d_model,
-        "hidden_act": "gelu",
+        "hidden_act": ACTIVATIONS[config.activation],
         "layer_norm_eps": model.norm.eps,
         "hidden_dropout": config.dropout,
         "attention_dropout": 0.0,

@@ -265,7 +265,7 @@ USES = {
     "lessons": (["02"], "02_batching "),
     "train": ([*TRAIN, "--experiment_name=third"], "the run is kept in runs/third"),
     "find-lr": (["text.txt", *SMALL, "--num_iter=5"], "the curve is drawn in lr_finder.png"),
-    "plan": (["--ranks=4", "--config=gpt2"], "124,439,808 parameters"),
+    "plan": (["--ranks=4", "--config=gpt2"], "124,475,904 parameters"),
     "profile": (["text.txt", *SMALL, "--repeats=1"], "profile holds profile.png, profile.json, and trace.json"),
     "inspect": (["text.txt", *SMALL], "exact duplicates"),
     "audit": (["loops.py:sound", "--parts", "loss"], "sound: equal to the specification"),

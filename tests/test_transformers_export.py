@@ -28,11 +28,12 @@ LONGEST = 24
 VOCABULARY = TOKENIZER.get_vocab_size()
 SIZES = [(1, 1, 8), (2, 2, 8), (3, 4, 24)]
 KINDS = ("learned", "rotary")
+ACTIVATIONS = ("gelu", "gelu_tanh")
 
 
-def make_model(positions: Any, sizes: tuple[int, int, int] = (2, 2, 8)) -> GPT:
+def make_model(positions: Any, sizes: tuple[int, int, int] = (2, 2, 8), activation: Any = "gelu") -> GPT:
     layers, heads, width = sizes
-    config = ModelConfig(n_layer=layers, n_head=heads, d_model=width, positions=positions, dropout=0.1)
+    config = ModelConfig(layers, heads, width, positions=positions, activation=activation, dropout=0.1)
     model = GPT(config, VOCABULARY, LONGEST)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -71,11 +72,12 @@ def ids(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("positions", KINDS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_the_logits_are_equal(tmp_path, positions, sizes):
+def test_the_logits_are_equal(tmp_path, positions, sizes, activation):
     if positions == "rotary" and sizes[2] // sizes[1] % 2:
         pytest.skip("rotary positions need heads of an even width")
-    model = make_model(positions, sizes)
+    model = make_model(positions, sizes, activation)
     theirs, rows = opened(write(model, tmp_path)), ids(3, LONGEST)
     with torch.no_grad():
         torch.testing.assert_close(theirs(rows).logits, model(rows), rtol=1e-5, atol=1e-5)
@@ -119,11 +121,12 @@ def test_no_two_of_the_files_numbers_lie_in_one_place_and_all_weights_are_there(
 
 
 @pytest.mark.parametrize("positions", KINDS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_exported_weights_and_sizes_can_be_read_back(positions, sizes):
+def test_exported_weights_and_sizes_can_be_read_back(positions, sizes, activation):
     if positions == "rotary" and sizes[2] // sizes[1] % 2:
         pytest.skip("rotary positions need heads of an even width")
-    model = make_model(positions, sizes)
+    model = make_model(positions, sizes, activation)
     again = weights_from_transformers(make_model(positions, sizes), transformers_weights(model))
     assert_same(dict(again), dict(model.state_dict()))
     section, data = model_settings(model_config(model, TOKENIZER))

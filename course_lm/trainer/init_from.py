@@ -29,7 +29,7 @@ from course_lm.transformers_export import model_settings, weights_from_transform
 from course_lm.validation import ensure, shown
 
 WEIGHTS = "model.safetensors"
-SIZES = ("model.n_layer", "model.n_head", "model.d_model", "model.positions", "data.vocab_size")
+SIZES = (*(f"model.{name}" for name in ("n_layer", "n_head", "d_model", "positions", "activation")), "data.vocab_size")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,8 @@ def check_same_run(mine: TrainingConfig, saved: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names the first key that decides the run and differs, with both values.
     """
-    now, then = _flat(asdict(mine)), _flat(saved)
+    # a key that was not there yet when a run was saved: it computed what the default stands for now
+    now, then = _flat(asdict(mine)), _flat(asdict(TrainingConfig())) | _flat(saved)
     free = MAY_CHANGE | LENGTH | {f"{name}.{key}" for name in sections() for key in getattr(mine, name).unread()}
     changed = [key for key in now if now[key] != then.get(key) and key not in free]
     differ = {

@@ -40,7 +40,7 @@ def gpt2(
         replace(config.model, gradient_checkpointing=checkpointing),
         ranks,
         strategy,
-        vocab_size=50257,
+        vocab_size=50304,
         max_length=1024,
         batch_size=16,
         micro_batches=32,

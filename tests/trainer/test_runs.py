@@ -277,6 +277,8 @@ def test_a_key_decides_the_run_or_is_declared_to_be_free_or_to_round(key):
     section, _, name = key.partition(".")
     unread = getattr(config, section).unread()  # a run does not depend on what it does not read
     saved: dict[str, Any] = asdict(config)
+    del saved[section][name]  # as of a run from before there was this key
+    check_same_run(config, saved)
     saved[section][name] = "another"
     said = rf"saved with {key} 'another', this run has .*"
     if key in resume.ROUNDING:

@@ -64,8 +64,7 @@ def test_the_way_on_that_is_named_finishes_the_run(copy, capsys):
             ["made for another tokenizer.json", "goes on"],
         ),
     ],
-    ids="no config, broken config, broken tokenizer, cut weights, empty weights, other model, vocabulary, heads, "
-    "another tokenizer".split(", "),
+    ids=["config", "broken config", "broken tokenizer", "cut", "empty", "other model", "vocabulary", "heads", "tokens"],
 )
 def test_a_folder_whose_files_are_damaged_or_do_not_fit_together_is_one_line(copy, capsys, spoil, parts):
     spoil(copy)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from numbers import Integral, Real
+from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -39,6 +40,14 @@ def require_whole(key: str, value: Any, *, least: int) -> None:
     """Raise ValueError unless `value` is a whole number of at least `least`; True is none."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     require(whole and int(value) >= least, key, f"a whole number of at least {least}", value)
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder in place of `~`; ValueError where there is none: a folder `~` is nobody's wish."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for {one_line(path)}") from None
 
 
 def ensure(holds: bool, problem: str) -> None:

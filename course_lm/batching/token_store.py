@@ -40,7 +40,7 @@ from course_lm.corpus.large import LONGEST, LargeText
 from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
 from course_lm.display import readable_bytes
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
-from course_lm.validation import first_line
+from course_lm.validation import expanded, first_line
 
 FORMAT = 2
 DIGITS = 32  # of a digest; a split's is that of its ids and that of its lengths
@@ -194,7 +194,7 @@ class TokenStore:
 
 def default_cache() -> Path:
     """`$XDG_CACHE_HOME/course_lm`, or `~/.cache/course_lm`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "course_lm"
+    return Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache")) / "course_lm"
 
 
 def open_token_store(text: LargeText, recipe: Recipe, cache: str | Path | None = None) -> TokenStore:
@@ -205,7 +205,7 @@ def open_token_store(text: LargeText, recipe: Recipe, cache: str | Path | None =
     cannot be written.
     """
     # absolute: files are opened later, maybe from elsewhere
-    cache = default_cache() if cache is None else Path(os.path.expanduser(cache)).absolute()
+    cache = default_cache() if cache is None else expanded(cache).absolute()
     key = recipe.key_for(text)
     store = _find(text.name, cache / key)
     if isinstance(store, TokenStore):

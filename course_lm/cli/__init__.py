@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what); interrup
 the signal, 130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that was closed.
 """
 
+import errno
 import gc
 import io
 import os
@@ -127,7 +128,15 @@ def _notes(error: BaseException) -> Sequence[str]:
 
 
 def _told(error: Exception, text: str = "") -> str:
-    return "; ".join([f"error: {text or str(error).strip() or type(error).__name__}", *_notes(error)])
+    text = text or str(error).strip() or type(error).__name__
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _UNNAMED and text == f"[Errno {number}] {os.strerror(number)}":  # a file would be named
+        text = f"{text}: {_UNNAMED[number]}"
+    return "; ".join([f"error: {text}", *_notes(error)])
+
+
+_STREAM = "standard output, or standard input"
+_UNNAMED = {errno.ENOENT: "the current folder", errno.ENOSPC: _STREAM, errno.EIO: _STREAM, errno.EISDIR: _STREAM}
 
 
 def _fail(text: str, code: int) -> int:

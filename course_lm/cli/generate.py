@@ -11,7 +11,7 @@ import torch
 from course_lm.generate import Sampling, stream
 from course_lm.tokenizer import decode_stream, encode_documents, eos_id
 from course_lm.use.finished_run import FinishedRun, device_for, open_run
-from course_lm.validation import require
+from course_lm.validation import ensure, require
 
 STANDARD_INPUT = "-"
 
@@ -48,6 +48,7 @@ def read_prompt(given: str | None) -> str:
     Raises ValueError for one that is no valid UTF-8.
     """
     if given == STANDARD_INPUT or (given is None and _is_piped()):
+        ensure(sys.stdin is not None, "the prompt is to be read from standard input, which is closed")
         content = sys.stdin.buffer.read()
         try:
             return content.decode("utf-8").removesuffix("\n").removesuffix("\r")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from course_lm.validation import did_you_mean, one_line, place_of
+from course_lm.validation import did_you_mean, expanded, one_line, place_of
 
 Arguments = argparse._ActionsContainer  # to which arguments are added: a parser, or a group of one
 
@@ -51,6 +51,6 @@ def path(text: str) -> Path:
     An empty one would be the current folder.
     """
     try:
-        return Path(not_empty(text)).expanduser()
-    except RuntimeError:
-        raise argparse.ArgumentTypeError(f"there is no home folder for {one_line(text)}") from None
+        return expanded(not_empty(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

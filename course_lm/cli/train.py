@@ -1,5 +1,6 @@
 """The command `train`: a model trained on a text as configured, its files, and a report."""
 
+import hashlib
 import json
 import lzma
 import math
@@ -104,9 +105,11 @@ def _whole_model(run: PreparedRun, config: TrainingConfig, group: Group) -> GPT:
 
 
 def _export(folder: Path, run: PreparedRun, config: TrainingConfig, step: int) -> None:
+    tokenizer = run.tokenizer.to_str(pretty=True).encode()
     with atomic_file(folder / "tokenizer.json") as file:
-        file.write(run.tokenizer.to_str(pretty=True).encode())
-    export_weights(folder / "model.safetensors", run.model.state_dict(), _model_card(config, step))
+        file.write(tokenizer)
+    card = _model_card(config, step) | {"tokenizer": hashlib.sha256(tokenizer).hexdigest()}
+    export_weights(folder / "model.safetensors", run.model.state_dict(), card)
 
 
 def _model_card(config: TrainingConfig, step: int) -> dict[str, str]:

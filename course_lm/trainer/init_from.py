@@ -68,6 +68,7 @@ def begin_from(model: nn.Module, name: str | None) -> Beginning | None:
     try:
         weights, step = _read(file)
         weights = _as_named_in(model, weights)
+        check_made_for(file, model)
         load_weights(model, weights)
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"training.init_from cannot take {file}: {error}") from error
@@ -107,6 +108,22 @@ def tokenizer_from(name: str, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def check_made_for(weights: Path, model: nn.Module) -> None:
+    """Refuse a run's exported weights where they are made for what their shapes do not tell.
+
+    That is another number of heads than the model has, or another tokenizer than the one beside them.
+    Raises ValueError.
+    """
+    about, tokenizer = _about(weights), weights.with_name(TOKENIZER)
+    if not isinstance(model, GPT) or "corpus" not in about:  # a model of somebody's own, or no file of `train`
+        return
+    made, mine = json.loads(about["model"])["n_head"], model.config.n_head
+    ensure(made == mine, f"its weights are made for n_head {made}, the model has {mine}")
+    if "tokenizer" in about and tokenizer.is_file():
+        same = hashlib.sha256(tokenizer.read_bytes()).hexdigest() == about["tokenizer"]
+        ensure(same, f"its weights are made for another {TOKENIZER} than the one beside it")
+
+
 def check_sizes(config: TrainingConfig, source: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a configuration that asks for another model or vocabulary than `settings_from` gave."""
     lengths = ("data.max_length",) if config.model.positions == "learned" else ()  # each has a weight of its own
@@ -137,11 +154,17 @@ def _read(file: Path) -> tuple[dict[str, Tensor], int | None]:
         return weights_for_use(load_checkpoint(file)), step
     if file.suffix != ".safetensors":
         return _unpickled(file), None
-    with safe_open(file, "pt") as opened:
-        about = opened.metadata() or {}
-    weights = load_file(file)
+    about, weights = _about(file), load_file(file)
     weights |= {name: weights[first] for name, first in about.items() if first in weights}  # tied ones are kept once
     return weights, int(about["step"]) if about.get("step", "").isdigit() else None
+
+
+def _about(file: Path) -> dict[str, str]:
+    """What a safetensors file says of itself; nothing where it is of another kind."""
+    if file.suffix != ".safetensors":
+        return {}
+    with safe_open(file, "pt") as opened:
+        return opened.metadata() or {}
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """A run from outside: its folder and who may write there, its loggers, its length, and the signals that end it."""
 
 import math
-import os
 import signal
 import threading
 import warnings
@@ -30,7 +29,7 @@ from course_lm.run_records import METRICS, lock_of
 from course_lm.schedules import SCHEDULES, ScheduleConfig
 from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import SessionLog
-from course_lm.validation import is_out_of_memory, shown
+from course_lm.validation import expanded, is_out_of_memory, shown
 
 
 class Interrupted(BaseException):
@@ -56,7 +55,7 @@ def run_folder(config: TrainingConfig) -> Path | None:
     `~` is the home folder. A run keeps the absolute path: the working directory may change meanwhile.
     """
     output_dir = config.training.output_dir
-    return None if output_dir is None else Path(os.path.expanduser(output_dir), config.experiment_name)
+    return None if output_dir is None else expanded(output_dir) / config.experiment_name
 
 
 @contextmanager

@@ -16,10 +16,9 @@ from course_lm.model import GPT
 from course_lm.reproducibility import resolve_device
 from course_lm.run_records import CONFIG, TOKENIZER
 from course_lm.tokenizer import load_tokenizer
+from course_lm.trainer.init_from import WEIGHTS, check_made_for
 from course_lm.use.run_folder import find_run
 from course_lm.validation import ensure, one_line
-
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ def open_run(name: str) -> FinishedRun:
     model = GPT(config.model, config.data.vocab_size, config.data.max_length)
     try:
         load_weights(model, load_file(folder / WEIGHTS))
+        check_made_for(folder / WEIGHTS, model)
     except (SafetensorError, ValueError) as error:
         reason = f"{folder / WEIGHTS} cannot be used: {one_line(error)}"
         raise ValueError(f"{reason}; {_how_to_finish(folder)}") from error

@@ -279,6 +279,8 @@ def test_a_run_whose_gradient_is_not_finite_fails_in_one_line(capsys, text):
     [
         (MemoryError(), 1, "MemoryError"),
         (OSError(), 2, "OSError"),
+        (OSError(28, os.strerror(28)), 2, "[Errno 28] No space left on device: standard output, or standard input"),
+        (FileNotFoundError(2, os.strerror(2)), 2, "[Errno 2] No such file or directory: the current folder"),
         (ValueError(" \n"), 2, "ValueError"),
         (KeyError("x"), 1, "KeyError: 'x' ("),
         (AssertionError(), 1, "AssertionError ("),

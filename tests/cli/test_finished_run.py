@@ -58,18 +58,23 @@ def test_the_way_on_that_is_named_finishes_the_run(copy, capsys):
         (lambda run: (run / "model.safetensors").write_bytes(b""), ["model.safetensors cannot be used"]),
         (lambda run: edit(run, "d_model: 16", "d_model: 32"), ["model.safetensors cannot be used", "another model"]),
         (lambda run: edit(run, "vocab_size: 270", "vocab_size: 280"), ["tokenizer.json has 270 tokens", "says 280"]),
+        (lambda run: edit(run, "n_head: 2", "n_head: 4"), ["made for n_head 2", "model has 4", "goes on from"]),
+        (
+            lambda run: edit(run, '"<pad>"', '"<pad>" ', "tokenizer.json"),
+            ["made for another tokenizer.json", "goes on"],
+        ),
     ],
-    ids=["no config", "broken config", "broken tokenizer", "cut weights", "empty weights", "other model", "vocabulary"],
+    ids=["config", "broken config", "broken tokenizer", "cut", "empty", "other model", "vocabulary", "heads", "tokens"],
 )
 def test_a_folder_whose_files_are_damaged_or_do_not_fit_together_is_one_line(copy, capsys, spoil, parts):
     spoil(copy)
     assert_refused(capsys, ["generate", str(copy)], *parts)
 
 
-def edit(run: Path, old: str, new: str) -> None:
-    text = (run / "config.yaml").read_text()
+def edit(run: Path, old: str, new: str, file: str = "config.yaml") -> None:
+    text = (run / file).read_text()
     assert old in text
-    (run / "config.yaml").write_text(text.replace(old, new))
+    (run / file).write_text(text.replace(old, new))
 
 
 def test_a_run_that_has_gone_on_since_its_export_is_warned_of(copy, capsys):

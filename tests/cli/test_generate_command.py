@@ -114,6 +114,11 @@ def test_a_pipe_and_a_file_are_standard_input_that_is_read_and_no_input_is_not(t
         os.close(other)
 
 
+def test_a_prompt_from_a_standard_input_that_is_closed_is_refused(finished, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert_refused(capsys, ["generate", str(finished), "--prompt=-"], "standard input, which is closed")
+
+
 # How it ends
 
 

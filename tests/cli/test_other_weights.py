@@ -91,6 +91,13 @@ def test_another_size_than_that_of_the_weights_is_refused(finished, other, capsy
     assert_refused(capsys, begin(finished, given), f"{option} is {value}", str(finished), f"leave {option} out")
 
 
+def test_weights_that_are_made_for_other_heads_than_their_folder_says_are_refused(copy, other, capsys):
+    """Their shapes do not tell: the model would be another one without a word."""
+    config = copy / "config.yaml"
+    config.write_text(config.read_text().replace("n_head: 2", "n_head: 4"))
+    assert_refused(capsys, begin(copy), "model.safetensors", "made for n_head 2", "model has 4")
+
+
 def test_rows_may_be_longer_where_no_position_has_a_weight_of_its_own(finished, other, capsys):
     assert main(begin(finished, "--data.max_length=32")) == 0
     config = TrainingConfig.from_yaml("runs/other/config.yaml")

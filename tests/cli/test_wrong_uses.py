@@ -72,6 +72,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("latin.txt", "latin.txt", "0xe9", "offset 14"),
         ("short.txt", "split", "val_fraction"),
         ("-", "a text on standard input can be read only once; write it to a file"),
+        ("text.txt --training.output_dir=~nobody-has-this-name/runs", "no home folder for ~nobody-has-this-name/runs"),
         ("'*.md'", "no file matches *.md"),
         ("''", "data.corpus must be a name", "got ''"),
         ("runs/toy/checkpoint_last.safetensors", "checkpoint_last.safetensors is not UTF-8 text"),

@@ -131,6 +131,13 @@ def test_the_returned_norm_is_not_part_of_a_graph():
     assert not clip_gradients(random_parameters(0), 1.0).requires_grad
 
 
+def test_a_tied_weight_that_is_given_twice_counts_once():
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients([weight, weight], 1.0) == 5
+    torch.testing.assert_close(weight.grad, torch.tensor([0.6, 0.8]))
+
+
 def test_one_tensor_alone_is_clipped_like_a_list_of_one():
     parameter = parameter_with_gradient([3.0, 4.0])
     assert float(clip_gradients(parameter, 1.0)) == 5.0

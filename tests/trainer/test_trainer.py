@@ -1061,7 +1061,7 @@ def test_an_average_of_weights_that_the_model_no_longer_has_is_refused():
 
 
 def test_a_schedule_without_an_answer_for_a_step_ends_the_run_saved(tmp_path):
-    config = TrainingConfig().updated({"training": {"output_dir": str(tmp_path), "max_steps": 5}})
+    config = {"training": {"output_dir": str(tmp_path), "max_steps": 5, "device": "cpu"}}
     trainer = Trainer(small_trainer(1).model, config, schedule=lambda k: 0.01 if k < 2 else None)
     with pytest.raises(TypeError, match="the schedule's rate of step 3 must be a finite number") as caught:
         trainer.train(small_batches(5))

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from course_lm.checkpoints.state import describe_difference
 from course_lm.shards import hold_parts, part_of, shard_like
-from course_lm.validation import ensure, is_number, require
+from course_lm.validation import ensure, is_number, require, require_whole
 
 
 class WeightAverage:
@@ -37,7 +37,7 @@ class WeightAverage:
         require(is_number(decay) and 0 < decay < 1, "decay", "in (0, 1)", decay)
         hold_parts(model)
         self.model, self.decay = model, decay
-        self._parameters = [one for one in model.parameters() if one.is_floating_point()]
+        self._parameters = self._averaged()
         self._averages = [one.detach().clone() for one in self._parameters]
         places = {id(one): place for place, one in enumerate(self._parameters)}
         # tied weights have several names
@@ -46,9 +46,18 @@ class WeightAverage:
         if len(set(self._names.values())) != len(places):
             raise ValueError("training.average_weights must be null for a model whose state_dict() lacks parameters")
 
+    def check(self) -> None:
+        """ValueError where the model has other parameters by now than those that are averaged."""
+        same = [*map(id, self._averaged())] == [*map(id, self._parameters)]
+        ensure(same, "the averaged weights must be the model's, got others: it was changed after the average was made")
+
+    def _averaged(self) -> list[nn.Parameter]:
+        return [one for one in self.model.parameters() if one.is_floating_point() or one.is_complex()]
+
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after the step of this number, counted from 1. Does not wait for an accelerator."""
+        require_whole("step", step, least=1)
         kept = self.decay * (1 - self.decay ** (step - 1)) / (1 - self.decay**step)
         averages, parameters = ([part_of(one) for one in part] for part in (self._averages, self._parameters))
         get_ema_multi_avg_fn(kept)(averages, parameters, step)

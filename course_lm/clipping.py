@@ -32,7 +32,8 @@ def clip_gradients(parameters: Tensor | Iterable[Tensor], max_norm: float | None
     check_max_norm(max_norm, "max_norm")
     if isinstance(parameters, Tensor):
         parameters = [parameters]  # iterating over it would give rows, which have no gradient
-    with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+    each = {id(parameter): parameter for parameter in parameters}.values()  # tied weights may be given twice
+    with_gradient = [parameter for parameter in each if parameter.grad is not None]
     gradients = [parameter.grad for parameter in with_gradient if parameter.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients))
     if max_norm is not None:

@@ -104,10 +104,15 @@ def unwrap(model: nn.Module) -> nn.Module:
         # by its class: other models may keep their layers under the name `module`
         if isinstance(model, DistributedDataParallel | DataParallel):
             model = model.module
-        elif hasattr(model, "_orig_mod"):  # the name that torch.compile gives it
-            model = model._orig_mod  # type: ignore[assignment]
+        elif (compiled := inside_compiled(model)) is not None:
+            model = compiled
         else:
             return model
+
+
+def inside_compiled(model: nn.Module) -> nn.Module | None:
+    """The module inside `torch.compile`; None for another one, be it a wrapper that hands on all attributes of it."""
+    return getattr(model, "_modules", {}).get("_orig_mod")  # the name that torch.compile gives it
 
 
 def move_batch(batch: AnyBatch, device: torch.device, model: nn.Module | None = None) -> dict[str, Any]:
@@ -148,10 +153,19 @@ def in_words(value: object) -> str:
 
 
 def keywords_of(module: nn.Module) -> frozenset[str]:
-    """What a call of the module's forward may name, `ANY` for any other keyword; the module must not be wrapped."""
+    """What a call of the module's forward may name, `ANY` for any other keyword; the module must not be wrapped.
+
+    Raises TypeError for a forward that cannot be called with ids and what else a batch may hold.
+    """
     forward = getattr(module.forward, "__func__", module.forward)
     if forward not in _KEYWORDS:  # to read a signature takes longer than to check a batch
-        parameters = inspect.signature(module.forward).parameters.values()
+        signature = inspect.signature(module.forward)
+        try:
+            signature.bind(None, **dict.fromkeys({*_HIDING, "position_ids"} & {*list(signature.parameters)[1:]}))
+        except TypeError as error:
+            name = type(module).__name__
+            raise TypeError(f"a model must be callable as model(input_ids), got {name}.forward: {error}") from None
+        parameters = signature.parameters.values()
         _KEYWORDS[forward] = frozenset(ANY if one.kind is one.VAR_KEYWORD else one.name for one in parameters)
     return _KEYWORDS[forward]
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -35,6 +36,7 @@ from course_lm.forward import (
     check_causal,
     device_of,
     in_words,
+    inside_compiled,
     keywords_of,
     move_batch,
     packed_inputs,
@@ -102,12 +104,24 @@ def checked_options(
         _check_call(clip, "clip must be callable as clip(parameters, max_grad_norm)", None, None)
         if max_grad_norm is None:
             raise ValueError("max_grad_norm None means no clipping, got it beside a clip of your own: give it, or inf")
+    check_weights(model)
     if dist.is_available() and dist.is_initialized():
         hold_parts(model)
         process_group = process_group or _group_of(model)
     precision = checked_precision(precision, device_of(model))
     check_optimizer(optimizer, model)
     return StepOptions(adapt_loss(loss_fn), max_grad_norm, clip, precision, on_nonfinite, process_group)
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse a model of which a weight has no numbers yet; ValueError names it."""
+    for parameter in model.parameters() if isinstance(model, nn.Module) else ():
+        if parameter.is_meta or is_lazy(parameter):
+            how = (
+                "on the device meta: call to_empty(), and give it weights" if parameter.is_meta else "of a lazy module"
+            )
+            how += "" if parameter.is_meta else ": call the model once on input_ids"
+            raise ValueError(f"the model's weights must have numbers, got none for {name_of(parameter, model)}, {how}")
 
 
 def checked_precision(precision: Precision | None, device: torch.device) -> Precision:
@@ -277,12 +291,13 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     rounding; both would train on without a word. An optimizer may hold others besides, such as weights of the loss.
 
     Raises:
-        TypeError: no torch optimizer, or one that calls for the loss by itself (LBFGS), takes sparse gradients alone,
-            or is accelerate's.
-        ValueError: it holds none of the model's trainable parameters, or a trainable one in half precision; numbers of
-            a weight, or two trained weights, share memory; it is fused and a parameter is no dense block of memory, or
-            its moments lie in another order; or the parameters are sharded, and its update of a weight looks at others;
-            or a group's rate is NaN, infinite or negative.
+        TypeError: no torch optimizer, or not made by its constructor; or one that calls for the loss by itself (LBFGS),
+            takes sparse gradients alone, or is accelerate's.
+        ValueError: it holds none of the model's trainable parameters, one twice, or a trainable one in half precision;
+            numbers of a weight, or two trained weights, share memory; it is fused and a parameter is no dense block of
+            memory, or its moments lie in another order; or the parameters are sharded, and its update of a weight looks
+            at others; it is differentiable, or capturable on a CPU; or a group has no rate, or one that is NaN,
+            infinite or negative.
     """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
@@ -293,14 +308,24 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise TypeError("optimizer must take dense gradients, got SparseAdam: take AdamW, and sparse=False")
     if hasattr(optimizer, "gradient_state"):  # of accelerate, which drops the steps of a window but the last
         raise TypeError(f"optimizer must step when it is told to, got {kind}, which need not: give its .optimizer")
-    # by id, as == would compare numbers
-    held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise TypeError(f"optimizer must be made by torch's Optimizer.__init__, got {kind}, which does not call it")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    held = {id(parameter): parameter for parameter in parameters}  # by id, as == would compare numbers
+    if len(held) < len(parameters):
+        (twice, _), *_ = Counter(map(id, parameters)).most_common(1)
+        raise ValueError(f"optimizer must hold each weight once, got {name_of(held[twice], model)} twice")
     fused = any(group.get("fused") for group in optimizer.param_groups)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.numel()]
     left_out = [parameter for parameter in trainable if id(parameter) not in held]
     if trainable and len(left_out) == len(trainable):
         raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
     for group in optimizer.param_groups:
+        if "lr" not in group:
+            raise ValueError(f'optimizer must have a rate "lr" in each of its groups, got {kind} with {[*group]}')
+        on_cpu = any(parameter.device.type == "cpu" for parameter in group["params"])  # where no graph is captured
+        if group.get("differentiable") or (group.get("capturable") and on_cpu):
+            raise ValueError(f"optimizer must be built with differentiable and, on a CPU, capturable False, got {kind}")
         # one on an accelerator is not read: the host would have to wait for it
         if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
             checked_rate(group["lr"], "the rate of a parameter group")
@@ -374,13 +399,17 @@ def _check_memory(parameters: Iterable[Tensor], model: nn.Module) -> None:
 def check_schedule(schedule: object) -> None:
     """Raise TypeError unless `schedule` is a function from the number of completed steps to a learning rate.
 
-    One of torch's schedulers is none, nor is a number, a configuration, or a function that needs more arguments.
+    One of torch's schedulers is none, nor is a number, a configuration, or a function that needs more arguments; nor,
+    by a ValueError, one that counts how often it is asked or draws at random: a run asks more than once for a step.
     """
     accepted = "a schedule must be a function from completed steps to a learning rate, such as build_schedule returns"
     if isinstance(schedule, LRScheduler):
         name = type(schedule).__name__
         raise TypeError(f"{accepted}, got torch's {name}, which keeps its own count and would not be asked")
     _check_call(schedule, accepted, 0)
+    rate, again = (checked_rate(schedule(0), f"the rate of {_name(schedule)}(0)") for _ in range(2))  # type: ignore[operator]
+    if rate != again:
+        raise ValueError(f"{accepted}, got {_name(schedule)}, which gave {rate:g} for 0 and then {again:g}")
 
 
 def check_peak(optimizer: Optimizer, peak: float) -> None:
@@ -491,13 +520,19 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
     """The ranks over which a model averages its gradients; None for a model of one process.
 
     Raises:
-        ValueError: it is sharded over some of the ranks only, so that the others would train without it.
+        ValueError: it is sharded over some of the ranks only, so that the others would train without it; or only a
+            part of it averages.
     """
     inside: Any = model
-    while not isinstance(inside, DistributedDataParallel) and hasattr(inside, "_orig_mod"):  # in torch.compile
-        inside = inside._orig_mod
+    while not isinstance(inside, DistributedDataParallel) and (compiled := inside_compiled(inside)) is not None:
+        inside = compiled
     if isinstance(inside, DistributedDataParallel):
         return inside.process_group
+    if any(isinstance(one, DistributedDataParallel) for one in inside.modules()):
+        raise ValueError(
+            f"DistributedDataParallel must be around the whole model, got it inside {type(inside).__name__}: "
+            "each rank would divide by its own tokens alone"
+        )
     mesh = next((parameter.device_mesh for parameter in model.parameters() if is_sharded(parameter)), None)
     if mesh is None:
         return None

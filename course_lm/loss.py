@@ -134,6 +134,9 @@ def build_loss(config: LossConfig) -> Callable[..., Tensor]:
 
 
 def _check_inputs(logits: Tensor, labels: Tensor) -> None:
+    for name, part in (("logits", logits), ("labels", labels)):
+        if not isinstance(part, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(part).__name__}")
     if logits.ndim != 3 or labels.shape != logits.shape[:2]:
         raise ValueError(
             "logits must be (B, T, V) and labels (B, T), "

@@ -220,7 +220,7 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero each element with probability `p` and scale the rest so that the mean stays."""
-        dropped = round(self.p * 2**16)
+        dropped = min(round(self.p * 2**16), 2**16 - 1)
         if not self.training or dropped == 0:
             return x
         if x.device.type != "cpu":

@@ -32,7 +32,7 @@ class MuonWithAdamW(Optimizer):
         momentum: for Muon: how much of the mean gradient stays from step to step.
         betas, eps, fused: as for `torch.optim.AdamW`.
 
-    Raises ValueError where a parameter for Muon has not two dimensions.
+    Raises ValueError where a parameter for Muon has not two dimensions, or no group says whether it is for Muon.
     """
 
     def __init__(
@@ -46,15 +46,23 @@ class MuonWithAdamW(Optimizer):
         eps: float = 1e-8,
         fused: bool | None = None,
     ) -> None:
-        self._muon = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
-        self._adamw = {"betas": betas, "eps": eps, "fused": fused}
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        groups = list(groups)
+        if not any("use_muon" in group for group in groups if isinstance(group, dict)):
+            raise ValueError('groups must say by "use_muon" which of them Muon is for, as `muon_groups` does, got none')
+        shared = {"lr": lr, "weight_decay": weight_decay}
+        self._muon = {**shared, "momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
+        self._adamw = {**shared, "betas": betas, "eps": eps, "fused": fused}
+        super().__init__(groups, shared)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: torch's forgets what it does not know."""
+        return {**super().__getstate__(), "_muon": self._muon, "_adamw": self._adamw}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group and give it the numbers of its rule; torch's own constructor of that rule checks them."""
         uses_muon = param_group.setdefault("use_muon", False)
         build: Callable[..., Optimizer] = Muon if uses_muon else AdamW
-        numbers = {**self.defaults, **(self._muon if uses_muon else self._adamw)}
+        numbers: dict[str, Any] = self._muon if uses_muon else self._adamw
         super().add_param_group(build([param_group], **numbers).param_groups[0])
 
     @torch.no_grad()
@@ -95,15 +103,15 @@ def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], ste
     Source: Jordan et al. 2024; the operations are those of `torch.optim.Muon`.
     """
     a, b, c = coefficients
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    wide = matrix.mH if matrix.shape[0] > matrix.shape[1] else matrix
     if matrix.dtype == torch.float32 and fast_bf16(matrix.device):
         wide = wide.bfloat16()
     x = wide / wide.norm().clamp(min=eps)  # so that no singular value is above 1
     for _ in range(steps):
-        square = x @ x.T
+        square = x @ x.mH
         polynomial = torch.addmm(square, square, square, beta=b, alpha=c)
         x = torch.addmm(x, polynomial, x, beta=a)
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    return x.mH if matrix.shape[0] > matrix.shape[1] else x
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch.nn.utils import parametrize
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = ("auto", *_DTYPES)
@@ -61,10 +62,12 @@ class Precision:
     def autocast(self) -> Iterator[None]:
         """Context for the forward pass and the loss; it computes the same inside an autocast of the caller's own.
 
-        Autocast keeps the copies that it makes of weights until the outermost context ends. The caller's may stand
-        around many steps, and each would compute with the weights of the first: so they are dropped here.
+        Autocast keeps the copies that it makes of weights until the outermost context ends, as does torch's
+        `parametrize.cached` what it computes of them. The caller's may stand around many steps, and each would compute
+        with the weights of the first: so they are dropped here.
         """
         torch.clear_autocast_cache()
+        parametrize._cache.clear()
         kind, dtype = self.device.type, _DTYPES[self.name]
         with self.alone() if self.name == "fp32" else torch.autocast(kind, dtype=dtype, cache_enabled=True):
             yield

@@ -11,13 +11,20 @@ import numpy as np
 import torch
 import torch.utils.deterministic as deterministic_settings
 
+from course_lm.validation import require_whole
+
 GENERATORS = (torch.Generator, random.Random, np.random.Generator)
 PRODUCTS = ("highest", "high", "medium")  # how exact torch's products of float32 are
+LARGEST_SEED = 2**32 - 1  # that NumPy takes
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def seed_everything(seed: int, deterministic: bool = True) -> None:
-    """Seed Python, NumPy and torch on every device; `deterministic` also keeps torch to deterministic kernels."""
+    """Seed Python, NumPy and torch on every device; `deterministic` also keeps torch to deterministic kernels.
+
+    Raises ValueError unless `seed` is a whole number from 0 to 2**32 - 1.
+    """
+    seed = require_whole("seed", seed, least=0, most=LARGEST_SEED)
     seed_generators(seed)
     torch.manual_seed(seed)  # also of devices that are not in use yet
     _choose_kernels(deterministic)

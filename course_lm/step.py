@@ -24,8 +24,9 @@ from course_lm.guard import StepOptions, check_gradients, check_window, checked_
 from course_lm.loss import next_token_loss
 from course_lm.optim import group_rates, set_learning_rate
 from course_lm.precision import Precision
-from course_lm.reproducibility import seed_generators
+from course_lm.reproducibility import LARGEST_SEED, seed_generators
 from course_lm.shards import hold_parts, is_expanded, is_sharded, part_of
+from course_lm.validation import require, require_whole
 
 
 class NonFiniteGradientError(FloatingPointError):
@@ -103,6 +104,10 @@ def train_step(
     if lr is not None:
         group_rates(optimizer, lr)  # a step without a target sets no rate, and would not refuse it
     check_window(model, micro_batches, options.process_group)
+    if seeds is not None:
+        fit = isinstance(seeds, Sequence) and len(seeds) == len(micro_batches)
+        require(fit, "seeds", f"one for each of {len(micro_batches)} micro-batches", seeds)
+        seeds = [require_whole("a seed", seed, least=0, most=LARGEST_SEED) for seed in seeds]
     return take_step(model, micro_batches, optimizer, options, lr=lr, seeds=seeds)
 
 

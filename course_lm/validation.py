@@ -36,10 +36,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def require_whole(key: str, value: Any, *, least: int) -> None:
-    """Raise ValueError unless `value` is a whole number of at least `least`; True is none."""
+def require_whole(key: str, value: Any, *, least: int, most: float = math.inf) -> int:
+    """The value as Python's own int; ValueError unless it is a whole number from `least` to `most`; True is none."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    require(whole and int(value) >= least, key, f"a whole number of at least {least}", value)
+    accepted = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    require(whole and least <= int(value) <= most, key, f"a whole number {accepted}", value)
+    return int(value)
 
 
 def expanded(path: str | Path) -> Path:

@@ -244,3 +244,23 @@ def test_an_average_of_another_form_is_refused_before_anything_changes():
 def test_a_decay_that_is_none_is_refused(value):
     with pytest.raises(ValueError, match=r"decay must be in \(0, 1\), got"):
         WeightAverage(model_of(), value)
+
+
+class Complex(nn.Module):
+    """A model with a weight of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(2, 3, dtype=torch.complex64))
+
+
+def test_complex_weights_are_averaged_too():
+    model = Complex()
+    average, walk = WeightAverage(model, DECAY), []
+    for step in range(1, 4):
+        with torch.no_grad():
+            model.table.mul_(1 + 2j)
+        average.update(step)
+        walk.append({"table": torch.view_as_real(model.table.detach().clone())})
+    expected = average_by_hand(walk, DECAY)["table"]
+    torch.testing.assert_close(torch.view_as_real(average.state_dict()["table"]).double(), expected, rtol=1e-6, atol=0)

@@ -103,6 +103,13 @@ def test_parameters_may_come_from_a_generator():
     assert float(clip_gradients(model.parameters(), None)) == pytest.approx(1.0, rel=1e-5)
 
 
+def test_a_tied_weight_that_is_given_twice_counts_once():
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients([weight, weight], 1.0) == 5
+    torch.testing.assert_close(weight.grad, torch.tensor([0.6, 0.8]))
+
+
 def test_three_four_five_is_scaled_to_length_one_also_as_a_tensor_alone():
     parameter = parameter_with_gradient([3.0, 4.0])
     assert float(clip_gradients(parameter, 1.0)) == 5.0

@@ -718,6 +718,16 @@ def test_honest_labels_are_no_suspects_however_the_text_repeats_itself(rows, pad
         check_labels(batch | {"input_ids": ids, "labels": labels_of(ids, batch["attention_mask"], documents)})
 
 
+@pytest.mark.parametrize("forward", [
+    lambda self, *, input_ids: input_ids, lambda self: None, lambda self, ids, lengths: ids
+])  # fmt: skip
+def test_a_model_that_cannot_be_called_on_ids_is_refused(forward):
+    model = type("Foreign", (nn.Linear,), {"forward": forward})(2, 2)
+    batch = {"input_ids": torch.ones(1, 4).long(), "labels": torch.ones(1, 4).long()}
+    with pytest.raises(TypeError, match=r"must be callable as model\(input_ids\), got Foreign.forward: "):
+        train_step(model, [batch], torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_a_model_without_a_parameter_is_refused():
     with pytest.raises(ValueError, match=r"the model \(ReLU\) has no parameter"):
         device_of(nn.ReLU())

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
+from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from course_lm.guard import adapt_loss, check_optimizer, check_schedule, loss_sum
@@ -24,6 +24,7 @@ from course_lm.monitoring import evaluate
 from course_lm.precision import Precision
 from course_lm.schedules import ScheduleConfig, ScheduleLR, cosine
 from course_lm.step import train_step
+from course_lm.trainer import Trainer
 
 VOCAB = 7
 
@@ -86,6 +87,24 @@ def with_optimizer(make: Callable[[nn.Module], Any]) -> tuple[nn.Module, Any]:
     return model, make(model)
 
 
+class WithoutRate(Optimizer):
+    """A rule of one's own that has no rate."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing happens."""
+
+
+class Wrapper(Optimizer):
+    """An optimizer around another one, which does not call torch's constructor."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        vars(self).update(vars(inner))
+        vars(self).pop("_optimizer_step_pre_hooks")
+
+
 UNTRAINABLE: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
     "a closure": (lambda: with_optimizer(lambda model: LBFGS(model.parameters())), "got LBFGS, which evaluates"),
     "sparse Adam": (lambda: with_optimizer(lambda model: SparseAdam(model.parameters())), "got SparseAdam"),
@@ -96,6 +115,26 @@ UNTRAINABLE: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
     "a class": (lambda: with_optimizer(lambda _: SGD), "must be a torch.optim.Optimizer, got <class"),
     "no gradients": (taken_gradients, "gradients must be there after backward(), got none"),
     "accelerate's": (lambda: with_optimizer(lambda model: Accelerated(model.parameters(), lr=0.1)), "got Accelerated"),
+    "a weight twice": (
+        lambda: with_optimizer(lambda model: SGD([*model.parameters(), model.head.weight], lr=0.1)),
+        "must hold each weight once, got head.weight twice",
+    ),
+    "no rate": (
+        lambda: with_optimizer(lambda model: WithoutRate(model.parameters())),
+        "got WithoutRate with ['params'",
+    ),
+    "differentiable": (
+        lambda: with_optimizer(lambda model: AdamW(model.parameters(), differentiable=True)),
+        "must be built with differentiable and, on a CPU, capturable False, got AdamW",
+    ),
+    "capturable": (
+        lambda: with_optimizer(lambda model: AdamW(model.parameters(), capturable=True)),
+        "must be built with differentiable and, on a CPU, capturable False, got AdamW",
+    ),
+    "not of torch's constructor": (
+        lambda: with_optimizer(lambda model: Wrapper(SGD(model.parameters(), lr=0.1))),
+        "must be made by torch's Optimizer.__init__, got Wrapper",
+    ),
     "nothing": (lambda: with_optimizer(lambda _: None), "must be a torch.optim.Optimizer, got None"),
 }
 
@@ -281,6 +320,9 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         {"micro_batches": [make_batch() | {"labels": torch.ones(6).long()}]},
         "labels must have the shape (B, T), got (6,)",
     ),
+    "no seed": ({"seeds": []}, "seeds must be one for each of 1 micro-batches, got []"),
+    "one seed for all": ({"seeds": 5}, "seeds must be one for each of 1 micro-batches, got 5"),
+    "a seed too large": ({"seeds": [2**32]}, "a seed must be a whole number from 0 to 4294967295, got 4294967296"),
     "on_nonfinite": ({"on_nonfinite": "ignore"}, "on_nonfinite must be one of raise, skip, got 'ignore'"),
 }
 
@@ -300,6 +342,24 @@ def test_what_is_no_model_is_refused_by_its_kind(wrong):
         assert "the model must be a torch.nn.Module, got " in refusal(TypeError, call)
 
 
+@pytest.mark.parametrize(("part", "said"), [
+    (lambda: nn.LazyLinear(VOCAB), "got none for head.weight, of a lazy module: call the model once on input_ids"),
+    (lambda: nn.Linear(4, VOCAB, device="meta"), "got none for head.weight, on the device meta: call to_empty()"),
+])  # fmt: skip
+def test_a_weight_without_numbers_is_refused_by_its_name(part, said):
+    model = Model()
+    model.head = part()
+    optimizer = SGD(model.table.parameters(), lr=0.1)
+    config = {"training": {"output_dir": None}}
+    for use in (
+        lambda: train_step(model, [make_batch()], optimizer),
+        lambda: evaluate(model, [make_batch()]),
+        lambda: find_lr(model, [make_batch()], optimizer),
+        lambda: Trainer(model, config),
+    ):
+        assert said in refusal(ValueError, use)
+
+
 def test_a_clip_of_ones_own_may_be_given_an_infinite_norm():
     model, seen = Model(), []
     clip = lambda parameters, max_norm: seen.append(max_norm)  # noqa: E731
@@ -307,6 +367,7 @@ def test_a_clip_of_ones_own_may_be_given_an_infinite_norm():
     assert seen == [math.inf]
 
 
+RATES = itertools.cycle([0.1, 0.2])
 SCHEDULES: dict[str, tuple[Any, str]] = {
     "torch's": (LambdaLR(SGD(Model().parameters(), lr=0.1), lambda k: 1.0), "got torch's LambdaLR"),
     "on plateaus": (ReduceLROnPlateau(SGD(Model().parameters(), lr=0.1)), "got torch's ReduceLROnPlateau"),
@@ -317,14 +378,16 @@ SCHEDULES: dict[str, tuple[Any, str]] = {
     "of two numbers": (lambda step, total: 0.1, "missing a required argument: 'total'"),
     "its settings": (ScheduleConfig(), "got ScheduleConfig("),
     "a class": (SGD, "got <class"),
+    "without an answer": (lambda step: None, "the rate of <lambda>(0) must be a finite number of at least 0, got None"),
+    "of its own count": (lambda step: next(RATES), "which gave 0.1 for 0 and then 0.2"),
 }
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
 def test_what_is_no_schedule_is_refused(case):
     schedule, expected = SCHEDULES[case]
-    assert expected in refusal(TypeError, lambda: check_schedule(schedule))
-    assert expected in refusal(TypeError, lambda: ScheduleLR(SGD(Model().parameters(), lr=0.1), schedule))
+    for use in (check_schedule, partial(ScheduleLR, SGD(Model().parameters(), lr=0.1))):
+        assert expected in refusal((TypeError, ValueError), partial(use, schedule))
 
 
 def test_functions_partials_and_objects_that_can_be_called_are_schedules():

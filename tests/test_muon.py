@@ -1,5 +1,7 @@
 """Muon beside AdamW: which weights each of them takes, and that every update is that of torch's two optimizers."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -177,3 +179,24 @@ def test_a_group_that_is_added_later_is_for_adamw_unless_it_says_otherwise():
     assert set(optimizer.state[model.norm.weight]) == {"step", "exp_avg", "exp_avg_sq"}
     with pytest.raises(ValueError, match="Muon only supports 2D parameters"):
         optimizer.add_param_group({"params": [model.norm.bias], "use_muon": True})
+
+
+def test_a_copy_of_the_optimizer_takes_groups_too():
+    model = Untied()
+    optimizer = MuonWithAdamW([{"params": [model.layers[0].weight], "use_muon": True}], lr=0.1, momentum=0.5)
+    for one in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        one.add_param_group({"params": [model.layers[1].weight], "use_muon": True})
+        assert one.param_groups[1]["momentum"] == 0.5
+
+
+def test_groups_that_do_not_say_what_muon_is_for_are_refused():
+    for groups in (Untied().parameters(), [{"params": [*Untied().parameters()], "use_muno": True}]):
+        with pytest.raises(ValueError, match='groups must say by "use_muon"'):
+            MuonWithAdamW(groups, lr=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
+def test_the_update_of_a_complex_matrix_is_about_unitary(shape):
+    matrix = torch.randn(shape, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    update = orthogonalised(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    assert torch.linalg.svdvals(update).sub(1).abs().max() < 0.35

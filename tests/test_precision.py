@@ -9,13 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from course_lm.lr_finder import find_lr
 from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import PRECISIONS, Precision, resolve_precision
 from course_lm.step import train_step
-from tests.small_run import small_batches, small_trainer
+from course_lm.trainer import Trainer
+from tests.small_run import VOCABULARY, small_batches, small_trainer
 
 CPU = torch.device("cpu")
 
@@ -188,5 +190,28 @@ def test_copies_of_weights_that_the_caller_has_made_in_an_autocast_are_not_train
             model.get_parameter("blocks.0.up.weight").mul_(3)
             with torch.enable_grad():
                 train_step(model, batch, optimizer, lr=0.01, precision=Precision("bf16", CPU))
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
+
+
+class Shift(nn.Module):
+    """A parametrization that keeps nothing for its backward pass, so that a graph can be used twice."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.shift
+
+
+def test_weights_that_torch_caches_around_a_run_are_computed_anew_in_each_step():
+    weights = []
+    for around in (nullcontext, parametrize.cached):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))
+        parametrize.register_parametrization(model[1], "weight", Shift(model[1].weight))
+        with around():
+            Trainer(model, small_trainer(5).config).train(small_batches(5), small_batches(2))
         weights.append([parameter.detach() for parameter in model.parameters()])
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)

@@ -60,3 +60,16 @@ def test_a_device_that_is_not_there_is_refused_with_what_is(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(ValueError, match="'cuda' is not on this machine; it has cpu"):
         resolve_device("cuda")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, True, 1.5, "3", None])
+def test_what_is_no_seed_is_refused_in_one_line(seed):
+    with pytest.raises(ValueError, match=f"seed must be a whole number from 0 to 4294967295, got {seed!r}"):
+        seed_everything(seed, deterministic=False)
+
+
+def test_a_seed_of_numpy_is_the_number_in_it():
+    seed_everything(3, deterministic=False)
+    expected = torch.rand(2)
+    seed_everything(np.int64(3), deterministic=False)
+    assert torch.equal(torch.rand(2), expected)

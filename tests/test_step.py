@@ -614,6 +614,31 @@ def test_a_wrapped_model_is_asked_for_its_own_parameters(wrap: Callable[[nn.Modu
     assert unwrap(wrap(model)) is model
 
 
+class Around(nn.Module):
+    """A wrapper with a weight of its own that hands on all attributes of what it wraps."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.own = inner, nn.Parameter(torch.zeros(()))
+
+    def __getattr__(self, name: str) -> Any:
+        return vars(self)["_parameters"].get(name) or getattr(vars(self)["_modules"]["inner"], name)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.inner(input_ids) + self.own
+
+
+def test_a_wrapper_around_a_compiled_model_is_no_compiled_model():
+    model = Around(compiled(make_model()))
+    assert unwrap(model) is model
+
+
+def test_a_part_in_ddp_is_refused(one_process_group):
+    model = nn.Sequential(DistributedDataParallel(make_model()))
+    with pytest.raises(ValueError, match="must be around the whole model, got it inside Sequential"):
+        train_step(model, [make_batch([5, 4])], torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_a_model_that_keeps_its_layers_under_the_name_module_is_not_unwrapped():
     class Outer(nn.Module):
         def __init__(self) -> None:

@@ -439,13 +439,14 @@ def may_hide_state(loader: Any) -> bool:
 
 
 def digest_of(batch: Any) -> str:
-    """16 hex digits that change with the content of a batch; of a tensor on an accelerator only dtype and shape."""
+    """16 hex digits that change with a batch; of a tensor that is sparse or elsewhere only with dtype and shape."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            if value.device.type == "cpu":  # elsewhere reading would wait for the device
+            # elsewhere reading would wait for the device
+            if value.device.type == "cpu" and value.layout == torch.strided:
                 # As bytes, since NumPy has no bfloat16; flat first, since a 0-d tensor cannot be viewed as bytes.
                 digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, Mapping):

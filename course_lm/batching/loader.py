@@ -31,7 +31,7 @@ from course_lm.batching.packing import Rows, encode_pieces, length_buckets, pack
 from course_lm.batching.token_store import StoredDocuments
 from course_lm.batching.workers import heed_parent_alone, signals_held_back
 from course_lm.tokenizer import pad_id
-from course_lm.validation import require_whole
+from course_lm.validation import require, require_whole
 
 IGNORE_INDEX = -100  # the default of torch's cross-entropy
 MODES = ("fixed", "dynamic", "bucketed", "packed")
@@ -61,8 +61,9 @@ def make_loader(
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-    require_whole("max_length", max_length, least=2)  # a token and the next
-    require_whole("num_workers", num_workers, least=0)
+    max_length = require_whole("max_length", max_length, least=2)  # a token and the next
+    num_workers, seed = require_whole("num_workers", num_workers, least=0), require_whole("seed", seed, least=0)
+    require(shuffle in (True, False), "shuffle", "True or False", shuffle)
     # Before the text is encoded, which is the slow part: a bad size is refused at once.
     rows_at = _rows_at(batch_size, tokens_per_batch, max_length)
     is_stored = isinstance(documents, StoredDocuments)
@@ -74,7 +75,7 @@ def make_loader(
         max_length=max_length,
         pad_id=pad_id(tokenizer),
         seed=seed,
-        shuffle=shuffle,
+        shuffle=bool(shuffle),
         num_workers=num_workers,
         pin_memory=pin_memory,
     )
@@ -371,12 +372,12 @@ def _rows_at(batch_size: int | None, tokens_per_batch: int | None, max_length: i
             f"and tokens_per_batch={tokens_per_batch}"
         )
     name, size = ("batch_size", batch_size) if tokens_per_batch is None else ("tokens_per_batch", tokens_per_batch)
-    require_whole(name, size, least=1)
+    size = require_whole(name, size, least=1)
     if tokens_per_batch is not None and tokens_per_batch < max_length:
         raise ValueError(f"tokens_per_batch must be at least max_length ({max_length}), got {tokens_per_batch}")
     # A partial and no closure: a loader is pickled for worker processes that are spawned.
-    return partial(_rows_of_batch, batch_size, tokens_per_batch)
+    return partial(_rows_of_batch, size, batch_size is None)
 
 
-def _rows_of_batch(batch_size: int | None, tokens_per_batch: int | None, width: int) -> int:
-    return batch_size or (tokens_per_batch or 0) // width
+def _rows_of_batch(size: int, in_tokens: bool, width: int) -> int:
+    return size // width if in_tokens else size

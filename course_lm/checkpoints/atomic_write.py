@@ -30,6 +30,8 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(errno.EINVAL, "it is a device or a pipe, whose place a file would take")
         try:
             with open(temporary, "x+b") as file:
                 yield file

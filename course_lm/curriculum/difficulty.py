@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from course_lm.corpus import load_corpus
@@ -28,6 +28,12 @@ def text_of(example: Example) -> str:
     if not isinstance(text, str):
         raise ValueError(f'an example must be a string, or a mapping with a string under "text", got {example!r:.80}')
     return text
+
+
+def texts_of(examples: Iterable[Example]) -> list[str]:
+    """The texts of all examples; ValueError for one text alone, whose characters would be examples."""
+    require(not isinstance(examples, str | Mapping), "examples", "a list", examples)
+    return [text_of(example) for example in examples]
 
 
 class Curriculum(Explained):
@@ -56,7 +62,7 @@ class LengthBasedCurriculum(Curriculum):
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """Share of the way from the shortest to the longest text, for each example."""
-        lengths = [len(words_of(text_of(example))) for example in examples]
+        lengths = [len(words_of(text)) for text in texts_of(examples)]
         low, high = self.settings.min_length, self.settings.max_length
         # Bounds from the examples themselves: then a score depends on what it is scored with.
         low = min(lengths, default=0) if low is None else low
@@ -80,7 +86,7 @@ class FrequencyBasedCurriculum(Curriculum):
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """Share of the way from the commonest wording of the reference to the rarest, for each example."""
-        scored = [_lower_words(text_of(example)) for example in examples]
+        scored = [_lower_words(text) for text in texts_of(examples)]
         reference = scored if self.reference is None else [_lower_words(text) for text in self.reference]
         counts = Counter(word for words in reference for word in words)
         # Laplace: each known word once more than it was seen, and one more for all words that were not.
@@ -110,7 +116,7 @@ class MorphologicalComplexityCurriculum(Curriculum):
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """1 - exp(-amount of grammar), for each example."""
-        return [self._difficulty(text_of(example)) for example in examples]
+        return [self._difficulty(text) for text in texts_of(examples)]
 
     def _difficulty(self, text: str) -> float:
         counts, weights = count_morphology(text), self.settings
@@ -136,7 +142,8 @@ class CombinedCurriculum(Curriculum):
 
     def compute_difficulty(self, examples: Sequence[Example]) -> list[float]:
         """The weighted mean of the three scores, for each example."""
-        columns = [part.compute_difficulty(examples) for part in self.parts]
+        texts = texts_of(examples)  # an iterator has one pass
+        columns = [part.compute_difficulty(texts) for part in self.parts]
         total = sum(self.weights)
         return [
             # Rounding may lift a mean of ones above 1.
@@ -188,8 +195,8 @@ class RandomCurriculum(Curriculum):
         """A hash of each text."""
         key = str(self.settings.seed).encode()
         digests = (
-            hashlib.blake2b(text_of(example).encode("utf-8", "surrogatepass"), digest_size=6, key=key).digest()
-            for example in examples
+            hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6, key=key).digest()
+            for text in texts_of(examples)
         )
         # A float holds 48 bits exactly; more would be rounded, the highest of them to 1.
         return [int.from_bytes(digest, "big") / 2**48 for digest in digests]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from course_lm.batching import epoch_generator
-from course_lm.curriculum.difficulty import DynamicCurriculum, Example, create_curriculum_strategy, text_of
+from course_lm.curriculum.difficulty import DynamicCurriculum, Example, create_curriculum_strategy, texts_of
 from course_lm.curriculum.pacing import FeedbackThreshold, build_pacing
 from course_lm.curriculum.settings import CurriculumConfig, gather_settings
 from course_lm.validation import require, updated
@@ -93,9 +93,9 @@ class CurriculumTrainingManager:
 
         The rank of a score is the share of the examples whose score is not higher. The same examples are scored once.
         """
-        texts = [text_of(example) for example in examples]
+        texts = texts_of(examples)
         if texts != self._scored[0]:
-            scores = torch.tensor(self.strategy.compute_difficulty(examples), dtype=torch.float64)
+            scores = torch.tensor(self.strategy.compute_difficulty(texts), dtype=torch.float64)
             if self.config.threshold_on == "quantile":
                 scores = torch.searchsorted(scores.sort().values, scores, right=True) / len(scores)  # float32
             self._scored = texts, scores

@@ -22,11 +22,12 @@ from course_lm.batching import EVERYTHING, IGNORE_INDEX, Loader
 from course_lm.batching.data import check_holds_batches, length_of, may_hide_state, read_from_start
 from course_lm.distributed import Group, check_same_batches, share
 from course_lm.forward import AnyBatch, device_of, forward_logits, move_batch
-from course_lm.guard import check_batch, checked_precision
+from course_lm.guard import check_batch, check_weights, checked_precision
 from course_lm.loss import count_correct, count_targets, next_token_loss, perplexity
 from course_lm.model import evaluation_mode
 from course_lm.precision import Precision
 from course_lm.shards import hold_parts
+from course_lm.validation import require_whole
 
 
 @torch.no_grad()
@@ -60,7 +61,10 @@ def evaluate(
         ValueError: the loader holds no target token, as one that was read before and cannot be read again.
     """
     device, group = device_of(model), group or Group()
+    check_weights(model)
     precision = checked_precision(precision, device)
+    if max_tokens is not None:
+        require_whole("max_tokens", max_tokens, least=1)
     # In float64, so that a small loss is not lost beside a huge sum; MPS has none.
     exact = torch.float32 if device.type == "mps" else torch.float64
     nats = torch.zeros((), dtype=exact, device=device)

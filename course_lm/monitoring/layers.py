@@ -102,5 +102,7 @@ def _ratio(matrix: Tensor, before: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():  # as the optimizers see it: its real and imaginary parts
+        tensor = torch.view_as_real(tensor)
     # A norm has the dtype of its tensor: fp16 ends at 65,504, bf16 keeps two or three digits.
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

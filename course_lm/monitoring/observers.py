@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from course_lm.checkpoints import atomic_file
 from course_lm.monitoring.records import History, Record
 from course_lm.run_records import open_regular
-from course_lm.validation import named
+from course_lm.validation import named, shown
 
 
 class Observer(Protocol):
@@ -51,10 +51,15 @@ class Observers:
     One that raises an `Exception` is warned about once, closed and left out; `KeyboardInterrupt` and `SystemExit` end
     the run. What an observer draws at random reaches no step either: each of these seeds the generators by its place.
     Nothing else is guarded: an observer that writes into the model, or leaves it in eval mode, changes the run.
+
+    Raises TypeError for what is no observer.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.active = list(observers)
+        for observer in self.active:
+            if not all(callable(getattr(observer, name, None)) for name in ("start", "log", "close")):
+                raise TypeError(f"an observer must have start, log and close, got {shown(observer)}")
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Tell every observer that a run starts after `step` completed steps."""

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from course_lm.validation import is_number, require, require_whole
+
 
 def is_out_of_patience(losses: Iterable[float], patience: int | None, threshold: float) -> bool:
     """Whether a run with these validation losses, in order, is to stop; never without a `patience`."""
@@ -23,10 +25,8 @@ class EarlyStopping:
     """
 
     def __init__(self, patience: int, min_delta: float = 0.0) -> None:
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1 validation, got {patience}")
-        if not 0.0 <= min_delta < math.inf:
-            raise ValueError(f"min_delta must be in [0, inf), got {min_delta}")
+        require_whole("patience", patience, least=1)
+        require(is_number(min_delta) and 0.0 <= min_delta < math.inf, "min_delta", "in [0, inf)", min_delta)
         self.patience, self.min_delta = patience, min_delta
         self.best = math.inf
         self.bad_values = 0

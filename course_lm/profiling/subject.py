@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from course_lm.accumulation import count_window_targets, windows
 from course_lm.batching.data import set_next_epoch
 from course_lm.clipping import clip_gradients
-from course_lm.forward import AnyBatch, device_of
+from course_lm.forward import AnyBatch, device_of, inside_compiled
 from course_lm.guard import check_batch, check_optimizer, checked_precision
 from course_lm.lr_finder.trial import restored
 from course_lm.precision import Precision
@@ -90,7 +90,7 @@ def subject_of(
 ) -> Iterator[Subject]:
     """Steps that may be taken until the body ends, which undoes them all; see `lr_finder.trial.restored`."""
     given = _check_batches(model, micro_batches, accumulation_steps)
-    if hasattr(model, "_orig_mod"):  # the name that torch.compile gives what it wraps
+    if inside_compiled(model) is not None:
         raise ValueError(
             "model must not be compiled, which leaves no modules to tell parts apart: give the model itself"
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,13 @@ from course_lm.clipping import build_clip
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.distributed import RankError, connect, share, wrap
 from course_lm.distributed.sharded_checkpoints import save_sharded
-from course_lm.forward import AnyBatch, unwrap
+from course_lm.forward import AnyBatch, inside_compiled, unwrap
 from course_lm.guard import (
     adapt_loss,
+    check_optimizer,
     check_peak,
     check_schedule,
+    check_weights,
     check_window,
     check_with_data,
     checked_options,
@@ -61,11 +64,11 @@ from course_lm.monitoring.evaluation import check_validation_loader, sample_of
 from course_lm.monitoring.layers import LayerStatistics
 from course_lm.monitoring.stopping import is_out_of_patience
 from course_lm.monitoring.utilization import Work, peak_flops
-from course_lm.optim import build_optimizer, fix_lr_scales
+from course_lm.optim import build_optimizer, checked_rate, fix_lr_scales
 from course_lm.precision import Precision
 from course_lm.reproducibility import check_default_device, deterministic_kernels, seed_of
 from course_lm.run_records import CONFIG
-from course_lm.shards import empty_like_shard, gathered, is_sharded, map_tensors, part_of
+from course_lm.shards import empty_like_shard, gathered, hold_parts, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
 from course_lm.trainer.agreement import (
     BufferWatch,
@@ -109,6 +112,7 @@ from course_lm.trainer.run import (
     nothing_left,
     on_interrupt,
     run_folder,
+    sole_trainer,
     sole_writer,
     warn_of_unheeded,
     warn_of_unnamed,
@@ -176,6 +180,7 @@ class Trainer(Explained):
         check_default_device()  # data are read on the CPU
         self.group = connect(config.distributed.timeout_seconds)
         self.device = self.group.device_for(config.training.device)
+        check_weights(model)  # before it moves
         self.precision = Precision(config.training.precision, self.device)
         # "auto" may mean another precision on another machine: what is saved says what ran
         self.settings = replace(config.training, precision=self.precision.name)  # pyrefly: ignore[bad-argument-type]
@@ -187,10 +192,10 @@ class Trainer(Explained):
         # only called: weights are saved from `model`, without the prefixes that wrappers give their names
         self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
         self.model = unwrap(self.runner)
-        self.optimizer = optimizer or build_optimizer(self.model, config.optimizer)
+        self.optimizer = build_optimizer(self.model, config.optimizer) if optimizer is None else optimizer
         check_functions(config, loss_fn, clip, schedule)
         loss_fn = build_loss(config.loss) if loss_fn is None else adapt_loss(loss_fn)
-        clip = clip or build_clip(self.settings.max_grad_value)
+        clip = build_clip(self.settings.max_grad_value) if clip is None else clip
         self._describe_parts = partial(describe_parts, self.model, loss_fn, clip, schedule, self._beginning)
         self.parts = self._describe_parts()
         self.options = checked_options(
@@ -218,6 +223,8 @@ class Trainer(Explained):
         folder = run_folder(config)
         self.folder = None if folder is None else folder.absolute()
         self.history = History()
+        if not isinstance(observers, Iterable):
+            raise TypeError(f"observers must be a list of observers, got {shown(observers)}")
         told = [*observers, *default_observers(config, self.history, self._beginning)] if self.group.leads else []
         peak, self.work = peak_flops(self.device, self.precision.name), Work(self.model)
         self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss, peak_flops=peak)
@@ -252,7 +259,7 @@ class Trainer(Explained):
             MemoryError: there is not enough of it; says what to lower, and in which order.
             ValueError: the folder holds a run with other settings, the number of steps cannot be told, or
                 `training.time_budget` leaves no time for one.
-            BlockingIOError: another process is training in the folder.
+            BlockingIOError: another process is training in the folder, or another thread of this one anywhere.
             RankError, TimeoutError: another rank has failed, or did not answer.
         """
         self.interrupted, self._signal, saved = None, 0, None
@@ -260,6 +267,7 @@ class Trainer(Explained):
             with (
                 ExitStack() as handlers,  # of signals, which torchrun sends until the last rank has ended
                 self.group.one_fate(),
+                sole_trainer(),
                 sole_writer(self.folder, self.group),
                 deterministic_kernels(self.settings.deterministic),
             ):
@@ -408,7 +416,8 @@ class Trainer(Explained):
     def _take_step(self, window: list[AnyBatch]) -> bool:
         """One optimizer step; whether it was completed rather than skipped."""
         assert self.schedule is not None
-        settings, rate = self.settings, self.schedule(self.step)
+        settings = self.settings
+        rate = checked_rate(self.schedule(self.step), f"the schedule's rate of step {self.step + 1}")
         self._check_rates()
         self._rates = None  # until the step is over
         self.layers.before_step(self.model, self.step + 1)
@@ -676,6 +685,7 @@ class Trainer(Explained):
         check_default_device()
         check_validation_loader(val_loader, self.model)
         check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
+        self._check_model()
         self.fit_to_budget(train_loader, val_loader)
         minutes, steps = self.settings.time_budget, self.settings.max_steps
         if minutes is not None and self.budget is None:
@@ -725,6 +735,7 @@ class Trainer(Explained):
 
     def _rest_of_epoch(self, train_loader: Iterable[AnyBatch]) -> Iterator[list[AnyBatch]]:
         """The windows of the running epoch that no step has taken."""
+        self._check_model()
         if self.schedule is None or self._loaded is not None:
             self._plan(train_loader)
         if self._rest is None:
@@ -736,6 +747,13 @@ class Trainer(Explained):
         if self.budget is not None:
             self.budget.begin_epoch(self.step, self._steps_of_epoch(train_loader))
         return in_step(windows(batches, self.settings.gradient_accumulation_steps), self.group)
+
+    def _check_model(self) -> None:
+        """Refuse a model that somebody has given other weights since its optimizer and its average were made."""
+        hold_parts(self.model)
+        check_optimizer(self.optimizer, self.runner)
+        if self.average is not None:
+            self.average.check()
 
     def _open(self, train_loader: Iterable[AnyBatch]) -> None:
         """Find the place in this loader where the rest of the epoch begins; ValueError where it is not there."""
@@ -790,7 +808,7 @@ class Trainer(Explained):
 
     def _compile_where_it_pays(self, total_steps: int | None = None) -> None:
         """Choose for `training.compile` "auto"; without a number of steps, for a run whose length is a time budget."""
-        compiled = hasattr(self.runner, "_orig_mod")
+        compiled = inside_compiled(self.runner) is not None
         if not compiled and compiling_pays(self.config, self.model, self.device, total_steps):
             self._compile()
             self._say("the model is compiled, which takes a minute or more at the first steps; training.compile: false")

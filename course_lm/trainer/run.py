@@ -58,6 +58,23 @@ def run_folder(config: TrainingConfig) -> Path | None:
     return None if output_dir is None else expanded(output_dir) / config.experiment_name
 
 
+_training = threading.RLock()
+
+
+@contextmanager
+def sole_trainer() -> Iterator[None]:
+    """Let no other thread of this process train until the body ends; BlockingIOError where one does.
+
+    Random numbers, kernels and signal handlers are the process's own: two runs would draw each other's dropout.
+    """
+    if not _training.acquire(blocking=False):
+        raise BlockingIOError("another thread of this process is training: wait until it ends, or take a process each")
+    try:
+        yield
+    finally:
+        _training.release()
+
+
 @contextmanager
 def sole_writer(folder: Path | None, group: Group | None = None) -> Iterator[None]:
     """Let no other run train in this folder until the body ends, or rank 0 dies.

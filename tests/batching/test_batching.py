@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -454,6 +455,8 @@ def test_iterating_leaves_the_global_random_state_alone() -> None:
             {"batch_size": None, "tokens_per_batch": 7},
             r"tokens_per_batch must be at least max_length \(8\), got 7",
         ),
+        ({"seed": "a"}, "seed must be a whole number of at least 0, got 'a'"),
+        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
         ({"num_workers": -1}, "num_workers must be a whole number of at least 0, got -1"),
         ({"num_workers": 2.5}, "num_workers must be a whole number of at least 0, got 2.5"),
     ],
@@ -462,6 +465,16 @@ def test_settings_that_cannot_work_are_refused_by_name_and_value(options: dict, 
     settings: dict[str, Any] = {"batch_size": 2, "max_length": 8, **options}
     with pytest.raises(ValueError, match=message):
         make_loader(["text"], TOKENIZER, **settings)
+
+
+def test_numbers_of_numpy_make_the_loader_of_the_numbers_in_them() -> None:
+    settings: dict[str, Any] = {"batch_size": 2, "max_length": 8, "seed": 3}
+    plain, given = (
+        make_loader(["a text", "another"], TOKENIZER, **{key: kind(value) for key, value in settings.items()})
+        for kind in (int, np.int64)
+    )
+    assert plain.fingerprint == given.fingerprint
+    assert [len(batch["labels"]) for batch in plain] == [len(batch["labels"]) for batch in given]
 
 
 @pytest.mark.parametrize("documents", [[], [""], ["", ""]])

@@ -147,3 +147,16 @@ def test_a_temporary_file_is_recognised_as_a_leftover(tmp_path: Path) -> None:
 def test_leftovers_in_a_missing_folder_are_none(tmp_path: Path) -> None:
     remove_leftovers(tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_file_takes_the_place_of_no_pipe_and_no_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(os.devnull)
+    for name in ("pipe", "link"):
+        with (
+            pytest.raises(OSError, match=f"cannot write .*{name}: it is a device or a pipe"),
+            atomic_file(tmp_path / name),
+        ):
+            pass
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()

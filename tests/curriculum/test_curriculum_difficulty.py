@@ -161,3 +161,11 @@ def test_settings_that_do_not_fit_each_other_are_refused(name, settings, message
 def test_an_example_without_a_text_is_refused(example):
     with pytest.raises(ValueError, match="an example must be a string"):
         LengthBasedCurriculum().compute_difficulty([example])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_examples_may_come_from_an_iterator_and_are_not_the_characters_of_one_text(name):
+    strategy, texts = create_curriculum_strategy(name), ["one", "one two three", "four five"]
+    assert strategy.compute_difficulty(iter(texts)) == strategy.compute_difficulty(texts)
+    with pytest.raises(ValueError, match="examples must be a list, got 'one two'"):
+        strategy.compute_difficulty("one two")

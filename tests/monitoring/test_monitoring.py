@@ -46,7 +46,9 @@ def test_early_stopping_goes_on_from_its_state(values: list[float], cut: int) ->
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"patience": 0}, "patience must be at least 1 validation, got 0"),
+    ({"patience": 0}, "patience must be a whole number of at least 1, got 0"),
+    ({"patience": math.nan}, "patience must be a whole number of at least 1, got nan"),
+    ({"patience": 1, "min_delta": "0"}, r"min_delta must be in \[0, inf\), got '0'"),
     ({"patience": 1, "min_delta": -0.5}, r"min_delta must be in \[0, inf\), got -0.5"),
     ({"patience": 1, "min_delta": math.nan}, r"min_delta must be in \[0, inf\), got nan"),
 ])  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from course_lm.step import NonFiniteGradientError, train_step
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
 from course_lm.trainer.log import MAX_SKIPPED_IN_A_ROW
+from tests.small_run import small_batches, small_trainer
 from tests.training_run import assert_same, without_measures
 
 VOCABULARY, LENGTH = 13, 8
@@ -1025,3 +1027,74 @@ def test_it_is_tried_once_whether_a_model_sees_the_future():
     for _ in range(2):
         Trainer(model, configure(max_steps=4)).train(Anew(toy_batches(3)) if rows else toy_batches(3))
     assert rows == [3, 3]  # a row three times, and between others with another end
+
+
+def halved(model: nn.Module) -> None:
+    model.half()
+
+
+def assigned(model: nn.Module) -> None:
+    model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (halved, "trainable weights must be float32 or float64, got torch.float16"),
+    (assigned, "got one that holds none of its trainable ones"),
+])  # fmt: skip
+def test_a_model_with_other_weights_than_its_trainer_was_made_for_is_refused(change, said):
+    for epochs in (0, 1):
+        trainer = small_trainer(9)
+        for _ in range(epochs):
+            trainer.train_epoch(small_batches(3))
+        change(trainer.model)
+        for run in (trainer.train, trainer.train_epoch):
+            with pytest.raises(ValueError, match=said):
+                run(small_batches(3))
+
+
+def test_an_average_of_weights_that_the_model_no_longer_has_is_refused():
+    trainer = small_trainer(3, average_weights=0.5)
+    head = trainer.model.blocks[0].up = nn.Linear(*trainer.model.blocks[0].up.weight.shape[::-1])
+    trainer.optimizer.add_param_group({"params": [*head.parameters()]})
+    with pytest.raises(ValueError, match="the averaged weights must be the model's, got others"):
+        trainer.train(small_batches(3))
+
+
+def test_a_schedule_without_an_answer_for_a_step_ends_the_run_saved(tmp_path):
+    config = {"training": {"output_dir": str(tmp_path), "max_steps": 5, "device": "cpu"}}
+    trainer = Trainer(small_trainer(1).model, config, schedule=lambda k: 0.01 if k < 2 else None)
+    with pytest.raises(TypeError, match="the schedule's rate of step 3 must be a finite number") as caught:
+        trainer.train(small_batches(5))
+    assert "all 2 steps are saved" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("observers", [print, [print], None, [object()]])
+def test_what_is_no_observer_is_refused(observers):
+    with pytest.raises(TypeError, match=r"observers? must (be a list of observers|have start, log and close), got "):
+        small_trainer(1, observers)
+
+
+def test_two_threads_of_a_process_do_not_train_at_once():
+    refused: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            small_trainer(1).train(small_batches(1))
+        except BlockingIOError as error:
+            refused.append(error)
+
+    class Starts:
+        def start(self, step: int, total_steps: int | None) -> None:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+        def log(self, record: dict[str, Any]) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    assert small_trainer(1, [Starts()]).train(small_batches(1)).records
+    assert "another thread of this process is training" in str(refused[0])
+    small_trainer(1).train(small_batches(1))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-T_95 = {6: 2.571, 10: 2.262}  # pairs → the factor t of Student's 95 % interval, with one degree of freedom less
+T_95 = {3: 4.303, 6: 2.571, 10: 2.262}  # pairs → Student's factor t for 95 %, with one degree of freedom less
 Name = TypeVar("Name", bound=Hashable)
 
 

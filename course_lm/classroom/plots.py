@@ -22,6 +22,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
 
 from course_lm.classroom.atlas import Atlas, load_atlas
+from course_lm.classroom.comparison import changes_in_perplexity, interval
 from course_lm.classroom.live import as_html
 from course_lm.display import (
     BAND,
@@ -443,6 +444,33 @@ def loss_over_flops(curves: Mapping[str, Mapping[float, Sequence[float]]]) -> Fi
     axes.set_xticks(budgets, [f"{budget:.1e}" for budget in budgets])
     axes.xaxis.set_minor_formatter("")
     label_ends(axes, ends)
+    return figure
+
+
+def paired_changes(texts: Mapping[str, Mapping[str, Sequence[float]]], against: Sequence[str]) -> Figure:
+    """The change in perplexity of each kind of run with its 95 % interval, a panel for each text, numbers at its right.
+
+    Args:
+        texts: by text and kind, a loss (nats per token) for each seed.
+        against: the kinds that the others are compared with, two at most; the first one has no row.
+    """
+    size = (1.5 + 4.2 * len(texts), 1.5 + 0.5 * max(map(len, texts.values())))
+    figure, panels = plt.subplots(1, len(texts), figsize=size, sharex=True, squeeze=False, layout="constrained")
+    colours = (GREY, BLUE)
+    for axes, (text, losses) in zip(panels[0], texts.items()):
+        kinds = [kind for kind in reversed(losses) if kind != against[0]]
+        for row, kind in enumerate(kinds):
+            for other, colour, height in zip(against, colours, (row + 0.17, row - 0.17)):
+                if kind != other:
+                    mean, half = interval(changes_in_perplexity(losses[kind], losses[other]))
+                    axes.errorbar(mean, height, xerr=half, fmt="o", color=colour)
+                    words = f"{mean:+.1f} ± {half:.1f}".replace("-", "−")
+                    axes.text(1.03, height, words, color=colour, va="center", transform=axes.get_yaxis_transform())
+        axes.axvline(0, color=INK, linewidth=1.2)
+        axes.set_yticks(range(len(kinds)), kinds)
+        axes.set(title=text, xlabel="change in perplexity (%)")
+    names = zip(("grey", "blue"), against)
+    figure.suptitle("; ".join(f"{colour}: against {other}" for colour, other in names))
     return figure
 
 

@@ -458,7 +458,7 @@ def paired_changes(texts: Mapping[str, Mapping[str, Sequence[float]]], against: 
     figure, panels = plt.subplots(1, len(texts), figsize=size, sharex=True, squeeze=False, layout="constrained")
     colours = (GREY, BLUE)
     for axes, (text, losses) in zip(panels[0], texts.items()):
-        kinds = [kind for kind in reversed(losses) if kind != against[0]]
+        kinds = [kind for kind in reversed(list(losses)) if kind != against[0]]
         for row, kind in enumerate(kinds):
             for other, colour, height in zip(against, colours, (row + 0.17, row - 0.17)):
                 if kind != other:

@@ -283,7 +283,7 @@ def test_a_change_stands_at_its_mean_and_its_numbers_beside_it_against_each_of_b
     losses = {"none": [2.0, 2.1, 2.2], "control": [2.1, 2.2, 2.3], "mine": [2.0, 2.1, 2.2]}
     figure = plots.paired_changes({"a text": losses}, against=("none", "control"))
     (axes,) = figure.axes
-    points = {tuple(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"}
+    points = {tuple(np.asarray(line.get_xdata())) for line in axes.lines if line.get_marker() == "o"}
     changes = (100 * np.expm1(0.1), 0.0, 100 * np.expm1(-0.1))
     assert sorted(x for (x,) in points) == pytest.approx(sorted(changes))
     assert {text.get_text() for text in axes.texts} == {"+10.5 ± 0.0", "+0.0 ± 0.0", "−9.5 ± 0.0"}

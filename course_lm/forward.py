@@ -220,13 +220,14 @@ def check_causal(module: nn.Module, input_ids: Tensor) -> None:
             inputs = _plain_inputs(torch.ones_like(others), keywords)
             alike, apart = (logits_of(call(batch, inputs)) for batch in (same_row, others))
             ahead, beside = _distance(*apart[:2, :same]), _distance(alike[1], apart[1])
+            differ = max(ahead, beside / 100) > TOLERANCE  # the rounding of a scale that a batch shares is no mixture
             # a model that draws at random has other logits for the same rows
-            if max(_distance(*alike[:2]), _distance(alike, logits_of(call(same_row, inputs)))) <= TOLERANCE:
+            if differ and max(_distance(*alike[:2]), _distance(alike, logits_of(call(same_row, inputs)))) <= TOLERANCE:
                 trial = f"in a trial on {width} tokens, the"
                 if ahead > TOLERANCE:
                     seen = f"sees the future: {trial} first {same} logits differed by {ahead:.2g} of their standard "
                     seen += "deviation when later tokens did; give its attention a causal mask"
-                elif beside > 100 * TOLERANCE:  # the rounding of a scale that a whole batch shares is no mixture
+                else:
                     seen = f"mixes the rows of a batch: {trial} logits of a row differed by {beside:.2g} of their "
                     seen += "standard deviation when its neighbours did; rows are the first dimension"
             break

@@ -61,7 +61,8 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="a tiny size, on a CPU too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     options = parser.parse_args()
-    deadline, found = time.monotonic() + options.seconds, {"where": where()}
+    deadline = time.monotonic() + options.seconds
+    found: Row = {"where": where()}
     print(found["where"], flush=True)
     for size in ["tiny"] if options.dry_run else options.size or ["124M", "10M"]:
         shape = SIZES[size] | ({"rows": options.rows} if options.rows else {})

@@ -324,9 +324,9 @@ def _read_table(path: Path, texts: Iterable[str], longest: int | None) -> Iterat
     rows = filter(None, reader)  # without blank lines
     try:
         names = next(rows, ["text"])
-        if "text" not in names:
-            found = one_line(", ".join(names))
-            raise ValueError(f"{path} has no column 'text'; line 1 names {found}: give one of them that name")
+        if names.count("text") != 1:  # of two, one would be left out without a word
+            found, one = one_line(", ".join(names)), "more than one" if "text" in names else "no"
+            raise ValueError(f"{path} has {one} column 'text'; line 1 names {found}: give one of them that name")
         for row in rows:
             if len(row) != len(names):
                 raise csv.Error(f"it has {len(row)} columns, line 1 has {len(names)}")

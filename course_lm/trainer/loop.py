@@ -792,7 +792,8 @@ class Trainer(Explained):
                     state["own"] = [state["own"], *[None] * (self.group.world - 1)]
                 save_checkpoint(folder / "checkpoint_last.safetensors", state)
                 return f"all {self.step} steps are saved: {how_to_go_on(self.config)}"
-        return f"step {self.step} could not be saved: the newest checkpoint in {folder} is where it goes on"
+        held, newest = holds_checkpoints(folder), f"the newest checkpoint in {folder} is where it goes on"
+        return f"step {self.step} could not be saved: {newest if held else f'no checkpoint is in {folder}'}"
 
     def _plan(self, train_loader: Iterable[AnyBatch]) -> None:
         """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""

@@ -132,6 +132,7 @@ def test_a_table_may_end_with_an_empty_field_and_have_long_ones(tmp_path):
     ("content", "part"),
     [
         (b"id,body\n1,one\n", "has no column 'text'; line 1 names id, body: give one of them that name"),
+        (b"text,text\none,two\n", "has more than one column 'text'"),
         (b"id;text\n1;one\n", "has no column 'text'; line 1 names id;text"),
         (b"the cat sat\non a mat\n", "has no column 'text'; line 1 names the cat sat"),
         (b"id,text\n1,one, two\n", "line 2 ends no row of a table: it has 3 columns, line 1 has 2"),

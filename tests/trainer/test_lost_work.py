@@ -182,6 +182,11 @@ def test_an_update_that_was_broken_off_is_never_saved(tmp_path):
         f"step 12 could not be saved: the newest checkpoint in {tmp_path / NAME} is where it goes on"
     ]
     assert (tmp_path / NAME / LAST).read_bytes() == before
+    shutil.rmtree(tmp_path / NAME)
+    trainer.settings = configure(tmp_path, num_epochs=4, gradient_accumulation_steps=2).training
+    with pytest.raises(RuntimeError, match="the device is lost") as caught:
+        trainer.train(Watched(), loaders("dynamic")[1])
+    assert caught.value.__notes__ == [f"step 12 could not be saved: no checkpoint is in {tmp_path / NAME}"]
 
 
 def test_an_error_while_the_best_weights_come_back_leaves_the_last_ones_saved(tmp_path, monkeypatch):

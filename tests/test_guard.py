@@ -93,7 +93,7 @@ class WithoutRate(Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Nothing happens."""
 
 
@@ -116,7 +116,7 @@ UNTRAINABLE: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
     "no gradients": (taken_gradients, "gradients must be there after backward(), got none"),
     "accelerate's": (lambda: with_optimizer(lambda model: Accelerated(model.parameters(), lr=0.1)), "got Accelerated"),
     "a weight twice": (
-        lambda: with_optimizer(lambda model: SGD([*model.parameters(), model.head.weight], lr=0.1)),
+        lambda: with_optimizer(lambda model: SGD([*model.parameters(), model.get_parameter("head.weight")], lr=0.1)),
         "must hold each weight once, got head.weight twice",
     ),
     "no rate": (

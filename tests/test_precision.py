@@ -209,8 +209,9 @@ def test_weights_that_torch_caches_around_a_run_are_computed_anew_in_each_step()
     weights = []
     for around in (nullcontext, parametrize.cached):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))
-        parametrize.register_parametrization(model[1], "weight", Shift(model[1].weight))
+        head = nn.Linear(4, VOCABULARY)
+        model = nn.Sequential(nn.Embedding(VOCABULARY, 4), head)
+        parametrize.register_parametrization(head, "weight", Shift(head.weight))
         with around():
             Trainer(model, small_trainer(5).config).train(small_batches(5), small_batches(2))
         weights.append([parameter.detach() for parameter in model.parameters()])

@@ -1,6 +1,7 @@
 """Claims about seeds, kernels and devices."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,5 +72,6 @@ def test_what_is_no_seed_is_refused_in_one_line(seed):
 def test_a_seed_of_numpy_is_the_number_in_it():
     seed_everything(3, deterministic=False)
     expected = torch.rand(2)
-    seed_everything(np.int64(3), deterministic=False)
+    seed: Any = np.int64(3)
+    seed_everything(seed, deterministic=False)
     assert torch.equal(torch.rand(2), expected)

@@ -468,10 +468,10 @@ def test_settings_that_cannot_work_are_refused_by_name_and_value(options: dict, 
 
 
 def test_numbers_of_numpy_make_the_loader_of_the_numbers_in_them() -> None:
-    settings: dict[str, Any] = {"batch_size": 2, "max_length": 8, "seed": 3}
+    kinds: list[Any] = [int, np.int64]
     plain, given = (
-        make_loader(["a text", "another"], TOKENIZER, **{key: kind(value) for key, value in settings.items()})
-        for kind in (int, np.int64)
+        make_loader(["a text", "another"], TOKENIZER, batch_size=kind(2), max_length=kind(8), seed=kind(3))
+        for kind in kinds
     )
     assert plain.fingerprint == given.fingerprint
     assert [len(batch["labels"]) for batch in plain] == [len(batch["labels"]) for batch in given]

@@ -1054,15 +1054,17 @@ def test_a_model_with_other_weights_than_its_trainer_was_made_for_is_refused(cha
 
 def test_an_average_of_weights_that_the_model_no_longer_has_is_refused():
     trainer = small_trainer(3, average_weights=0.5)
-    head = trainer.model.blocks[0].up = nn.Linear(*trainer.model.blocks[0].up.weight.shape[::-1])
-    trainer.optimizer.add_param_group({"params": [*head.parameters()]})
+    layer: Any = trainer.model.get_submodule("blocks.0")
+    layer.up = nn.Linear(32, 128)
+    trainer.optimizer.add_param_group({"params": [*layer.up.parameters()]})
     with pytest.raises(ValueError, match="the averaged weights must be the model's, got others"):
         trainer.train(small_batches(3))
 
 
 def test_a_schedule_without_an_answer_for_a_step_ends_the_run_saved(tmp_path):
     config = {"training": {"output_dir": str(tmp_path), "max_steps": 5, "device": "cpu"}}
-    trainer = Trainer(small_trainer(1).model, config, schedule=lambda k: 0.01 if k < 2 else None)
+    schedule: Any = lambda k: 0.01 if k < 2 else None  # noqa: E731
+    trainer = Trainer(small_trainer(1).model, config, schedule=schedule)
     with pytest.raises(TypeError, match="the schedule's rate of step 3 must be a finite number") as caught:
         trainer.train(small_batches(5))
     assert "all 2 steps are saved" in caught.value.__notes__[0]

@@ -1,13 +1,9 @@
-"""Claims about the stored runs of lessons and pages: they are whole, their arms were tuned, and a run repeats.
-
-Scripts that tune their arms ask for a further rate until a worse one is known on each side of the best, so what they
-tell of the best rates is held by the first claim too.
-"""
+"""Claims about the stored runs of lessons and pages: they are whole, their arms were tuned, and a run repeats."""
 
 import platform
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
+from itertools import islice, pairwise, product
 from typing import Any
 
 import batch_sizes
@@ -24,7 +20,7 @@ import schedule_race
 import schedule_runs
 import trainer_tables
 import training_lengths
-from harness import ROOT, SEEDS, best_rate, is_stored, load, loop_of
+from harness import ROOT, SEEDS, best_rate, is_stored, load, loop_of, losses_by_rate
 
 from course_lm.curriculum import CurriculumLoader
 
@@ -35,7 +31,7 @@ SCRIPTS: tuple[Any, ...] = (
 RESULTS: dict[str, Any] = {script.__name__: load(script.FILE) for script in SCRIPTS}
 WANTED = {
     **{
-        script.__name__: list(script.settings_of_runs(RESULTS[script.__name__]))
+        script.__name__: list(islice(script.settings_of_runs(RESULTS[script.__name__]), 10_000))  # some search on
         for script in (batch_sizes, longer_curricula, packed_rows, scaling, schedule_race, schedule_runs)
     },
     "bits_per_byte": [
@@ -58,6 +54,44 @@ def test_every_run_is_there_and_no_other(name):
     for part, number in Counter(part for part, _ in WANTED[name]).items():
         searched = (name, part) == ("longer_curricula", "sweep")  # of which no more is wanted, and which holds more
         assert len(results[part]) == number or searched, part
+
+
+# Of grids that were searched: what tells their arms apart.
+SEARCHED: dict[str, list[dict[str, Any]]] = {
+    "longer_curricula": [
+        {"corpus": corpus, "arm": arm, "warm_up": longer_curricula.WARM_UP, "seed": longer_curricula.SWEEP_SEED}
+        for corpus, arms in longer_curricula.CORPORA.items()
+        for arm in arms
+    ],
+    "scaling": [{"d_model": width, "budget": budget} for width, budget in product(scaling.WIDTHS, scaling.BUDGETS)],
+    "schedule_race": [
+        {"schedule": arm, "steps": steps} for arm, steps in product(schedule_race.ARMS, schedule_race.STEPS)
+    ],
+    "training_lengths": [
+        {"rows": rows, "passes": passes} for rows, passes in product(training_lengths.ROWS, training_lengths.PASSES)
+    ],
+}
+TRIED = {
+    **{
+        f"{name} {number}": (
+            list(losses_by_rate(RESULTS[name]["sweep"], **arm)),
+            best_rate(RESULTS[name]["sweep"], **arm),
+        )
+        for name, arms in SEARCHED.items()
+        for number, arm in enumerate(arms)
+    },
+    **{
+        f"batches of {size}": (batch_sizes.rates_tried(sweep, size), batch_sizes.best_rate(sweep, size))
+        for sweep in [RESULTS["batch_sizes"]["sweep"]]
+        for size in batch_sizes.BATCH_SIZES
+    },
+}
+
+
+@pytest.mark.parametrize(("tried", "best"), TRIED.values(), ids=TRIED)
+def test_half_and_double_the_best_rate_were_tried_and_ended_higher(tried, best):
+    assert tried[0] < best < tried[-1]
+    assert all(later == 2 * earlier for earlier, later in pairwise(tried))
 
 
 # Of grids that were given: the rates of each, and the best one.

@@ -137,7 +137,7 @@ def frames_of_a_validation(monkeypatch: pytest.MonkeyPatch, screen: io.StringIO,
     """What a bar at step 7 of 9 writes while four batches are validated, and after."""
     clock = Clock()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("tqdm.std.time", clock)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
     bar = ProgressBar()
     bar.start(7, 9)
     written = len(screen.getvalue())

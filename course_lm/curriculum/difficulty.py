@@ -202,7 +202,7 @@ class RandomCurriculum(Curriculum):
         return [int.from_bytes(digest, "big") / 2**48 for digest in digests]
 
 
-STRATEGIES = {kind.name: kind for kind in Curriculum.__subclasses__()}
+STRATEGIES: dict[str, type[Curriculum]] = {kind.name: kind for kind in Curriculum.__subclasses__()}
 
 
 def create_curriculum_strategy(name: str, config: Mapping[str, Any] | None = None) -> Curriculum:

@@ -509,5 +509,5 @@ def test_without_a_folder_the_cache_is_that_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert token_store.default_cache() == tmp_path / "course_lm"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert token_store.default_cache() == tmp_path / "home" / ".cache" / "course_lm"

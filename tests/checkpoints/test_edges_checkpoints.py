@@ -315,7 +315,6 @@ def test_a_state_without_one_of_its_parts_is_refused_by_its_name(trainer, name):
         (("pending", "loss"), 1.0, "the state's pending must be keys and values, each of them Tensor, got"),
         (("data", "untaken"), [1], "the state's data's untaken must be a list, each item"),
         (("machine", "torch"), 2, "the state's machine must be keys and values, each of them a str"),
-        (("config", "data"), None, "the checkpoint was saved with data.corpus None"),
         (("optimizer", "state", "norm.weight", "exp_avg"), torch.ones(3), r"exp_avg of norm\.weight is \(3,\) float32"),
         (("optimizer", "groups"), None, "this is not the state of such a run: TypeError"),
         (("history",), torch.ones(3, dtype=torch.uint8), "the history must hold a line of JSON for each record"),

@@ -127,7 +127,7 @@ def test_what_is_auto_is_planned_for_a_gpu(arguments, precision, device, capsys)
 def test_the_head_says_what_a_step_is_and_how_many_micro_batches_are_empty(capsys):
     head = printed(capsys, "--config=gpt2", "--ranks=5").partition("\n\n")[0].splitlines()
     assert head == [
-        "124,439,808 parameters, bf16 on cuda",
+        "124,475,904 parameters, bf16 on cuda",
         "micro-batches of 16 x 1,024 tokens: 32 in a step, 7 on each rank of 5; 3 of these 35 are empty",
     ]
     assert "empty" not in printed(capsys, "--config=gpt2", "--ranks=16")

@@ -19,6 +19,7 @@ from tests.distributed.pool import Ranks
 from tests.training_run import assert_same, configure, loaders, model_of, without_measures
 
 STEPS = 4
+LEFT_OUT = ("parts", "parts_now", "config")  # the function that stops is another one each time
 
 
 def config_of(folder: Path, precision: str) -> TrainingConfig:
@@ -40,8 +41,7 @@ def session(folder: Path, mode: str, precision: str, *, stops: bool) -> Trainer:
 
 
 def left_by(trainer: Trainer) -> dict[str, Any]:
-    # the function that stops is another one each time
-    return {key: part for key, part in without_measures(trainer.state_dict()).items() if key not in ("parts", "config")}
+    return {key: part for key, part in without_measures(trainer.state_dict()).items() if key not in LEFT_OUT}
 
 
 def stopped_and_not(folder: Path, mode: str, precision: str) -> tuple[dict[str, Any], dict[str, Any], int]:

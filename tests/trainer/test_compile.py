@@ -1,6 +1,5 @@
 """What `training.compile` compiles, when "auto" does, and that a compiled run is the same run."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.trainer import Trainer
-from course_lm.trainer.run import compiling_pays, warn_of_unheeded
+from course_lm.trainer.run import compiling_pays
 
 VOCABULARY, WIDEST = 50, 64
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -96,7 +95,8 @@ def test_a_loss_of_ones_own_is_not_compiled(loss_fn, alone, graphs):
     assert len(graphs) == (1 if alone else 2)
 
 
-def test_a_compiled_run_that_stops_goes_on_to_the_same_bits_whatever_shapes_it_has_met(tmp_path):
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_compiled_run_that_stops_goes_on_to_the_same_bits(ragged, tmp_path):
     def run(folder: str, *ends: int) -> Trainer:
         for end in ends:
             torch._dynamo.reset()  # as another process has it
@@ -115,7 +115,7 @@ def test_a_compiled_run_that_stops_goes_on_to_the_same_bits_whatever_shapes_it_h
             if record["step"] == self.end:
                 self.stopped.stop()
 
-    data = [*batches(8, ragged=True), *batches(4, ragged=False)]
+    data = [*batches(8, ragged=ragged), *batches(4, ragged=False)]
     straight, stopped = run("straight", 6), run("stopped", 4, 6)
     assert straight.step == stopped.step == 6
     assert losses_of(straight) == losses_of(stopped)
@@ -139,16 +139,8 @@ def test_a_long_run_on_cuda_compiles_by_itself(asked, device, steps, minutes, pa
     monkeypatch.setattr("course_lm.trainer.run.has_triton", lambda: True)
     config = TrainingConfig(training=LoopConfig(compile=asked, time_budget=minutes))
     assert compiling_pays(config, model(), device, steps) == pays
-    assert not compiling_pays(replace(config, data=DataConfig(batching="bucketed")), model(), device, steps)
     monkeypatch.setattr("course_lm.trainer.run.has_triton", lambda: False)
     assert not compiling_pays(config, model(), device, steps)
-
-
-def test_a_run_that_is_to_compile_and_whose_batches_have_many_shapes_is_told():
-    settings = LoopConfig(compile=True)
-    warn_of_unheeded(TrainingConfig(training=settings), None, None)
-    with pytest.warns(UserWarning, match="compile true compiles batches of .* and data.batching bucketed makes few"):
-        warn_of_unheeded(TrainingConfig(data=DataConfig(batching="bucketed"), training=settings), None, None)
 
 
 def test_a_run_that_chooses_to_compile_says_so_once(graphs, monkeypatch, capsys):

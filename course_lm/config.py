@@ -118,8 +118,7 @@ class LoopConfig(Section):
         seed: fixes weights, dropout and the order of the data.
         deterministic: use deterministic kernels alone; an operation that has none on the device is refused.
         compile: compile the model and its loss with `torch.compile`; "auto" does so on CUDA, where the run is long
-            enough to win back the minute or more that it takes. Batches of `batch_size` rows of `data.max_length`
-            tokens are compiled, which "fixed" and "packed" make; others, such as the last of an epoch, are not.
+            enough to win back the minute or more that it takes.
         resume: "auto" goes on from the newest checkpoint in the run's folder, "never" starts anew.
         output_dir: the run's folder is `<output_dir>/<experiment_name>`; null writes nothing.
         init_from: a run's or an exported folder, its `model.safetensors`, a checkpoint or a file of `torch.save`, with

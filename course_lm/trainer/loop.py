@@ -80,7 +80,6 @@ from course_lm.trainer.agreement import (
 )
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.budget import Budget, schedule_over
-from course_lm.trainer.compiled import compile_loss, compile_model
 from course_lm.trainer.init_from import begin_from
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
@@ -815,11 +814,11 @@ class Trainer(Explained):
             self._say("the model is compiled, which takes a minute or more at the first steps; training.compile: false")
 
     def _compile(self) -> None:
-        """Compile the model, and the loss where it is the package's own."""
-        shape, deterministic = (self.settings.batch_size, self.config.data.max_length), self.settings.deterministic
-        self.runner = compile_model(self.runner, shape, deterministic)
-        if is_next_token_loss(self.options.loss_fn):
-            compiled = compile_loss(self.options.loss_fn, shape, deterministic)
+        """Compile the model, and the loss, which then reads the logits as they are: no copy in float32 is written."""
+        self.runner = torch.compile(self.runner)  # type: ignore[assignment]
+        loss_fn: Any = self.options.loss_fn
+        if is_next_token_loss(loss_fn):
+            compiled = partial(torch.compile(next_token_loss), **getattr(loss_fn, "keywords", {}))
             self.options = self.options._replace(loss_fn=compiled)
 
     def _make_schedule(self, total_steps: int) -> Callable[[int], float]:

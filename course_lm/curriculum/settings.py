@@ -4,12 +4,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from course_lm.validation import Count, NotNegative, Section, Within, check_keys, require, require_kind, shown, updated
 
 BaseStrategy = Literal["length", "frequency", "morphological", "combined", "random"]
-StrategyName = Literal[BaseStrategy, "dynamic"]
 BOTH = ("adaptation_rate", "performance_window")  # keys of the section and of the strategy "dynamic"
 EPOCHS_WITHOUT_A_RUN = 10  # in place of null, until `for_run` knows the run
 Share = Annotated[float, Within(0, 1)]
@@ -153,6 +152,11 @@ SETTINGS: dict[str, type[Section]] = {
     "random": RandomSettings,
     "dynamic": DynamicSettings,
 }
+
+if TYPE_CHECKING:
+    StrategyName = str  # a type checker cannot read a dict's keys
+else:
+    StrategyName = Literal[tuple(SETTINGS)]
 
 
 def keys_of(section: type[Section]) -> list[str]:

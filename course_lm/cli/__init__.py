@@ -136,7 +136,7 @@ def _told(error: Exception, text: str = "") -> str:
 
 
 _STREAM = "standard output, or standard input"
-_UNNAMED = {errno.ENOENT: "the current folder", errno.ENOSPC: _STREAM, errno.EIO: _STREAM, errno.EISDIR: _STREAM}
+_UNNAMED = {errno.ENOENT: "the current folder", errno.ENOSPC: _STREAM, errno.EISDIR: _STREAM}
 
 
 def _fail(text: str, code: int) -> int:

@@ -118,10 +118,9 @@ def check_weights(model: nn.Module) -> None:
     """Refuse a model of which a weight has no numbers yet; ValueError names it."""
     for parameter in model.parameters() if isinstance(model, nn.Module) else ():
         if parameter.is_meta or is_lazy(parameter):
-            how = (
-                "on the device meta: call to_empty(), and give it weights" if parameter.is_meta else "of a lazy module"
-            )
-            how += "" if parameter.is_meta else ": call the model once on input_ids"
+            how = "of a lazy module: call the model once on input_ids"
+            if parameter.is_meta:
+                how = "on the device meta: call to_empty(), and give it weights"
             raise ValueError(f"the model's weights must have numbers, got none for {name_of(parameter, model)}, {how}")
 
 

@@ -906,7 +906,8 @@ class Trainer(Explained):
     def _state_of_ranks(self) -> RunState:
         """The live state; a collective call."""
         live = self._live_state()
-        own = own_of_ranks(self.own.state_dict(), self.group)
+        kept: Any = live.get("own", {})
+        own = own_of_ranks(kept, self.group)
         return {**live, "own": own} if own else live
 
     def _live_state(self) -> RunState:

@@ -63,7 +63,7 @@ test-slow: $(VENV)/.test ## all other tests, of many cases those of the day: kil
 	$(call TESTS,slow) $(STORE) tests || $(AGAIN)
 
 nightly: $(VENV)/.test ## every test and lesson with all its cases: hours
-	$(call TESTS,nightly) $(NBVAL) tests $(LESSONS)
+	$(call TESTS,nightly) $(NBVAL) -o faulthandler_timeout=7200 tests $(LESSONS)
 
 durations: $(VENV)/.test ## measure the tests of `make test` and `make test-slow`, store it in tests/durations.json
 	@$(MAKE) --no-print-directory tests-and-lessons test-slow STORE_DURATIONS=yes

@@ -1,4 +1,4 @@
-"""Exercises of lesson 06: the rates of a sweep, its smoothed losses, where they fall steepest, and which rates to run."""
+"""Exercises of lesson 06: the rates of a sweep, its smoothed losses, where they fall steepest, what to run next."""
 
 import math
 import random

@@ -185,9 +185,10 @@ def _plot(result: LRFinderResult) -> "Figure":
     height = float(np.interp(result.suggestion, result.lrs, curve))
     axes.plot(result.suggestion, height, "o", color=RED, markersize=8)
     label = f"steepest at {result.suggestion:.1e}"
-    # Below and left of the dot: above and right of it the curve may run through the words.
-    place = {"xytext": (-9, -3), "textcoords": "offset points", "ha": "right", "va": "top"}
-    axes.annotate(label, (result.suggestion, height), **place, color=RED, weight="bold")
+    place = (result.suggestion, height)
+    # Below and left of the dot, since above and right of it the curve may run through the words.
+    words = axes.annotate(label, place, (-9, -3), textcoords="offset points", color=RED, weight="bold")
+    words.set(ha="right", va="top")
     low, high = result.range
     above = axes.get_xaxis_transform()
     label = f"falls from {low:.1e} to {high:.1e}"

@@ -122,7 +122,7 @@ def suggest(
     least, why = _least_fall(raw, curve, smoothing)
     if fall <= least:
         return Suggestion(None, None, f"no usable slope: the loss falls by {fall:.3f} from {curve[0]:.3f}, {why}")
-    lr, within, message = _read_descent(rates, curve, slope, fall)
+    lr, within, message = read_descent(rates, curve, slope, fall)
     if last <= curve[0] - RANGE[1] * fall:
         message += "; at the last point it has not risen again"
     return Suggestion(lr, within, message)
@@ -147,9 +147,13 @@ def _least_fall(raw: np.ndarray, curve: np.ndarray, smoothing: float) -> tuple[f
     return max((noise, "which noise alone can do"), (share, f"less than {LEAST_FALL:.0%} of it"))
 
 
-def _read_descent(
+def read_descent(
     rates: np.ndarray, curve: np.ndarray, slope: np.ndarray, fall: float
 ) -> tuple[float, tuple[float, float], str]:
+    """Where the smoothed `curve` falls steepest, the range in which it makes `fall`, and both in words.
+
+    `slope` is d loss / d log(lr), and `fall` how far the curve gets below its first value.
+    """
     lowest_yet = np.minimum.accumulate(curve)
     # argmax of booleans: the first point that is so low.
     low, high = (int(np.argmax(lowest_yet <= curve[0] - share * fall)) for share in RANGE)
@@ -181,7 +185,10 @@ def _plot(result: LRFinderResult) -> "Figure":
     height = float(np.interp(result.suggestion, result.lrs, curve))
     axes.plot(result.suggestion, height, "o", color=RED, markersize=8)
     label = f"steepest at {result.suggestion:.1e}"
-    axes.annotate(label, (result.suggestion, height), (8, 8), textcoords="offset points", color=RED, weight="bold")
+    place = (result.suggestion, height)
+    # Below and left of the dot, since above and right of it the curve may run through the words.
+    words = axes.annotate(label, place, (-9, -3), textcoords="offset points", color=RED, weight="bold")
+    words.set(ha="right", va="top")
     low, high = result.range
     above = axes.get_xaxis_transform()
     label = f"falls from {low:.1e} to {high:.1e}"

@@ -1,4 +1,4 @@
-"""Exercises of lesson 06: the rates of a sweep, its smoothed losses, where they fall steepest, and group ratios."""
+"""Exercises of lesson 06: the rates of a sweep, its smoothed losses, where they fall steepest, what to run next."""
 
 import math
 import random
@@ -102,17 +102,22 @@ def steepest_rate(lrs, losses):
 
 @exercise(
     cases={
-        "four rates": ([{"lr": 2e-3}, {"lr": 1e-3}, {"lr": 5e-3}, {"lr": 4e-3}], 0.1),
-        "a scale for each": ([{"lr": 1e-3, "lr_scale": 2.0}, {"lr": 5e-3, "lr_scale": 0.25}], 0.01),
-        "a scale for one of two": ([{"lr": 1e-3}, {"lr": 2e-3, "lr_scale": 3.0}], 0.3),
-        "a scale for the first of three": ([{"lr": 1e-3, "lr_scale": 0.5}, {"lr": 4e-3}, {"lr": 2e-3}], 0.2),
-        "a scale of 0, as for a frozen group": ([{"lr": 1e-3}, {"lr": 2e-3, "lr_scale": 0.0}], 0.3),
-        "a scale of 1": ([{"lr": 1e-3}, {"lr": 2e-3, "lr_scale": 1.0}], 0.3),
+        "the best rate is the highest": ({1e-3: 4.97, 2e-3: 4.5, 4e-3: 4.25},),
+        "the best rate is the lowest": ({2e-3: 4.5, 6e-3: 4.6, 1.8e-2: 5.2},),
+        "the best rate is inside": ({1e-3: 4.97, 4e-3: 4.25, 1.6e-2: 5.18},),
+        "rates in no order": ({4e-3: 4.25, 1e-3: 4.97, 2e-3: 4.5},),
+        "a best rate inside that was run last": ({1.6e-2: 5.18, 1e-3: 4.97, 4e-3: 4.25},),
+        "a run without a number": ({1e-3: 4.97, 3e-3: 4.31, 9e-3: math.nan},),
+        "a run without a number, tried first": ({9e-3: math.nan, 1e-3: 4.31, 3e-3: 4.97},),
+        "a run without a number, at the lowest rate": ({1e-3: math.nan, 3e-3: 4.31, 9e-3: 4.97},),
+        "an infinite loss": ({1e-3: 4.3, 2e-3: 4.9, 4e-3: math.inf},),
     },
 )
-def group_rates(groups, lr):
-    """What each parameter group gets at one step of a sweep: `fn(groups, lr)`, groups with "lr" and "lr_scale"."""
-    if any("lr_scale" in group for group in groups):
-        return [lr * group.get("lr_scale", 1.0) for group in groups]
-    largest = max(group["lr"] for group in groups)
-    return [lr * group["lr"] / largest for group in groups]
+def next_rates(losses):
+    """Which learning rates to run next: `fn(losses)`, with the validation loss of each rate; a list, maybe empty."""
+    rates = sorted(losses)
+    factor = rates[1] / rates[0]
+    best = min(rates, key=lambda lr: losses[lr] if math.isfinite(losses[lr]) else math.inf)
+    if best == rates[0]:
+        return [best / factor]
+    return [best * factor] if best == rates[-1] else []

@@ -137,30 +137,6 @@ def loss_curve(
     return figure
 
 
-def atlas_runs(name: str, paid: float) -> Figure:
-    """The losses of all runs of one name in the curve atlas: a band over the seeds for training, one for held-out text.
-
-    Beside each stands what a perfect model pays for its text, in nats per token: `paid` for the training text, the
-    atlas's floor for the held-out text.
-    """
-    atlas = load_atlas()
-    figure, axes = plt.subplots()
-    ends = []
-    for curve, text, colour, least, line in (
-        ("loss", "training", BLUE, paid, ":"),
-        ("val_loss", "held out", RED, atlas.floor, "--"),
-    ):
-        steps, lowest, highest = atlas.band(name, curve)
-        axes.fill_between(steps, lowest, highest, color=colour, linewidth=1.6)
-        axes.axhline(least, color=colour, linestyle=line, linewidth=1.6)
-        ends.append((least, f"perfect model, {text} {least:.2f}", colour))
-        ends.append((lowest[-1], f"{text} {lowest[-1]:.2f} to {highest[-1]:.2f}", colour))
-    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
-    axes.margins(x=0.01)
-    label_ends(axes, ends)
-    return figure
-
-
 def compare_with_atlas(history: History) -> Figure:
     """A run's losses in black over those of the curve atlas, a panel for each kind of run with bands over its seeds.
 
@@ -660,10 +636,10 @@ _PARTS = {
     "forward": (1, 0, "tokens to logits", "07_mixed_precision.ipynb"),
     "loss": (2, 0, "nats per\ntarget token", "03_loss.ipynb"),
     "backward": (3, 0, "a gradient for\neach weight", "08_accumulation.ipynb"),
+    "unscale": (3, 1, "undo the scaling\nthat fp16 needs", "07_mixed_precision.ipynb"),
+    "clip": (2, 1, "bound the norm of\nthe gradient", "09_clipping.ipynb"),
     "schedule": (0, 1, "this step's\nlearning rate", "05_schedules.ipynb"),
     "step": (1, 1, "the optimizer\nmoves the weights", "04_optimizers.ipynb"),
-    "clip": (2, 1, "bound the norm of\nthe gradient", "09_clipping.ipynb"),
-    "unscale": (3, 1, "undo the scaling\nthat fp16 needs", "07_mixed_precision.ipynb"),
     "log": (0, 2, "write down\nwhat happened", "10_monitoring.ipynb"),
     "validate": (1, 2, "the loss on\nunseen text", "10_monitoring.ipynb"),
     "checkpoint": (2, 2, "save all that\na resume needs", "11_checkpoints.ipynb"),
@@ -691,7 +667,7 @@ def loop_picture(links: Mapping[str, str]) -> Figure:
         if part not in _PARTS:
             raise ValueError(f"the picture has no part {part!r}; it has {', '.join(LOOP_PARTS)}")
     figure, axes = plt.subplots(figsize=(11.2, 6.8))
-    axes.set(xlim=(-0.45, 12.25), ylim=(-6.35, 1.35), aspect="equal")
+    axes.set(xlim=(-0.95, 12.25), ylim=(-6.35, 1.35), aspect="equal")
     axes.axis("off")
     _frame(axes, 1, 0, 3, "for each micro-batch of the window")
     _frame(axes, 0, 1, 3, "once per step")
@@ -700,6 +676,9 @@ def loop_picture(links: Mapping[str, str]) -> Figure:
         _box(axes, part, links.get(part))
     for start, end in (pair for parts in _ARROWS for pair in pairwise(parts)):
         _arrow(axes, *_between(start, end))
+    left, bottom = _corner("schedule")
+    _arrow(axes, (left - 0.7, bottom + _HEIGHT / 2), (left, bottom + _HEIGHT / 2))
+    axes.text(left - 0.85, bottom + _HEIGHT / 2, "k", ha="center", va="center", size=14, weight="bold")
     left, bottom = _corner("step")
     _arrow(axes, (left + _WIDTH / 2, bottom), (left + _WIDTH / 2, 0.22 - 2 * _ROW))
     _return_arrow(axes)

@@ -182,9 +182,9 @@ def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
 
 def test_a_colder_next_token_is_more_certain():
     logits = torch.tensor([2.0, 1.0, 0.0])
-    cold, warm = (widgets.draw_next_token(logits, ["a", "b", "c"], t)[1] for t in (0.5, 2.0))
-    assert cold == "temperature 0.50: entropy 0.44 nats, first choice 'a' 86.7%"
-    assert warm == "temperature 2.00: entropy 1.02 nats, first choice 'a' 50.6%"
+    cold, warm = (widgets.draw_next_token(logits, [" a", "b", "c"], t)[1] for t in (0.5, 2.0))
+    assert cold == "temperature 0.50: entropy 0.44 nats, first choice '·a' 86.7%"
+    assert warm == "temperature 2.00: entropy 1.02 nats, first choice '·a' 50.6%"
 
 
 # The schedule explorer

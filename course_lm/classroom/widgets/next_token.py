@@ -22,7 +22,7 @@ def draw_next_token(logits: Tensor, tokens: list[str], temperature: float) -> tu
     """
     probabilities = (logits.float() / temperature).softmax(dim=-1)  # (V,)
     top = probabilities.topk(min(_MOST_TOKENS, len(tokens)))
-    names = [repr(tokens[index])[1:-1] for index in top.indices.tolist()]  # repr shows spaces and line ends
+    names = [repr(tokens[index])[1:-1].replace(" ", "·") for index in top.indices.tolist()]  # repr shows line ends
     entropy = float(-(probabilities * probabilities.clamp(min=1e-30).log()).sum())  # 0 log 0 is 0, not nan
     figure = Figure()
     axes = figure.subplots()
@@ -30,7 +30,8 @@ def draw_next_token(logits: Tensor, tokens: list[str], temperature: float) -> tu
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)
-    axes.set(xlim=(0, 1), xlabel="probability of the next token", title=f"temperature {temperature:.2f}")
+    end = plots.round_up(float(top.values[0]))
+    axes.set(xlim=(0, end), xlabel="probability of the next token", title=f"temperature {temperature:.2f}")
     text = f"temperature {temperature:.2f}: entropy {entropy:.2f} nats, first choice {names[0]!r} {top.values[0]:.1%}"
     return figure, text
 

@@ -355,10 +355,16 @@ def reported_speedups(ways: Mapping[str, Sequence[float]]) -> Figure:
     return figure
 
 
-def roofline(machine: Machine, parts: Sequence[Part]) -> Figure:
+def roofline(
+    machine: Machine, parts: Sequence[Part], memory: float | None = None, steps: Mapping[str, float] | None = None
+) -> Figure:
     """FLOP/s of the parts of a step over their FLOPs per byte, below what the machine can do.
 
     Parts without matrix products have no place on it.
+
+    Args:
+        memory: bytes per second of copies too large for a cache, a second slope.
+        steps: FLOP/s of whole steps, each a line.
 
     Source: Williams, Waterman & Patterson 2009, "Roofline: an insightful visual performance model".
     """
@@ -371,6 +377,12 @@ def roofline(machine: Machine, parts: Sequence[Part]) -> Figure:
     for name, peak in machine.flops_per_second.items():
         axes.plot(x, np.minimum(peak, bandwidth * x) / 1e9, color=INK)
         axes.text(x[-1], 1.08 * peak / 1e9, f"{name}: {peak / 1e9:,.0f} GFLOP/s", ha="right", va="bottom")
+        if memory is not None:
+            axes.plot(x, np.minimum(peak, memory * x) / 1e9, color=INK, linestyle="--")
+            axes.text(1.6 * x[0], 1.2 * memory * x[0] / 1e9, f"{memory / 1e9:.1f} GB/s, large copies", va="top")
+    for name, rate in (steps or {}).items():
+        axes.axhline(rate / 1e9, color=GREY, linestyle=":")
+        axes.text(x[0], rate / 1e9, name, color=GREY, va="bottom")
     for part, place, colour in zip(placed, places, PALETTE):
         axes.plot(place, part.flops / part.seconds / 1e9, "o", color=colour, markersize=9, label=part.name)
     axes.set(xscale="log", yscale="log", xlabel="intensity (FLOPs for each byte moved)", ylabel="GFLOP/s")

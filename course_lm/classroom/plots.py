@@ -331,10 +331,16 @@ def reported_speedups(ways: Mapping[str, Sequence[float]]) -> Figure:
     return figure
 
 
-def roofline(machine: Machine, parts: Sequence[Part]) -> Figure:
+def roofline(
+    machine: Machine, parts: Sequence[Part], memory: float | None = None, steps: Mapping[str, float] | None = None
+) -> Figure:
     """FLOP/s of the parts of a step over their FLOPs per byte, below what the machine can do.
 
     Parts without matrix products have no place on it.
+
+    Args:
+        memory: bytes per second of copies too large for a cache, a second slope.
+        steps: FLOP/s of whole steps, each a line.
 
     Source: Williams, Waterman & Patterson 2009, "Roofline: an insightful visual performance model".
     """
@@ -344,13 +350,21 @@ def roofline(machine: Machine, parts: Sequence[Part]) -> Figure:
     bandwidth = machine.bytes_per_second
     kinks = [peak / bandwidth for peak in machine.flops_per_second.values()]
     x = np.geomspace(min(*places, *kinks) / 3, max(*places, *kinks) * 8, 200)
+    scale, unit = (1e12, "T") if max(machine.flops_per_second.values()) > 1e13 else (1e9, "G")
     for name, peak in machine.flops_per_second.items():
-        axes.plot(x, np.minimum(peak, bandwidth * x) / 1e9, color=INK)
-        axes.text(x[-1], 1.08 * peak / 1e9, f"{name}: {peak / 1e9:,.0f} GFLOP/s", ha="right", va="bottom")
+        axes.plot(x, np.minimum(peak, bandwidth * x) / scale, color=INK)
+        axes.text(x[-1], 1.08 * peak / scale, f"{name}: {peak / scale:,.0f} {unit}FLOP/s", ha="right", va="bottom")
+        if memory is not None:
+            axes.plot(x, np.minimum(peak, memory * x) / scale, color=INK, linestyle="--")
+            label = f"{memory / scale:.3g} {unit}B/s, large copies"
+            axes.text(1.6 * x[0], 1.2 * memory * x[0] / scale, label, va="top")
+    for name, rate in (steps or {}).items():
+        axes.axhline(rate / scale, color=GREY, linestyle=":")
+        axes.text(x[-1], rate / scale, name, color=GREY, ha="right", va="bottom")
     for part, place, colour in zip(placed, places, PALETTE):
-        axes.plot(place, part.flops / part.seconds / 1e9, "o", color=colour, markersize=9, label=part.name)
-    axes.set(xscale="log", yscale="log", xlabel="intensity (FLOPs for each byte moved)", ylabel="GFLOP/s")
-    axes.text(1.3 * x[0], 1.2 * bandwidth * x[0] / 1e9, f"{bandwidth / 1e9:.1f} GB/s", ha="left", va="top")
+        axes.plot(place, part.flops / part.seconds / scale, "o", color=colour, markersize=9, label=part.name)
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte moved", ylabel=f"{unit}FLOP/s")
+    axes.text(1.3 * x[0], 1.2 * bandwidth * x[0] / scale, f"{bandwidth / scale:.3g} {unit}B/s", ha="left", va="top")
     _plain_numbers(axes)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=11)
     return figure

@@ -66,18 +66,25 @@ def _clean_text(text: str) -> str:
 
 
 def keep_timings(notebook: Any, stored: Any) -> None:
-    """Give `timing` cells of `notebook` back their `stored` outputs where only numbers or figures changed.
+    """Give the `timing` cells of `notebook` back their `stored` outputs where only numbers or figures changed in all.
 
-    Clock times differ on every run; without this, so would the files.
+    Clock times differ on every run; without this, so would the files. All or none, since a table and the figure of it
+    must be of one run.
     """
-    before = {cell.get("id"): cell for cell in stored.cells}
-    for cell in notebook.cells:
-        old = before.get(cell.id)
-        timed = cell.cell_type == "code" and "timing" in cell.metadata.get("tags", [])
-        if not timed or old is None or old.source != cell.source:
-            continue
-        if [_shape(output) for output in old.outputs] == [_shape(output) for output in cell.outputs]:
-            cell.outputs = old.outputs
+    new, old = _timed(notebook), _timed(stored)
+    if {place: _shapes(cell) for place, cell in new.items()} == {place: _shapes(cell) for place, cell in old.items()}:
+        for place, cell in new.items():
+            cell.outputs = old[place].outputs
+
+
+def _timed(notebook: Any) -> dict[tuple[str, str], Any]:
+    """The `timing` cells, by their id and source."""
+    code = (cell for cell in notebook.cells if cell.cell_type == "code")
+    return {(cell.get("id"), cell.source): cell for cell in code if "timing" in cell.metadata.get("tags", [])}
+
+
+def _shapes(cell: Any) -> list[Any]:
+    return [_shape(output) for output in cell.outputs]
 
 
 def _shape(output: Any) -> Any:

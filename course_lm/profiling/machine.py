@@ -44,7 +44,8 @@ class Machine:
 
     Attributes:
         flops_per_second: of matrix products, by the name of the number format.
-        bytes_per_second: of a copy: each byte is read once and written once, and counts twice.
+        bytes_per_second: of a copy: each byte is read once and written once, and counts twice. Small tensors are copied
+            at the rate of a cache.
         threads: of a CPU.
     """
 

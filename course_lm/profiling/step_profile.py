@@ -98,7 +98,7 @@ class StepProfile:
         found = sum(part.seconds for part in self.parts)
         total = ("all parts", f"{1e3 * found:.1f}", f"{found / self.step_seconds:.1%}", "", "", "", "")
         rates = [f"{name} products {rate / 1e9:,.0f} GFLOP/s" for name, rate in self.machine.flops_per_second.items()]
-        rates.append(f"copies {self.machine.bytes_per_second / 1e9:.1f} GB/s")
+        rates.append(f"copies of the step's tensors {self.machine.bytes_per_second / 1e9:.1f} GB/s")
         step = f"a step takes {1e3 * self.step_seconds:.1f} ms: {self.tokens_per_second:,.0f} target tokens per second"
         lines = [
             table([head, *rows, total]),

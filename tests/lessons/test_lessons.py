@@ -186,6 +186,15 @@ def test_stored_clock_times_stay_only_where_nothing_but_numbers_changed(new, kep
     assert (new.cells[1].outputs == stored.cells[1].outputs) is kept
 
 
+def test_stored_clock_times_of_a_notebook_are_kept_together_or_not_at_all():
+    stored, new = timed("mine 9.8 ms"), timed("mine 10.5 ms")
+    for notebook, text in ((stored, "a figure of 9.8 ms"), (new, "a figure of 10.5 ms, disturbed")):
+        notebook.cells.append(timed(text).cells[1])
+        notebook.cells[-1].id = "the second"
+    keep_timings(new, stored)
+    assert new.cells[1].outputs[0].text == "mine 10.5 ms"
+
+
 def test_the_table_ends_with_the_total():
     results = [
         lessons.LessonResult("00_a", 1.25),

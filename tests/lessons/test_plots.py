@@ -248,6 +248,14 @@ def test_a_part_stands_at_its_intensity_and_its_rate_and_the_roof_is_the_machine
     assert max(rates) == pytest.approx(100.0) and rates[0] == pytest.approx(10.0 * intensities[0])
 
 
+def test_a_roofline_has_a_second_slope_for_memory_and_a_line_for_each_step():
+    machine, part = Machine({"fp32": 100e9}, 10e9, threads=1), Part("head", 0.1, 4 * 10**9, 2 * 10**8, "fp32", 0.04)
+    figure = plots.roofline(machine, [part], memory=2e9, steps={"a step": 30e9})
+    _, slope, step, _ = map(places, figure.axes[0].lines)
+    assert slope[0][1] == pytest.approx(2.0 * slope[0][0]) and slope[-1][1] == 100.0
+    assert [rate for _, rate in step] == [30.0, 30.0]
+
+
 def test_a_stacked_bar_is_as_long_as_the_bytes_of_its_owners():
     ways = {"one": {"weights": 2**20, "moments": 3 * 2**20}, "other": {"weights": 2**20, "moments": 2**20}}
     assert texts(plots.memory_by_owner(ways, ("weights", "moments"))) == ["4.0", "2.0"]

@@ -10,6 +10,7 @@ import batch_sizes
 import bits_per_byte
 import compile_costs
 import curriculum_experiment
+import gpu
 import longer_curricula
 import lr_test_lengths
 import lying_loops
@@ -19,12 +20,15 @@ import pytest
 import scaling
 import schedule_race
 import schedule_runs
+import torch
 import trainer_tables
 import training_lengths
 from harness import ROOT, SEEDS, best_rate, is_stored, load, loop_of, losses_by_rate
 
 from course_lm.curriculum import CurriculumLoader
 from course_lm.lr_finder import suggest
+from course_lm.model import GPT, ModelConfig
+from course_lm.monitoring.utilization import PEAKS, Work
 
 SCRIPTS: tuple[Any, ...] = (
     *(batch_sizes, bits_per_byte, compile_costs, curriculum_experiment, longer_curricula, lr_test_lengths, lying_loops),
@@ -215,6 +219,19 @@ def test_a_text_is_read_once_a_pass_in_another_order_each_time():
     first, second = ([row for _ in range(3) for row in next(batches)["input_ids"].tolist()] for _ in range(2))
     assert sorted(first) == sorted(second) == sorted(text) and first != second
     assert RESULTS["training_lengths"]["settings"] == training_lengths.begin()["settings"]
+
+
+def test_the_page_on_speed_has_what_was_measured_on_a_gpu():
+    stored, size = load("gpu_speed.json"), gpu.SIZES["124M"]
+    assert stored["settings"] == size
+    with torch.device("meta"):
+        ids = torch.empty(1, size["length"])
+        work = Work(GPT(ModelConfig(12, 12, 768), size["vocab"], size["length"])).of({"input_ids": ids})
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8").replace("`", "")
+    for run in stored["runs"]:
+        share = run["tokens_per_second"] * work / size["length"] / (PEAKS["H100"] * 1e12)
+        row = f"| {run['name']} | {run['tokens_per_second']:,} | {100 * share:.0f} % | {run['peak_gib']:.1f} GiB |"
+        assert row in page
 
 
 def test_compiling_takes_as_long_as_many_steps():

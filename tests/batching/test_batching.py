@@ -230,6 +230,20 @@ def test_the_first_real_token_after_left_padding_is_no_target() -> None:
     assert labels_of(ids, torch.tensor([[0, 0, 1, 1, 1]])).tolist() == [[-100, -100, -100, 5, 1]]
 
 
+@pytest.mark.parametrize(
+    ("mask", "documents", "labels"),
+    [
+        ([0, 1, 1, 0, 1, 1], None, [-100, -100, 1, -100, -100, 1]),
+        ([0, 1, 1, 1, 1, 0], [-1, 0, 0, 1, 1, -1], [-100, -100, 1, -100, 6, -100]),
+        ([1, 1, 1, 1, 1, 1], [3, 3, 2, 2, 2, 2], [-100, 5, -100, 1, 6, 1]),
+    ],
+    ids=["padding inside", "packed rows between padding", "numbers that fall"],
+)
+def test_the_first_token_of_a_segment_is_no_target(mask, documents, labels) -> None:
+    told = None if documents is None else torch.tensor([documents])
+    assert labels_of(torch.tensor([[1, 5, 1, 1, 6, 1]]), torch.tensor([mask]), told).tolist() == [labels]
+
+
 def test_labels_leave_their_inputs_as_they_were() -> None:
     ids, mask = torch.tensor([[1, 5, 0]]), torch.tensor([[True, True, False]])
     assert labels_of(ids, mask).tolist() == [[1, 5, -100]]

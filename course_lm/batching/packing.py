@@ -3,7 +3,7 @@
 Nothing here depends on an epoch: a corpus becomes rows once, and an epoch only orders them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol
@@ -125,11 +125,6 @@ def pack(rows: Rows, width: int) -> Rows:
     del row_of_piece  # of a large text each of these tensors is large
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).to(rows.offsets.dtype)
     return replace(rows.select(order), offsets=offsets)
-
-
-def best_fit_decreasing(lengths: Sequence[int], width: int) -> list[int]:
-    """The row of each piece: see `best_fit_rows`."""
-    return best_fit_rows(np.array(lengths), width).tolist()
 
 
 def best_fit_rows(lengths: np.ndarray, width: int) -> np.ndarray:

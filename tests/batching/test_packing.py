@@ -3,11 +3,12 @@
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from course_lm.batching.packing import BATCHES_PER_BUCKET, best_fit_decreasing, length_buckets, ranges
+from course_lm.batching.packing import BATCHES_PER_BUCKET, best_fit_rows, length_buckets, ranges
 
 
 def plain_best_fit(lengths: list[int], width: int) -> list[int]:
@@ -26,7 +27,7 @@ def plain_best_fit(lengths: list[int], width: int) -> list[int]:
 
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=60), st.integers(16, 40))
 def test_packing_fills_no_row_beyond_its_width_and_uses_the_rows_of_plain_best_fit(lengths: list[int], width: int):
-    rows = best_fit_decreasing(lengths, width)
+    rows = best_fit_rows(np.array(lengths), width).tolist()
     filled = Counter[int]()
     for row, length in zip(rows, lengths, strict=True):
         filled[row] += length

@@ -103,7 +103,7 @@ def test_half_and_double_the_best_rate_were_tried_and_ended_higher(tried, best):
 # Of grids that were given: the rates of each, and the best one.
 GRIDS = {
     **{
-        f"rows {kind}": (packed_rows.RATES, best_rate(RESULTS["packed_rows"]["sweep"], rows=kind))
+        f"rows {kind}": (packed_rows.RATES, best_rate(RESULTS["packed_rows"]["runs"], rows=kind))
         for kind in packed_rows.KINDS
     },
     **{

@@ -72,7 +72,7 @@ def focal_loss(logits, labels, reduction="mean"):
         "in the middle of an epoch": ({"step": 1, "epoch": 0, "batch": 2}, 4, 2, 4),
         "epochs with a tail": ({"step": 4, "epoch": 1, "batch": 3}, 7, 3, 9),
         "at the end of an epoch": ({"step": 2, "epoch": 0, "batch": 5}, 5, 3, 4),
-        "four batches a step until now, two from now on": ({"step": 3, "epoch": 2, "batch": 4}, 6, 2, 6),
+        "three batches a step until now, two from now on": ({"step": 5, "epoch": 2, "batch": 3}, 6, 2, 9),
         "one batch a step": ({"step": 7, "epoch": 2, "batch": 1}, 3, 1, 11),
         "a run that is over": ({"step": 6, "epoch": 1, "batch": 6}, 8, 2, 6),
     },

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from course_lm.display import BLUE, GREY, INK, RED
+from course_lm.display import BLUE, INK, RED
 from course_lm.loss import perplexity
 from course_lm.monitoring import History, Record, smooth
 from course_lm.validation import require
@@ -137,8 +137,9 @@ def describe(history: History) -> str:
 
 def _draw_loss(axes: "Axes", history: History, floor: float | None) -> None:
     steps, losses = _curve(history.train, "loss")
-    axes.plot(steps, losses, ".", color=GREY, alpha=0.5, markersize=5, label="training")
-    axes.plot(steps, smooth(losses, SMOOTHING), color=BLUE, label="smoothed")
+    # the points in full colour: where the loss falls fast, the line lags behind them
+    axes.plot(steps, losses, ".", color=BLUE, markersize=6, label="training")
+    axes.plot(steps, smooth(losses, SMOOTHING), color=BLUE, alpha=0.4, label="smoothed")
     if history.validation:
         axes.plot(*_curve(history.validation, "val_loss"), "o-", color=RED, markersize=5, label="validation")
     if floor is not None:

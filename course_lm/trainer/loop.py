@@ -10,7 +10,6 @@ all that decides what happens next is a sum or a maximum over the ranks, or said
 """
 
 import math
-import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -99,6 +98,7 @@ from course_lm.trainer.resume import (
 from course_lm.trainer.run import (
     NEW_RUN,
     SIGNALS,
+    STOPPED,
     Interrupted,
     check_can_be_timed,
     check_functions,
@@ -149,7 +149,7 @@ class Trainer(Explained):
             `checkpoint_best.safetensors`.
         average: of the weights, where `training.average_weights` asks for one. Validation, early stopping and the best
             weights then are the average's; the model itself has the weights that are trained, until `restore_best`.
-        interrupted: the number of the signal that ended the run, or None.
+        interrupted: the number of the signal that ended the run, `trainer.run.STOPPED` after `stop()`, or None.
         budget: the minutes of the run, where `training.time_budget` decides its length.
         group: the ranks that train together.
 
@@ -289,7 +289,7 @@ class Trainer(Explained):
                     if self.budget is not None:
                         self.budget.stop()
         except (Interrupted, RankError) as error:  # within a compile or twice, of this rank or of another
-            if error.exit_code - 128 not in SIGNALS:
+            if error.exit_code - 128 not in (*SIGNALS, STOPPED):
                 raise
             self.interrupted, saved = error.exit_code - 128, "".join(getattr(error, "__notes__", ()))
         finally:
@@ -351,8 +351,11 @@ class Trainer(Explained):
         """The lowest validation loss so far; infinite before the first one."""
         return math.inf if self.history.best is None else self.history.best["val_loss"]
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Let `train` finish the step, save and return, as the signal of this number does; from any thread and rank."""
+    def stop(self, number: int = STOPPED) -> None:
+        """Let `train` finish the step, save and return, as a signal does; from any thread and rank.
+
+        number: of the signal that is heeded, where it was one.
+        """
         self._signal = number
 
     def evaluate(self, loader: Iterable[AnyBatch], max_tokens: int | None = None) -> dict[str, float]:

@@ -36,13 +36,14 @@ class Interrupted(BaseException):
     """A signal ends, at once, what may take minutes: a validation, or a compile; a second one whatever hangs."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+        super().__init__(stopped_by(number))
         self.exit_code = 128 + number
 
 
 NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
 SIGNALS = tuple(one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU"))
+STOPPED = 100  # stands for a call of `Trainer.stop` where the number of a signal is kept; no signal has it
 # A choice, not a measurement: where a compile takes a minute and wins a quarter of each step, it pays after four
 # minutes. GPT-2's smallest size has so many FLOPs in four minutes of an H100 at a quarter of its peak.
 PAYS_FLOPS, PAYS_MINUTES = 6e16, 5
@@ -267,8 +268,13 @@ def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> I
 
 
 def farewell(number: int, step: int, config: TrainingConfig, saved: str | None = None) -> str:
-    """The last line that an interrupted run prints; `number` is the number of the signal."""
-    return f"stopped by {signal.Signals(number).name} after step {step}: {saved or how_to_go_on(config)}"
+    """The last line that an interrupted run prints; `number` is the number of the signal, or `STOPPED`."""
+    return f"{stopped_by(number)} after step {step}: {saved or how_to_go_on(config)}"
+
+
+def stopped_by(number: int) -> str:
+    """What ended a run: a signal, by its number, or a call."""
+    return f"stopped by {'Trainer.stop()' if number == STOPPED else signal.Signals(number).name}"
 
 
 def how_to_go_on(config: TrainingConfig) -> str:

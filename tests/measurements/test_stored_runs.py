@@ -187,20 +187,12 @@ def test_lesson_06_says_where_the_dot_of_its_play_goes():
         assert suggest(lrs[points], losses[points]).lr == pytest.approx(dot, rel=0.05)
 
 
-def test_lesson_12_tabulates_the_best_rates_of_each_size_and_length():
-    runs = sorted(RESULTS["scaling"]["runs"], key=lambda run: (run["parameters"], run["steps"]))
-    text = (ROOT / "notebooks" / "12_trainer.ipynb").read_text(encoding="utf-8")
-    for size in {run["parameters"] for run in runs}:
-        best = {run["steps"]: run["learning_rate"] for run in runs if run["parameters"] == size}
-        assert f"| {size:,} | {', '.join(f'{best[n]:g} after {n:,}' for n in best)} |" in text
-
-
 def test_every_run_of_a_size_has_spent_its_budget_within_a_step_and_a_half():
     for run in RESULTS["scaling"]["runs"]:
         assert abs(run["flops"] - run["budget"]) < 1.5 * run["flops"] / run["steps"]
 
 
-def test_lesson_12_says_what_runs_of_several_lengths_show():
+def test_lesson_17_says_what_runs_of_several_lengths_show():
     losses: dict[Any, list[float]] = {length: [] for length in product(training_lengths.ROWS, training_lengths.PASSES)}
     for run in RESULTS["training_lengths"]["runs"]:
         losses[run["rows"], run["passes"]].append(run["val_loss"])

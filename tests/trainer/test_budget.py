@@ -4,7 +4,6 @@ import json
 import math
 import random
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from course_lm.forward import check_causal
 from course_lm.schedules import SCHEDULES, ScheduleConfig
 from course_lm.trainer import Trainer, budget
 from course_lm.trainer.budget import Budget, progress_of, schedule_over
+from course_lm.trainer.run import STOPPED
 from tests.small_run import small_batches
 from tests.training_run import (
     NAME,
@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_under_a_budget_changes_no_bit_and_is_not_timed_again
     monkeypatch.setattr(budget, "OFF", math.inf)  # nothing is decided anew
     run(tmp_path / "straight", machine, time_budget=1.0, logging_steps=1)
     stopped = run(tmp_path / "stopped", machine, stop=StopAfter(steps), time_budget=1.0, logging_steps=1)
-    assert (stopped.step, stopped.interrupted) == (steps, signal.SIGTERM)
+    assert (stopped.step, stopped.interrupted) == (steps, STOPPED)
     monkeypatch.setattr(Budget, "try_steps", never)
     run(tmp_path / "stopped", machine, time_budget=1.0, logging_steps=1)
     assert_same(outcome(tmp_path / "stopped"), outcome(tmp_path / "straight"))

@@ -27,7 +27,7 @@ from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer, resume
 from course_lm.trainer.resume import check_rates, check_same_run
-from course_lm.trainer.run import Interrupted, default_observers, on_interrupt, sole_writer
+from course_lm.trainer.run import STOPPED, Interrupted, default_observers, on_interrupt, sole_writer
 from course_lm.use.run_folder import is_locked
 from tests import training_run
 from tests.fork_server import started
@@ -469,7 +469,7 @@ def test_a_signal_that_is_ignored_or_handled_outside_python_is_left_alone(monkey
     assert installed == []
 
 
-def test_a_run_outside_the_main_thread_is_ended_by_stop_and_goes_on(tmp_path):
+def test_a_run_outside_the_main_thread_is_ended_by_stop_and_goes_on(tmp_path, capsys):
     reached, stopped = threading.Event(), threading.Event()
 
     def wait(count: int) -> None:
@@ -485,7 +485,8 @@ def test_a_run_outside_the_main_thread_is_ended_by_stop_and_goes_on(tmp_path):
         trainer.stop()
         stopped.set()
         thread.join()
-    assert (trainer.interrupted, trainer.step) == (signal.SIGTERM, 3)
+    assert (trainer.interrupted, trainer.step) == (STOPPED, 3)
+    assert "stopped by Trainer.stop() after step 3: run it again" in capsys.readouterr().out
     assert_same(outcome(start("list", tmp_path)), straight("list")[0])
 
 

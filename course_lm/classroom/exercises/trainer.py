@@ -1,13 +1,13 @@
-"""Exercises of lesson 12: the same step in less memory, a loss of one's own, the files of a run."""
+"""Exercises of lesson 12: the same step in less memory; a loss, a resume and an observer of one's own."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from course_lm.classroom.checks import exercise, with_gradient
-from course_lm.classroom.checks.comparison import plain
+from course_lm.classroom.checks import Refused, exercise, with_gradient
 
 
 def _for_each_fit(fn: Callable[..., object], fits: Iterable[int], batch_size: int, steps: int) -> list[object]:
@@ -67,33 +67,115 @@ def focal_loss(logits, labels, reduction="mean"):
     return total if reduction == "sum" else total / (targets != -100).sum()
 
 
-def _in_order(fn: Callable[..., object], *args: int) -> object:
-    """The names, sorted: in which order an answer gives them does not matter."""
-    names = plain(fn(*args))
-    if isinstance(names, list | tuple | set) and all(isinstance(name, str) for name in names):
-        return sorted(names)
-    return names
+@exercise(
+    cases={
+        "in the middle of an epoch": ({"step": 1, "epoch": 0, "batch": 2}, 4, 2, 4),
+        "epochs with a tail": ({"step": 4, "epoch": 1, "batch": 3}, 7, 3, 9),
+        "at the end of an epoch": ({"step": 2, "epoch": 0, "batch": 5}, 5, 3, 4),
+        "three batches a step until now, two from now on": ({"step": 5, "epoch": 2, "batch": 3}, 6, 2, 9),
+        "one batch a step": ({"step": 7, "epoch": 2, "batch": 1}, 3, 1, 11),
+        "a run that is over": ({"step": 6, "epoch": 1, "batch": 6}, 8, 2, 6),
+    },
+)
+def windows_to_go(state, num_batches, accumulation_steps, max_steps):
+    """What a resumed run reads: `fn(state, num_batches, accumulation_steps, max_steps)`, lists of (epoch, batch)."""
+    epoch, batch, found = state["epoch"], state["batch"], []
+    for _ in range(state["step"], max_steps):
+        if batch == num_batches:
+            epoch, batch = epoch + 1, 0
+        end = min(batch + accumulation_steps, num_batches)
+        found.append([(epoch, number) for number in range(batch, end)])
+        batch = end
+    return found
+
+
+def _filled_from_next_epoch(state, num_batches, accumulation_steps, max_steps):
+    first = state["epoch"] * num_batches + state["batch"]
+    starts = [first + k * accumulation_steps for k in range(max_steps - state["step"])]
+    return [[divmod(start + i, num_batches) for i in range(accumulation_steps)] for start in starts]
+
+
+def _place_from_steps(state, num_batches, accumulation_steps, max_steps):
+    epoch, steps = divmod(state["step"], -(-num_batches // accumulation_steps))
+    place = {"step": state["step"], "epoch": epoch, "batch": steps * accumulation_steps}
+    return windows_to_go.solution(place, num_batches, accumulation_steps, max_steps)
+
+
+windows_to_go.also("the window at the end of an epoch is filled up from the next one", _filled_from_next_epoch)
+windows_to_go.also("the place follows from the number of steps: `epoch` and `batch` are not read", _place_from_steps)
+
+
+def _means_told(fn: Callable[..., Any], told: Iterable[tuple[str, list[float]]], decay: float) -> list[Tensor]:
+    """What `mean()` gives after each training record; `told` holds each record's event and the model's weights."""
+    model = torch.nn.Linear(2, 1, dtype=torch.float64)
+    observer, means = fn(model, decay), []
+    for name in ("start", "log", "close", "mean"):
+        if not callable(getattr(observer, name, None)):
+            raise Refused(f"the observer has no method `{name}`: it needs start, log, close and mean")
+    observer.start(0, None)
+    for step, (event, numbers) in enumerate(told, 1):
+        weights = torch.tensor(numbers, dtype=torch.float64)
+        torch.nn.utils.vector_to_parameters(weights, model.parameters())
+        observer.log({"event": event, "step": step})
+        if not torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()), weights):
+            raise Refused("the observer has changed the weights of the model")
+        if event == "train":
+            means.append(observer.mean())
+    if any(isinstance(mean, Tensor) and mean.requires_grad for mean in means):
+        raise Refused("the mean has a gradient, so the graph of all steps is kept: `detach` the weights")
+    observer.close()
+    return means
 
 
 @exercise(
     cases={
-        "two epochs of ten": (10, 2, 4, 3),
-        "saves that fall on the ends of epochs": (10, 3, 5, 4),
-        "one is kept": (10, 2, 4, 1),
-        "no save within an epoch": (10, 5, 100, 2),
-        "fewer files than may stay": (6, 1, 4, 5),
-        "twelve epochs": (3, 12, 2, 6),
-        "epochs of one step": (1, 4, 2, 6),
-        "many are kept": (7, 4, 3, 9),
+        "two steps": ([("train", [1.0, 2.0, 3.0]), ("train", [3.0, 0.0, 1.0])], 0.5),
+        "validations between": (
+            [
+                ("train", [4.0, 1.0, 0.5]),
+                ("validation", [4.0, 1.0, 0.5]),
+                ("train", [2.0, 3.0, 1.5]),
+                ("epoch", [2.0, 3.0, 1.5]),
+                ("train", [1.0, -2.0, 2.5]),
+            ],
+            0.8,
+        ),
+        "a fast average": ([("train", [float(k * k), 1.0 - k, 2.0 * k]) for k in range(1, 5)], 0.3),
     },
-    run=_in_order,
+    run=_means_told,
 )
-def checkpoints_left(steps_per_epoch, num_epochs, save_steps, save_total_limit):
-    """Names of a finished run's checkpoints: `fn(steps_per_epoch, num_epochs, save_steps, save_total_limit)`."""
-    names = []
-    for step in range(1, steps_per_epoch * num_epochs + 1):
-        if step % steps_per_epoch == 0:
-            names.append(f"checkpoint_epoch_{step // steps_per_epoch}.safetensors")
-        elif step % save_steps == 0:
-            names.append(f"checkpoint_step_{step}.safetensors")
-    return [*names[-save_total_limit:], "checkpoint_last.safetensors"]
+def averager(model, decay):
+    """An observer: `fn(model, decay)`; its `mean()` after each training record is compared, a vector of all weights."""
+
+    class Averager:
+        total, shares = 0.0, 0.0
+
+        def start(self, step, total_steps):
+            pass
+
+        def log(self, record):
+            if record["event"] == "train":
+                new = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+                self.total = decay * self.total + new
+                self.shares = decay * self.shares + 1
+
+        def close(self):
+            pass
+
+        def mean(self):
+            return self.total / self.shares
+
+    return Averager()
+
+
+def _keeps_live_weights(model: torch.nn.Module, decay: float) -> object:
+    class Averager(type(averager.solution(model, decay))):
+        def mean(self):
+            return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    return Averager()
+
+
+averager.also(
+    "the mean is that of the newest weights alone, as where the weights were kept and not copied", _keeps_live_weights
+)

@@ -36,7 +36,7 @@ def same_step(batch_size, accumulation_steps, rows_that_fit):
     },
 )
 def steps_in_budget(parameters, tokens_a_step, flops_per_second, minutes):
-    """Whole optimizer steps of a budget: `fn(parameters, tokens_a_step, flops_per_second, minutes)`, all whole numbers."""
+    """Whole steps of a budget: `fn(parameters, tokens_a_step, flops_per_second, minutes)`, all whole numbers."""
     flops = 60 * minutes * flops_per_second
     return flops // (6 * parameters * tokens_a_step)
 

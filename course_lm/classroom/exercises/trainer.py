@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor

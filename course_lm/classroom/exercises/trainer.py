@@ -1,9 +1,7 @@
 """Exercises of lesson 12: a loss, a resume and an observer of one's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Batch size against steps, for lesson 15: `python benchmarks/batch_sizes.py` stores `data/batch_sizes.json`.
+"""Batch size against steps, for lesson 17: `python benchmarks/batch_sizes.py` stores `data/batch_sizes.json`.
 
 After McCandlish et al. 2018 (arXiv:1812.06162): how many steps, and how many tokens, does a small model need down to
 one target loss, at each batch size? Each batch size has a learning rate of its own, constant after a short warm-up. It

@@ -1,4 +1,4 @@
-"""More steps or a larger model, for lesson 15: `python benchmarks/scaling.py` stores `data/scaling.json`.
+"""More steps or a larger model, for lesson 17: `python benchmarks/scaling.py` stores `data/scaling.json`.
 
 Models of four widths are trained at four budgets of FLOPs, counted by torch's counter for a step of each width: at one
 budget a wider model makes fewer steps. The schedule spans each run. Each width at each budget has a learning rate of

@@ -1,4 +1,4 @@
-"""What lesson 12 draws: `python benchmarks/trainer_tables.py` measures it and stores `data/trainer_tables.json`.
+"""What lesson 17 draws: `python benchmarks/trainer_tables.py` measures it and stores `data/trainer_tables.json`.
 
 Short runs on the shipped stories in two parts: one over learning rates for models of several widths, one over shares of
 warm-up for runs of several lengths. Everything else is the shipped configuration `tiny`, with half its batch.

@@ -1,6 +1,6 @@
 """How long to train? `python benchmarks/training_lengths.py` stores `data/training_lengths.json`.
 
-For lesson 12. One model on two texts, a fourth apart in size, each read 1 to 32 times. Every length is a run of its
+For lesson 17. One model on two texts, a fourth apart in size, each read 1 to 32 times. Every length is a run of its
 own with a schedule that ends with it, and at a learning rate of its own: the rates have one grid of powers of two, on
 which the sweep goes on until both neighbours of the best one are worse. The runs that are compared have other seeds.
 """

@@ -4,7 +4,7 @@ step_profile.py measures the parts of a step, and memory_profile.py whose the me
 that from the allocator's events. marks.py says which part runs when, parts.py what the parts are called. work.py counts
 FLOPs and bytes, and machine.py measures what this machine can do. subject.py takes the steps and undoes them; events.py
 records them with torch's profiler; display.py makes tables and bars. plan.py predicts from the configuration alone the
-memory of a step (lesson 12), and what each of many ranks holds and sends (lesson 14), with what activations.py says of
+memory of a step (lesson 17), and what each of many ranks holds and sends (lesson 14), with what activations.py says of
 a micro-batch.
 """
 

@@ -1,4 +1,4 @@
-"""Exercises of lesson 15: a fair timer, FLOPs of a step, who owns its peak, a critical batch."""
+"""Exercises of lesson 15: a fair timer, FLOPs of a step, who owns its peak."""
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
@@ -132,19 +132,3 @@ def peak_by_owner(parameters, activations, micro_batches, optimizer):
     update = {"gradients": weights, "activations": 0}
     largest = max(backward, update, key=lambda held: sum(held.values()))
     return {"weights": weights, "moments": moments, **largest}
-
-
-@exercise(
-    cases={
-        "a small and a large batch": ((500, 500 * 1000), (150, 150 * 8000)),
-        "the large one first": ((120, 120 * 4096), (300, 300 * 512)),
-        "two small ones, of no whole number of tokens": ((40, 250), (22, 261)),
-    },
-)
-def critical_batch(one, other):
-    """Tokens of the critical batch from two measured runs: `fn(one, other)`, each (steps, tokens)."""
-    (steps, tokens), (other_steps, other_tokens) = one, other
-    inverse, other_inverse = steps / tokens, other_steps / other_tokens
-    least_tokens = (steps - other_steps) / (inverse - other_inverse)
-    least_steps = steps - least_tokens * inverse
-    return least_tokens / least_steps

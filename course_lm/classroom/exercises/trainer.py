@@ -1,4 +1,4 @@
-"""Exercises of lesson 12: the same step in less memory; a loss, a resume and an observer of one's own."""
+"""Exercises of lesson 12: a loss, a resume and an observer of one's own."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,28 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from course_lm.classroom.checks import Refused, exercise, with_gradient
-
-
-def _for_each_fit(fn: Callable[..., object], fits: Iterable[int], batch_size: int, steps: int) -> list[object]:
-    return [fn(batch_size, steps, fit) for fit in fits]
-
-
-@exercise(
-    cases={
-        "seven rows at a time": ((5, 100, 7, 1), 7, 1),
-        "32 rows at a time": ((16, 10, 64, 1), 32, 1),
-        "four times 32 rows": ((10, 32, 40, 64, 100, 200), 32, 4),
-        "twice twelve rows": ((9, 11, 5, 23), 12, 2),
-    },
-    run=_for_each_fit,
-)
-def same_step(batch_size, accumulation_steps, rows_that_fit):
-    """(batch_size, accumulation_steps) of the same step: `fn(batch_size, accumulation_steps, rows_that_fit)`."""
-    total = batch_size * accumulation_steps
-    rows = min(rows_that_fit, total)
-    while total % rows:
-        rows -= 1
-    return rows, total // rows
 
 
 def _logits_and_labels(

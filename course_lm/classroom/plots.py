@@ -655,8 +655,8 @@ _PARTS = {
     "schedule": (0, 1, "this step's\nlearning rate", "05_schedules.ipynb"),
     "step": (1, 1, "the optimizer\nmoves the weights", "04_optimizers.ipynb"),
     "log": (0, 2, "write down\nwhat happened", "10_monitoring.ipynb"),
-    "validate": (1, 2, "the loss on\nunseen text", "10_monitoring.ipynb"),
-    "checkpoint": (2, 2, "save all that\na resume needs", "11_checkpoints.ipynb"),
+    "checkpoint": (1, 2, "save all that\na resume needs", "11_checkpoints.ipynb"),
+    "validate": (2, 2, "the loss on\nunseen text", "10_monitoring.ipynb"),
     "stop": (3, 2, "at the end, or when\nnothing improves", "10_monitoring.ipynb"),
 }
 LOOP_PARTS = tuple(_PARTS)
@@ -667,7 +667,7 @@ _WIDTH, _HEIGHT, _COLUMN, _ROW = 2.3, 1.3, 3.0, 2.35
 _ARROWS = (
     ("next window", "forward", "loss", "backward", "unscale", "clip", "step"),
     ("schedule", "step"),
-    ("log", "validate", "checkpoint", "stop"),
+    ("log", "checkpoint", "validate", "stop"),
 )
 
 

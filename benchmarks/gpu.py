@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -38,6 +39,7 @@ ROWS: dict[str, Row] = {
     "Trainer, compiled, deterministic": {"job": "course", "compile": True, "deterministic": True},
     "Trainer": {"job": "course"},
     "Trainer, deterministic": {"job": "course", "deterministic": True},
+    "Trainer, compiled, cuDNN's attention": {"job": "course", "compile": True, "cudnn": True},
     "Trainer, compiled, exact GELU": {"job": "course", "compile": True, "activation": "gelu"},
     "textbook, compiled": {"job": "textbook", "compile": True},
     "textbook": {"job": "textbook"},
@@ -125,6 +127,7 @@ def measure(spec: Row) -> Row:
     """One row, in a process of its own."""
     import torch
     from torch import Tensor
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from course_lm.model import GPT, ModelConfig
     from course_lm.monitoring.utilization import Work, peak_flops
@@ -155,7 +158,9 @@ def measure(spec: Row) -> Row:
             losses.append(float(loss))  # type: ignore[arg-type]
 
     after_step.last = time.perf_counter()  # type: ignore[attr-defined]
-    JOBS[spec["job"]](spec, device, tokens, after_step)
+    kernels = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # in the order of preference
+    with sdpa_kernel(kernels, set_priority=True) if spec.get("cudnn") else nullcontext():
+        JOBS[spec["job"]](spec, device, tokens, after_step)
     seconds = sorted(taken[WARM_UP:])[(len(taken) - WARM_UP) // 2]
     shape = {key: size[key] for key in ("n_layer", "n_head", "d_model")}
     with torch.device("meta"):

@@ -147,7 +147,9 @@ def averager(model, decay):
 
 
 def _keeps_live_weights(model: torch.nn.Module, decay: float) -> object:
-    class Averager(type(averager.solution(model, decay))):
+    kind: Any = type(averager.solution(model, decay))
+
+    class Averager(kind):
         def mean(self):
             return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 

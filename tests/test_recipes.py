@@ -169,17 +169,17 @@ def test_what_holds_for_all_of_a_kind_holds_for_what_is_new(followed):
 
 
 def test_the_new_lesson_runs_and_keeps_the_promises_of_a_lesson(followed):
-    run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '17', '--write']))")
+    run(followed, "-c", "import sys; from course_lm.cli import main; sys.exit(main(['lessons', '18', '--write']))")
     lesson = "public_name or at_its_proof or words_expected or most_of_which"
-    which = f"17-weight or every_check or readme or (17_weight and ({lesson}))"
+    which = f"18-weight or every_check or readme or (18_weight and ({lesson}))"
     files = ("test_checks.py", "test_answers.py", "test_notebooks.py")
     passed = run_tests(followed, which, *(f"lessons/{file}" for file in files))
     for claim in (
-        "told_apart_from_the_others[17-",
-        "in_the_words_expected[17_",
+        "told_apart_from_the_others[18-",
+        "in_the_words_expected[18_",
         "every_check",
         "readme_has_a_row",
         "every_public_name",
-        "at_its_proof[17_",
+        "at_its_proof[18_",
     ):
         assert claim in passed

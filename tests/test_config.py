@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lm.config import OTHER_NAMES, DataConfig, LoopConfig, TrainingConfig, find_config, sections
@@ -16,7 +16,6 @@ from course_lm.loss import LossConfig
 from course_lm.model import ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.schedules import ScheduleConfig
-from tests.sets import examples
 
 DOCUMENTED_TREE = """
 experiment_name: my-lm
@@ -188,7 +187,7 @@ trees = st.builds(
 )
 
 
-@examples(12, 100)
+@settings(max_examples=40)
 @given(config=trees)
 def test_what_is_written_reads_back_as_the_same_configuration(config, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"

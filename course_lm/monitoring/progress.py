@@ -26,6 +26,13 @@ _VALIDATION_DELAY, _VALIDATION_PACE = 0.5, 0.1  # seconds before the first frame
 _BAR_WITHOUT_END = "{n_fmt} steps [{elapsed}{postfix}]"
 
 
+class _Bar(tqdm):
+    def refresh(self, *_: Any, **__: Any) -> Any:
+        """Draw, and give the lock back however that ends: tqdm 4.70 keeps it, and another thread would wait for ever."""
+        with self.get_lock():
+            return super().refresh(nolock=True)
+
+
 class ProgressBar:
     """A tqdm bar over optimizer steps: losses in nats per token, tokens per second, learning rate, gradient norm.
 
@@ -53,7 +60,7 @@ class ProgressBar:
         self._moves = self._in_notebook or sys.stderr.isatty()
         interval = 0.1 if self._moves else self.quiet_seconds
         form = _BAR if total_steps else _BAR_WITHOUT_END
-        self._bar = tqdm(total=total_steps, initial=step, bar_format=form, dynamic_ncols=True, mininterval=interval)
+        self._bar = _Bar(total=total_steps, initial=step, bar_format=form, dynamic_ncols=True, mininterval=interval)
         self._shown, self._validation_start, self._printed_at = {}, None, 0.0
 
     def log(self, record: Record) -> None:

@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import termios
+import threading
 from functools import partial
 
 import pytest
@@ -171,8 +172,7 @@ def test_a_validation_is_not_shown_in_a_file(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nothing_is_shown_where_the_bar_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "tqdm", partial(tqdm, disable=True))
-    progress.tqdm.__mro__ = tqdm.__mro__  # type: ignore[attr-defined]
+    monkeypatch.setattr(progress, "_Bar", partial(tqdm, disable=True))
     assert frames_of_a_validation(monkeypatch, Terminal(), seconds_per_batch=1.0) == []
 
 
@@ -220,3 +220,27 @@ def test_a_display_that_fails_is_left_out_and_the_run_goes_on() -> None:
     with pytest.warns(UserWarning, match=r"Broken.say failed \(OSError: closed\)"):
         observers.say("a line")
     assert observers.active == []
+
+
+def test_an_interrupted_bar_stops_no_bar_of_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(io.StringIO):
+        def write(self, text: str) -> int:
+            if "loss" in text:
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    def draws() -> None:
+        for lock in tqdm.get_lock().locks:
+            free.append(lock.acquire(timeout=5))
+            if free[-1]:
+                lock.release()
+
+    monkeypatch.setattr(sys, "stderr", Interrupted())
+    bar, free = ProgressBar(quiet_seconds=0), []
+    bar.start(0, 5)
+    with pytest.raises(KeyboardInterrupt):
+        bar.log(train_record(1))
+    other = threading.Thread(target=draws)
+    other.start()
+    other.join()
+    assert free == [True, True]

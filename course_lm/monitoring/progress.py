@@ -28,7 +28,7 @@ _BAR_WITHOUT_END = "{n_fmt} steps [{elapsed}{postfix}]"
 
 class _Bar(tqdm):
     def refresh(self, *_: Any, **__: Any) -> Any:
-        """Draw, and give the lock back however that ends: tqdm 4.70 keeps it, and another thread would wait for ever."""
+        """Draw, and give the lock back however that ends: tqdm 4.70 keeps it, and others would wait for ever."""
         with self.get_lock():
             return super().refresh(nolock=True)
 

@@ -1,6 +1,9 @@
-"""How the package shows things: the one table, the one way to say bytes, and the palette of all pictures."""
+"""How the package shows things: the one table, the one way to say bytes, the bar, and the palette of all pictures."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
 
 # Okabe and Ito 2008, "Color universal design", without black and the pale yellow: colours that stay apart under the
 # common kinds of colour blindness.
@@ -8,6 +11,15 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E0
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY)
 INK, GREY, GRID = "#222222", "#6E6E6E", "#E4E4E4"  # words and axes, what stands back, the lines of a grid
 BAND, BLUE_BAND, RED_BAND, PALE_BLUE, CHOSEN = "#D0D0D0", "#A6CDE5", "#F0BFA3", "#DDEBF4", "#FFF6DC"  # areas
+
+
+class Bar(tqdm):
+    """A bar that gives tqdm's lock back however drawing ends: tqdm 4.70 keeps it, and other threads wait for ever."""
+
+    def refresh(self, *_: Any, **__: Any) -> Any:
+        """Draw the bar as it stands."""
+        with self.get_lock():
+            return super().refresh(nolock=True)
 
 
 def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from course_lm.audit.locate import locate
 from course_lm.audit.outcome import PRECISIONS, distance
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, ladder
 from course_lm.audit.search import Explanation, Search, Specification
+from course_lm.display import Bar
 from course_lm.validation import require
 
 AGAIN = ("one SGD step on one row", "AdamW with decay")  # runs made once more at the end: the same weights must come
@@ -57,7 +56,7 @@ def audit(
     _require_three_parameters(loop)
     cases = ladder(seed, parts)
     began = time.perf_counter()
-    with tqdm(total=len(cases), desc="audit", unit="run", disable=not progress, leave=False) as bar:
+    with Bar(total=len(cases), desc="audit", unit="run", disable=not progress, leave=False) as bar:
         report = _Audit(Player(loop, PRECISIONS[precision], timeout), cases, bar).report()
     return replace(report, seconds=time.perf_counter() - began)
 
@@ -84,7 +83,7 @@ def assert_sound(loop: Loop, **options: Any) -> None:
 
 
 class _Audit:
-    def __init__(self, player: Player, cases: Sequence[Case], bar: tqdm) -> None:
+    def __init__(self, player: Player, cases: Sequence[Case], bar: Bar) -> None:
         self.player, self.cases, self.bar = player, cases, bar
         self.precision, self.specification = player.precision, Specification()
         self.plays: dict[str, Play] = {}

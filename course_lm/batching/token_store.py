@@ -32,13 +32,12 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers import __version__ as tokenizers_version
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from course_lm.batching.packing import ENCODE_AT_ONCE, Rows, cut
 from course_lm.corpus.files import Division
 from course_lm.corpus.large import LONGEST, LargeText
 from course_lm.corpus.load import SPLITS, refuse_empty_split, split_of
-from course_lm.display import readable_bytes
+from course_lm.display import Bar, readable_bytes
 from course_lm.tokenizer import bytes_per_token, decode, encode_documents, load_tokenizer, train_tokenizer
 from course_lm.validation import expanded, first_line
 
@@ -448,5 +447,5 @@ def _write(path: Path, content: bytes) -> None:
 @contextmanager
 def _bar(text: LargeText, what: str) -> Iterator[Callable[[int], object]]:
     interval = 0.1 if sys.stderr.isatty() else LOOK_SECONDS
-    with tqdm(total=text.size, desc=what, unit="B", unit_scale=True, dynamic_ncols=True, mininterval=interval) as bar:
+    with Bar(total=text.size, desc=what, unit="B", unit_scale=True, dynamic_ncols=True, mininterval=interval) as bar:
         yield bar.update

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from course_lm import __version__
 from course_lm.classroom import plots
 from course_lm.classroom.stored_outputs import clean, keep_timings, refuse_absolute_paths
 from course_lm.classroom.workspace import Changes, find_workspace, lesson_paths, prepare
-from course_lm.display import table
+from course_lm.display import Bar, table
 from course_lm.reproducibility import resolve_device, seed_everything
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.waiting import share_cores
@@ -165,7 +164,7 @@ def _run_all(paths: Sequence[Path], *, store: bool) -> list[LessonResult]:
     notebooks = [nbformat.read(path, as_version=4) for path in paths]
     cells = sum(cell.cell_type == "code" for notebook in notebooks for cell in notebook.cells)
     results = []
-    with tqdm(total=cells, unit="cell") as bar:
+    with Bar(total=cells, unit="cell") as bar:
         for path, notebook in zip(paths, notebooks, strict=True):
             bar.set_description(path.stem)
             results.append(_run_one(path, notebook, bar.update))

@@ -7,6 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from course_lm.display import Bar
 from course_lm.monitoring.records import Record
 
 # What stands beside the bar, the most important first: a narrow terminal shows as many as it has room for.
@@ -24,13 +25,6 @@ _VALIDATION = "validation {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches 
 _VALIDATION_WITHOUT_END = "validation, {n_fmt} batches [{elapsed}]"
 _VALIDATION_DELAY, _VALIDATION_PACE = 0.5, 0.1  # seconds before the first frame, and between two
 _BAR_WITHOUT_END = "{n_fmt} steps [{elapsed}{postfix}]"
-
-
-class _Bar(tqdm):
-    def refresh(self, *_: Any, **__: Any) -> Any:
-        """Draw, and give the lock back however that ends: tqdm 4.70 keeps it, and others would wait for ever."""
-        with self.get_lock():
-            return super().refresh(nolock=True)
 
 
 class ProgressBar:
@@ -60,7 +54,7 @@ class ProgressBar:
         self._moves = self._in_notebook or sys.stderr.isatty()
         interval = 0.1 if self._moves else self.quiet_seconds
         form = _BAR if total_steps else _BAR_WITHOUT_END
-        self._bar = _Bar(total=total_steps, initial=step, bar_format=form, dynamic_ncols=True, mininterval=interval)
+        self._bar = Bar(total=total_steps, initial=step, bar_format=form, dynamic_ncols=True, mininterval=interval)
         self._shown, self._validation_start, self._printed_at = {}, None, 0.0
 
     def log(self, record: Record) -> None:

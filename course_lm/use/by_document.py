@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from course_lm.batching import IGNORE_INDEX, Loader
+from course_lm.display import Bar
 from course_lm.forward import device_of, forward_logits, move_batch
 from course_lm.guard import check_batch, checked_precision
 from course_lm.loss import next_token_loss, perplexity
@@ -121,7 +121,7 @@ def evaluate_documents(
     with evaluation_mode(model):
         # disable=None leaves the bar out where standard error is no terminal
         hidden = None if show_progress else True
-        bar = tqdm(loader.from_start(), total=len(loader), disable=hidden, leave=False, unit=" batches")
+        bar = Bar(loader.from_start(), total=len(loader), disable=hidden, leave=False, unit=" batches")
         for batch, rows in zip(bar, loader.order(0)):
             check_batch(model, batch)
             moved = move_batch(batch, device, model)

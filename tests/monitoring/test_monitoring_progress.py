@@ -172,7 +172,7 @@ def test_a_validation_is_not_shown_in_a_file(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nothing_is_shown_where_the_bar_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_Bar", partial(tqdm, disable=True))
+    monkeypatch.setattr(progress, "Bar", partial(tqdm, disable=True))
     assert frames_of_a_validation(monkeypatch, Terminal(), seconds_per_batch=1.0) == []
 
 

@@ -47,7 +47,8 @@ def course_lm(*words: str, folder: Path, kill_after: str = "", torchrun: bool = 
     One that takes longer than `LONGEST` is killed, and fails.
     """
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m"] if torchrun else ["-m"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    paths = [str(Path(__file__).resolve().parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, *start, "course_lm", *words]
     end = time.monotonic() + LONGEST
     with open(folder / "printed", "w+") as printed:  # no pipe: compiling starts processes, which would hold it
@@ -117,7 +118,7 @@ def a_step_waits_for_nothing() -> None:
     for precision in ("fp32", "bf16"):
         one = model()
         optimizer = build_optimizer(one, OptimizerConfig())
-        taken = [batch("full"), batch("packed")]
+        taken = [move_batch(batch(kind), DEVICE) for kind in ("full", "packed")]
         for _ in range(2):  # the moments are made, and packed rows tried
             train_step(one, taken, optimizer, lr=1e-3, precision=Precision(precision, DEVICE))
         if DEVICE.type != "cuda":

@@ -193,13 +193,13 @@ class Rotation:
         # not of the default type, which is the user's own affair
         pairs = torch.arange(0, width, 2, dtype=torch.float32, device=position_ids.device)
         rates = 10_000.0 ** (-pairs / width)  # (C/2,)
-        angles = position_ids[:, :, None, None, None] * rates  # (B, T, 1, 1, C/2)
+        angles = position_ids[:, :, None, None] * rates  # (B, T, 1, C/2)
         self.turns = torch.polar(torch.ones_like(angles), angles)
 
     def turn(self, x: Tensor) -> Tensor:
-        """Queries and keys, (B, T, 2, H, C), turned by the angles of their positions."""
+        """Queries or keys, (B, T, H, C), turned by the angles of their positions."""
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))  # (B, T, 2, H, C/2)
+        pairs = torch.view_as_complex(exact.unflatten(-1, (-1, 2)))  # (B, T, H, C/2)
         return torch.view_as_real(pairs * self.turns).flatten(-2).to(x.dtype)
 
 
@@ -244,13 +244,12 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Attends, rotation: Rotation | None = None) -> Tensor:
         """Mix each position with those it may see."""
         batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.n_head, width // self.n_head)
-        if rotation is None:
-            query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, C)
-        else:
-            turned, kept = qkv.split((2, 1), dim=2)
-            (query, key), (value,) = rotation.turn(turned).permute(2, 0, 3, 1, 4), kept.permute(2, 0, 3, 1, 4)
-        mixed = mask.attend(query, key, value)  # (B, H, T, C)
+        # split, not (B, T, 3, H, C): the gradients of the three are put together in one copy, not two
+        parts = (part.view(batch, length, self.n_head, -1) for part in self.qkv(x).split(width, dim=2))
+        query, key, value = parts  # each (B, T, H, C)
+        if rotation is not None:
+            query, key = rotation.turn(query), rotation.turn(key)
+        mixed = mask.attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))  # (B, H, T, C)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 

@@ -225,7 +225,7 @@ def test_a_pair_of_elements_turns_by_its_position_times_its_rate():
         angle = position * 10_000 ** (-2 * i / width)
         expected.append(x[2 * i] * math.cos(angle) - x[2 * i + 1] * math.sin(angle))
         expected.append(x[2 * i] * math.sin(angle) + x[2 * i + 1] * math.cos(angle))
-    turned = Rotation(torch.tensor([[position]]), width).turn(torch.tensor(x).view(1, 1, 1, 1, width))
+    turned = Rotation(torch.tensor([[position]]), width).turn(torch.tensor(x).view(1, 1, 1, width))
     torch.testing.assert_close(turned.flatten(), torch.tensor(expected))
 
 

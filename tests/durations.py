@@ -13,10 +13,11 @@ from math import ceil, inf
 from pathlib import Path
 from statistics import median
 from typing import Any
+from zlib import crc32
 
 import pytest
 
-from tests.sets import SET, some
+from tests.sets import DAY, SET, some
 
 STORED = Path(__file__).with_name("durations.json")
 SHORTEST = 0.05  # seconds; what takes less has no entry
@@ -24,6 +25,7 @@ SHORTEST = 0.05  # seconds; what takes less has no entry
 LIMITS = {"check": 0.1, "test": 0.2}
 SECONDS_A_DAY = 10.0  # of the cases of one test in `slow`; `nightly` has them all
 WEEK = 7
+LONG, TURN = 2.0, 3  # a test of `slow` that takes so many seconds a day runs on one day in three
 # One browser and one JupyterLab; processes that come in time only where they do not fill the machine twice.
 FOLDERS = ("tests/browser", "tests/distributed")
 
@@ -92,15 +94,20 @@ def of_this_set(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def of_today(items: Iterable[pytest.Item], durations: Durations) -> Iterator[pytest.Item]:
-    """Of a test whose cases take long together, those of the day: within a week all, if it does not say less."""
+    """The tests of the day, and of one whose cases take long together those of the day: in time all."""
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[without_case(item.nodeid)].append(item)
-    for test in cases.values():
+    for name, test in cases.items():
         said = test[0].get_closest_marker("daily")
         total = sum(durations.own(item) for item in test)
         share = min(1.0, SECONDS_A_DAY / total) if total else 1.0
-        yield from some(test, said.args[0] if said else ceil(max(share, 1 / WEEK) * len(test)))
+        number = said.args[0] if said else ceil(max(share, 1 / WEEK) * len(test))
+        turn, rest = DAY.toordinal(), 0
+        if total * number >= LONG * len(test):
+            turn, rest = divmod(turn + crc32(name.encode()), TURN)
+        if not rest:
+            yield from some(test, number, turn)
 
 
 class Stopwatch:

@@ -60,8 +60,7 @@ def examples(day: int, night: int, **others: Any) -> settings:
     )
 
 
-def some(items: Sequence[T], number: int) -> list[T]:
-    """`number` of the items, each day those that follow the ones of the day before; by night all."""
+def some(items: Sequence[T], number: int, turn: int = DAY.toordinal()) -> list[T]:
+    """`number` of the items, each turn those that follow the ones of the turn before; by night all."""
     number = len(items) if SET == "nightly" else min(number, len(items))
-    first = DAY.toordinal() * number
-    return [items[place % len(items)] for place in range(first, first + number)]
+    return [items[place % len(items)] for place in range(turn * number, (turn + 1) * number)]

@@ -54,12 +54,12 @@ class DataConfig(Section):
 
     Args:
         corpus: "stories", "python-docs", a path, a glob, or "hf:<dataset>[:<split>[:<column>]]".
-        vocab_size: tokens in the vocabulary, the 256 bytes, `<pad>` and `<eos>` among them.
+        vocab_size: tokens in the vocabulary, including the 256 bytes, `<pad>` and `<eos>`.
         max_length: tokens in a row.
-        batching: how documents fill rows.
+        batching: how rows are made of documents; lesson 02 compares the four.
         val_fraction: share of the documents held out for validation.
-        test_fraction: share of the documents kept for `course-lm evaluate`, which no training reads.
-        num_workers: processes that make batches ahead of the steps, for each loader; 0 makes them in the run's own.
+        test_fraction: share of the documents kept for `course-lm evaluate`; the run never trains on them.
+        num_workers: extra processes that prepare batches, for each loader; with 0 the run's own process does.
         pin_memory: copy batches from page-locked memory, while a step computes; no effect without an accelerator.
         cache: folder for the token ids of a text of more than 64 MiB; null is `course_lm` in `$XDG_CACHE_HOME` or
             `~/.cache`.
@@ -88,21 +88,21 @@ class LoopConfig(Section):
     Args:
         batch_size: rows in a micro-batch.
         gradient_accumulation_steps: micro-batches in an optimizer step.
-        num_epochs: passes over the training text; not read where `max_steps` or `time_budget` is given.
+        num_epochs: passes over the training text; ignored if `max_steps` or `time_budget` is given.
         max_steps: optimizer steps of the run, or null.
-        time_budget: minutes that the whole run may take, or null. A run finds the `max_steps` that fit, and finds them
-            again where this machine changes its pace; where `max_steps` is given, nothing is timed.
-        lengths: what a run with a `time_budget` has decided: a list of [steps that were completed, steps of the run],
-            the last of which is `max_steps`. The schedule is made for the first. Or null.
-        max_grad_norm: bound on the global gradient norm, or null for no clipping of it.
-        max_grad_value: bound on the size of each number of the gradient, or null for no clipping of them. Where both
-            bounds are given, the numbers come first: so a few that are far too large do not shrink all others.
+        time_budget: minutes that the whole run may take, or null. The run chooses `max_steps` to fit, and chooses again
+            if the machine becomes slower or faster. Ignored if `max_steps` is given.
+        lengths: written by a run with a `time_budget`, one [completed steps, steps of the run] for each decision; the
+            last is `max_steps`, and the schedule was made for the first. Or null.
+        max_grad_norm: largest global norm of the gradient, or null to leave the norm alone.
+        max_grad_value: largest size of each number in the gradient, or null to leave them alone. If both are given, the
+            numbers are clipped first, so that a few huge ones do not shrink all the others.
         precision: "auto" takes bf16 where the hardware multiplies it, else fp32.
         device: "auto" takes CUDA, then MPS, then the CPU.
         on_nonfinite: what a NaN or infinite gradient does: "raise" ends the run, "skip" drops the step and counts it.
         logging_steps: optimizer steps between log records.
-        layer_statistics: optimizer steps between records of each weight matrix (its norm, its gradient, its update
-            beside it), or null for none.
+        layer_statistics: optimizer steps between records of each weight matrix (its norm, its gradient's and its
+            update's), or null for none.
         eval_steps: optimizer steps between validations; null validates after each epoch.
         eval_tokens: target tokens that a validation reads, of documents that `seed` draws, the same each time; null
             reads all held-out text. The default gives the loss to 0.003 (`stories`) or 0.009 nats (`python-docs`), one
@@ -116,14 +116,14 @@ class LoopConfig(Section):
         early_stopping_patience: validations without improvement before the run stops, or null.
         early_stopping_threshold: by how many nats per token the loss must fall to count as an improvement.
         seed: fixes weights, dropout and the order of the data.
-        deterministic: use deterministic kernels alone; an operation that has none on the device is refused.
-        compile: compile the model and its loss with `torch.compile`; "auto" does so on CUDA, where the run is long
-            enough to win back the minute or more that it takes.
-        resume: "auto" goes on from the newest checkpoint in the run's folder, "never" starts anew.
+        deterministic: use only deterministic kernels; an operation that has none on the device is refused.
+        compile: compile the model and its loss with `torch.compile`; "auto" does so on CUDA if the run is long enough
+            to win back the minute or more that compiling takes.
+        resume: "auto" continues from the newest checkpoint in the run's folder, "never" starts anew.
         output_dir: the run's folder is `<output_dir>/<experiment_name>`; null writes nothing.
-        init_from: a run's or an exported folder, its `model.safetensors`, a checkpoint or a file of `torch.save`, with
-            whose weights a new run begins; or null. On the command line the model's sizes and the tokenizer come from
-            there as well.
+        init_from: where the first weights of a new run come from: the folder of a run, an exported folder, its
+            `model.safetensors`, a checkpoint or a file of `torch.save`; or null. On the command line the model's sizes
+            and the tokenizer come from there too.
     """
 
     batch_size: Count = 32

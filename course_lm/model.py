@@ -31,13 +31,13 @@ class ModelConfig(Section):
     Args:
         n_layer: blocks, each with attention and a perceptron.
         n_head: heads of attention in a block.
-        d_model: width of the vector that each token is; a multiple of `n_head`.
+        d_model: width of each token's vector; a multiple of `n_head`.
         dropout: probability that a number is set to zero while training.
-        gradient_checkpointing: keep only what enters each block, and compute the block once more in the backward pass:
+        gradient_checkpointing: keep only the input of each block, and compute the block again in the backward pass:
             less memory, more time, the same numbers.
         positions: "learned", a vector added to each token; or "rotary", which turns queries and keys, for heads of an
             even width.
-        activation: of the perceptrons: "gelu", the exact one, or "gelu_tanh", the approximation by tanh that GPT-2 has.
+        activation: of the perceptrons: "gelu" (exact) or "gelu_tanh" (GPT-2's approximation by tanh).
     """
 
     n_layer: Annotated[int, Within(1, DEEPEST)] = 4

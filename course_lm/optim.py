@@ -79,10 +79,10 @@ else:
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
-    """Which optimizer, and its numbers. Each type reads only the ones that it has, see `unread`.
+    """Which optimizer, and its numbers. A key that the chosen type does not read is refused.
 
     Args:
-        type: a name in `OPTIMIZERS`.
+        type: the optimizer's name; `OPTIMIZERS` has them.
         learning_rate: the peak that a schedule scales; for "adafactor" relative to each tensor's RMS, and at most
             1/sqrt(step).
         beta1: for "adamw", "adam" and the AdamW in "muon": how much of the mean gradient stays from step to step.

@@ -151,10 +151,10 @@ else:
 
 @dataclass(frozen=True)
 class ScheduleConfig(Section):
-    """Which schedule, and its numbers. Each type reads only the ones that its function takes, see `unread`.
+    """Which schedule, and its numbers. A key that the chosen type does not read is refused.
 
     Args:
-        type: a name in `SCHEDULES`; with and without "_with_warmup" it is the same.
+        type: the schedule's name; with and without "_with_warmup" it is the same one.
         warmup_ratio: share of the run's steps in the warm-up, rounded to the nearest step and at least one step short
             of the run; `warmup_steps` wins where it is given.
         warmup_steps: optimizer steps in the warm-up, or null.

@@ -22,7 +22,7 @@ PLACES: dict[str, list[str]] = {}  # where a key stands in the tree, by its name
 
 SHOWN_CHARACTERS = 120
 LARGEST_INT = 2**63 - 1  # what torch and every file format of the package can hold
-PLAIN_KINDS = {int: "an int (of at most 64 bits)", float: "a float", bool: "a bool", str: "a str (of valid Unicode)"}
+PLAIN_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def require(holds: bool, key: str, accepted: str, value: object) -> None:
@@ -218,7 +218,12 @@ def require_kind(value: object, hint: Any, key: str) -> None:
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         question = did_you_mean(value, choices).strip() if isinstance(value, str) else ""
-        raise ValueError(f"{key} must be {readable(hint)}, got {shown(value)}" + (question and f"; {question}"))
+        accepted = readable(hint)  # what the kinds leave unsaid, where it may be what is wrong
+        if type(value) is int:
+            accepted = accepted.replace("a whole number", "a whole number of at most 64 bits")
+        elif type(value) is str:
+            accepted = accepted.replace("text", "text of valid Unicode")
+        raise ValueError(f"{key} must be {accepted}, got {shown(value)}" + (question and f"; {question}"))
     bound = bound_of(hint)
     given = value if isinstance(value, list) else [value]
     within = bound is None or all(one is None or bound.takes(one) for one in given)
@@ -227,7 +232,7 @@ def require_kind(value: object, hint: Any, key: str) -> None:
 
 
 def readable(hint: Any) -> str:
-    """What a type hint accepts, in words: "an int (of at most 64 bits), at least 1, or null"."""
+    """What a type hint accepts, in words: "a whole number, at least 1, or null"."""
     kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return (", or " if bound_of(hint) else " or ").join(readable(one) for one in arguments)

@@ -136,9 +136,9 @@ def test_a_choice_may_have_capitals(tmp_path):
 
 @pytest.mark.parametrize("value", [np.bool_(True), np.array([8]), torch.tensor([8]), 1j], ids=repr)
 def test_what_no_file_can_hold_is_refused_in_python(value):
-    with pytest.raises(ValueError, match=r"^batch_size must be an int .*, got "):
+    with pytest.raises(ValueError, match=r"^batch_size must be a whole number, .*, got "):
         LoopConfig(batch_size=value)
-    with pytest.raises(ValueError, match=r"^val_fraction must be a float.*, got "):
+    with pytest.raises(ValueError, match=r"^val_fraction must be a number.*, got "):
         DataConfig(val_fraction=value)
 
 

@@ -164,9 +164,9 @@ def test_a_temperature_near_zero_draws_the_first_of_the_most_probable_tokens_as_
     [
         ({"temperature": -1.0}, r"temperature must be in \[0, inf\), got -1.0"),
         ({"temperature": math.inf}, r"temperature must be in \[0, inf\), got inf"),
-        ({"temperature": "hot"}, "temperature must be a float.*, got 'hot'"),
+        ({"temperature": "hot"}, "temperature must be a number.*, got 'hot'"),
         ({"top_k": 0}, "top_k must be at least 1, or null, got 0"),
-        ({"top_k": 2.0}, "top_k must be an int.* at least 1, or null, got 2.0"),
+        ({"top_k": 2.0}, "top_k must be a whole number.* at least 1, or null, got 2.0"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], or null, got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], or null, got 1.5"),
     ],

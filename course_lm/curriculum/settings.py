@@ -179,13 +179,13 @@ class CurriculumConfig(Section):
     other keys: {strategy: length, max_length: 40} is {strategy: length, settings: {max_length: 40}}.
 
     Args:
-        enabled: false trains on everything, shuffled, from the first epoch on; left out, true where another key is
-            given.
+        enabled: false trains on all examples, shuffled, from the first epoch on; if it is left out, any other key of
+            this section switches the curriculum on.
         strategy: how difficulty is measured; "random" is the control.
-        settings: of the strategy, such as {min_length: 3} for "length".
+        settings: what the strategy takes, such as {min_length: 3} for "length".
         schedule: how the threshold rises; "none" admits everything.
-        start_threshold: admitted at first, in [0, 1].
-        end_threshold: admitted at last, in [start_threshold, 1].
+        start_threshold: the threshold at first, in [0, 1].
+        end_threshold: the threshold at last, in [start_threshold, 1].
         num_epochs: epochs until `end_threshold` is reached: the first epoch with all examples has this number. Null
             takes half of the run's epochs, rounded up; in a run of `max_steps` it takes half of these as `num_steps`.
         warmup_epochs: epochs at `start_threshold`, among those of `num_epochs`; null takes a fifth of them.
@@ -193,8 +193,8 @@ class CurriculumConfig(Section):
         warmup_steps: optimizer steps at `start_threshold`, where steps are counted.
         step_epochs: for "step": when the threshold jumps, in epochs or steps; null means thirds of the time.
         step_thresholds: for "step": to what it jumps; null means even jumps to `end_threshold`.
-        adaptation_rate: for schedule "performance" and strategy "dynamic": what a validation moves the threshold by.
-        performance_window: for these two: over how many validations the loss that it is compared with is averaged.
+        adaptation_rate: for schedule "performance" and strategy "dynamic": how far a validation moves the threshold.
+        performance_window: for these two: a loss is compared with the mean of so many validations.
         threshold_on: "score" admits examples whose difficulty is at most the threshold; "quantile" admits that share
             of the examples, the easiest ones.
     """

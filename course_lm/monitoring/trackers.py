@@ -21,7 +21,7 @@ class TrackerConfig(Section):
     """A section of a run's configuration that switches a tracker on; no step depends on it, so it may change later.
 
     Args:
-        enabled: send the records of the run to this tracker; left out, true where another key is given.
+        enabled: send the records of the run to this tracker; if it is left out, any other key switches it on.
     """
 
     enabled: bool | None = None

@@ -173,7 +173,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("toy runs", "runs is no run itself", "it holds the runs"),
         ("strange", "error: runs/strange/config.yaml is not a YAML file of settings: line"),
         ("toy foreign", "runs/foreign/config.yaml has no section training"),
-        ("toy odd", "runs/odd/config.yaml: training.max_steps must be an int", "'many'"),
+        ("toy odd", "runs/odd/config.yaml: training.max_steps must be a whole number", "'many'"),
         ("toy torn", "runs/torn/metrics.jsonl is broken: line 1"),
         ("words", "runs/words/metrics.jsonl is broken: line 2"),
         ("toy --png runs/toy/config.yaml", "--png must be a file that ends in .png, got runs/toy/config.yaml"),

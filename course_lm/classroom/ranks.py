@@ -33,6 +33,7 @@ from course_lm.trainer.allocator import tune_allocator
 from course_lm.validation import require
 
 START_SECONDS = 120.0  # for the processes to import torch and to find each other
+STACK_SECONDS = 20  # in which a watchdog has written its stack, on a busy machine too
 GRACE_SECONDS = 0.3  # where one rank fails, how long the others may take to fail too
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}  # else gloo asks the network for this machine's own name
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
@@ -87,9 +88,13 @@ class Ranks:
                 self._ready = True
             for worker in self._workers:
                 worker.send(order)
-            answers = self._collect(seconds + 0.5)  # the watchdogs write their stacks before
-            whole = len(answers) == self.world and not any(answer.error for answer in answers.values())
+            answers = self._collect(seconds + 0.5)
+            failed = any(answer.error for answer in answers.values())
+            whole = len(answers) == self.world and not failed
             hung = [worker for worker in self._workers if worker.rank not in answers]
+            last = time.monotonic() + (0 if failed else STACK_SECONDS)
+            while not all(worker.where() for worker in hung) and time.monotonic() < last:
+                time.sleep(0.05)
         finally:
             if not whole:  # a collective may be half done, so the group is of no more use
                 self.close()
@@ -228,7 +233,7 @@ class _Worker:
         return ""
 
     def _written(self) -> str:
-        """What a process that has ended wrote to stderr."""
+        """What the process wrote to stderr."""
         with self.lock:  # the thread that reads answers asks too
             self.log.seek(0)
             return self.log.read().decode(errors="replace")

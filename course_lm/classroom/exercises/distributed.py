@@ -48,6 +48,7 @@ def _window(targets: Sequence[Sequence[int]], seed: int) -> tuple[list[list[Tens
         "a rank without a target": _window([[8, 2], [0]], 2),
         "no target in the window": _window([[0], [0], [0]], 3),
         "one rank": _window([[2, 5, 4]], 4),
+        "one target on three ranks": _window([[0], [1], [0, 0]], 5),
     },
     run=_exchanged,
 )

@@ -283,22 +283,6 @@ def steps_over_time(runs: Mapping[str, Sequence[tuple[float, int]]], killed: tup
     return figure
 
 
-def bytes_of_a_rank(held: Mapping[str, Mapping[str, int]]) -> Figure:
-    """What one rank holds: for each strategy a bar of weights, gradients and what else `held` names, in bytes."""
-    figure, axes = plt.subplots(figsize=(8, 0.6 + 0.7 * len(held)))
-    for row, parts in enumerate(held.values()):
-        left = 0.0
-        for (kind, size), colour in zip(parts.items(), (SKY, ORANGE, GREEN, PURPLE)):
-            axes.barh(row, size / 1e6, left=left, color=colour)
-            if row == 0:
-                axes.text(left + size / 2e6, row, kind, ha="center", va="center")
-            left += size / 1e6
-    axes.set_yticks(range(len(held)), list(held))
-    axes.set(xlabel="MB held by one rank, without activations")
-    axes.invert_yaxis()
-    return figure
-
-
 def step_seconds(arms: Mapping[str, Sequence[float]]) -> Figure:
     """Milliseconds of single steps in the order in which they were taken, arm after arm; the medians are dashed."""
     figure, axes = plt.subplots(figsize=(8.5, 3.4))

@@ -1,4 +1,4 @@
-"""Exercises of lesson 14: a rank's share, its loss before the engine averages, a skip for all, a global norm."""
+"""Exercises of lesson 14: a window exchanged once, a rank's loss, a skip for all, a global norm."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,22 +10,53 @@ from course_lm.classroom.checks import Refused, exercise
 from course_lm.classroom.checks.simulated_ranks import AllReduce, in_lockstep
 
 
-def _on_each_rank(fn: Callable[..., object], length: int, world: int) -> list[object]:
-    return [fn(length, rank, world) for rank in range(world)]
+def _exchanged(
+    fn: Callable[..., Any], gradients: Sequence[Sequence[Tensor]], targets: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """What each rank returns, and how often it sends something of a gradient's size."""
+    sendings: dict[int, int] = {}
+
+    def on_rank(answer: Callable[..., Any], rank: int, all_reduce: AllReduce) -> Any:
+        sendings[rank] = 0
+
+        def counted(value: Any) -> Any:
+            sendings[rank] += isinstance(value, Tensor) and value.numel() >= gradients[0][0].numel()
+            return all_reduce(value)
+
+        return answer([one.clone() for one in gradients[rank]], list(targets[rank]), counted)
+
+    found = in_lockstep(
+        lambda rank, all_reduce: on_rank(fn, rank, all_reduce),
+        len(targets),
+        right=lambda rank, all_reduce: on_rank(exchange_once.solution, rank, all_reduce),
+    )
+    sent = {f"gradients that rank {rank} sends": sendings[rank] for rank in range(len(targets))}
+    return {**{f"the gradient on rank {rank}": one for rank, one in enumerate(found)}, **sent}
+
+
+def _window(targets: Sequence[Sequence[int]], seed: int) -> tuple[list[list[Tensor]], list[list[int]]]:
+    """For each rank the gradients of its micro-batches, (3,) each, 0 where there is no target; and their targets."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = [[torch.randn(3, generator=generator) * bool(count) for count in counts] for counts in targets]
+    return draw, [list(counts) for counts in targets]
 
 
 @exercise(
     cases={
-        "seven micro-batches on three ranks": (7, 3),
-        "eight on four": (8, 4),
-        "two on four ranks": (2, 4),
-        "three on one rank": (3, 1),
+        "two ranks, two micro-batches each": _window([[6, 1], [2, 3]], 0),
+        "seven micro-batches on three ranks": _window([[4, 9, 2], [1, 7], [5, 3]], 1),
+        "a rank without a target": _window([[8, 2], [0]], 2),
+        "no target in the window": _window([[0], [0], [0]], 3),
+        "one rank": _window([[2, 5, 4]], 4),
+        "one target on three ranks": _window([[0], [1], [0, 0]], 5),
     },
-    run=_on_each_rank,
+    run=_exchanged,
 )
-def my_share(window_length, rank, world):
-    """The micro-batches of a rank: `fn(window_length, rank, world)`, a list of indices."""
-    return list(range(rank, window_length, world))
+def exchange_once(gradients, targets, all_reduce):
+    """The step's gradient: `fn(gradients, targets, all_reduce)`, lists of this rank's micro-batches."""
+    gradient = all_reduce(sum(gradients))
+    total = all_reduce(sum(targets))
+    return gradient / max(1, total)
 
 
 def _gradients(fn: Callable[..., Any], slopes: Sequence[Sequence[float]], targets: Sequence[int]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import compile_costs
 import curriculum_experiment
 import gpu
 import longer_curricula
+import loss_scales
 import lr_test_lengths
 import lying_loops
 import numpy as np
@@ -32,7 +33,7 @@ from course_lm.monitoring.utilization import PEAKS, Work
 
 SCRIPTS: tuple[Any, ...] = (
     *(batch_sizes, bits_per_byte, compile_costs, curriculum_experiment, longer_curricula, lr_test_lengths, lying_loops),
-    *(packed_rows, scaling, schedule_race, schedule_runs, trainer_tables, training_lengths),
+    *(loss_scales, packed_rows, scaling, schedule_race, schedule_runs, trainer_tables, training_lengths),
 )
 RESULTS: dict[str, Any] = {script.__name__: load(script.FILE) for script in SCRIPTS}
 WANTED = {
@@ -46,6 +47,7 @@ WANTED = {
         for settings in bits_per_byte.settings_of(RESULTS["bits_per_byte"], bits_per_byte.ARMS, part)
     ],
     "compile_costs": list(compile_costs.settings_of_runs()),
+    "loss_scales": list(loss_scales.settings_of_runs()),
     "lr_test_lengths": list(lr_test_lengths.settings_of_all()),
     "lying_loops": list(lying_loops.settings_of_runs()),
     "trainer_tables": list(trainer_tables.settings_of_runs()),
@@ -185,6 +187,24 @@ def test_lesson_06_says_where_the_dot_of_its_play_goes():
     lrs = np.geomspace(1e-6, 1.0, 200)[: len(losses)].tolist()
     for points, dot in ((slice(119), 1.1e-3), (slice(115, None), 1.9e-2), (slice(None), 1.9e-2)):
         assert suggest(lrs[points], losses[points]).lr == pytest.approx(dot, rel=0.05)
+
+
+def test_lesson_07_says_how_the_error_of_a_gradient_depends_on_rows_and_scale():
+    errors = {(run["rows"], run["seed"]): run["fp16"] for run in RESULTS["loss_scales"]["errors"]}
+    for seed in SEEDS:
+        few, many, most = (errors[rows, seed] for rows in loss_scales.ROWS)
+        assert few["0"] < 0.0011 and 0.13 <= round(many["0"], 2) <= 0.17 and most["0"] > 0.25
+        assert all(0.0003 < error["8"] < 0.0006 for error in (few, many, most))
+        assert most["2"] == pytest.approx(many["0"], rel=0.25)
+
+
+def test_an_error_of_a_gradient_repeats_and_is_that_of_torchs_own_products():
+    settings, loop = {"rows": 4, "seed": 0}, loss_scales.loop_of(loss_scales.LESSON)
+    stored = next(run for run in RESULTS["loss_scales"]["errors"] if settings.items() <= run.items())["fp16"]
+    again = loss_scales.measure(loop, "errors", settings)["fp16"]
+    batch = next(iter(loop["loader_of"](loop["train_corpus"].documents, batch_size=4)))
+    own = loop["gradient_error"](loop["bases"][0][0], batch, torch.float16)
+    assert again["0"] == pytest.approx(stored["0"], rel=0.3) and own == pytest.approx(again["0"], rel=0.3)
 
 
 def test_every_run_of_a_size_has_spent_its_budget_within_a_step_and_a_half():

@@ -1,6 +1,8 @@
 """Claims about the stored runs of lessons 08 and 09: they are whole, and what the lessons say of them holds."""
 
-from accumulation_and_clipping import BAD_BATCH, COLUMNS, FILE, LOOPS, RATES, SEEDS, TUNING_SEED
+from itertools import product
+
+from accumulation_and_clipping import BAD_BATCH, COLUMNS, FILE, LOOPS, RATES, SEEDS, TUNING_SEEDS
 from harness import load
 
 RESULTS = load(FILE)
@@ -20,8 +22,9 @@ def test_no_loop_has_its_rate_at_the_edge_of_the_sweep():
 
 
 def test_every_tuned_loop_has_been_tried_at_every_rate():
-    tried = {(run["loop"], run["rate"]) for run in RESULTS["sweep"] if run["seed"] == TUNING_SEED}
-    assert tried == {(name, rate) for name in LOOPS if name != "not divided" for rate in RATES}
+    tried = {(run["loop"], run["rate"], run["seed"]) for run in RESULTS["sweep"] if run["seed"] in TUNING_SEEDS}
+    tuned = [name for name in LOOPS if name != "not divided"]
+    assert tried == {*product(tuned, RATES, TUNING_SEEDS)}
 
 
 def test_the_mean_of_means_reports_less_and_is_worse_on_stories_and_better_on_openings_seed_for_seed():

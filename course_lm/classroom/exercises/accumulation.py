@@ -1,8 +1,8 @@
-"""Exercises of lesson 08: targets of each step, factors for means, windows by tokens, a gradient divided last."""
+"""Exercises of lesson 08: targets of each step, factors for means, a gradient divided last."""
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,51 +59,6 @@ def mean_factors(labels):
     """Factors of the micro-batches' mean losses: `fn(labels)`, a list of labels (B, T), gives a float for each."""
     counts = [int((one[:, 1:] != -100).sum()) for one in labels]
     return [count / sum(counts) for count in counts]
-
-
-def _batches(labels: Sequence[Tensor]) -> list[dict[str, Any]]:
-    return [{"labels": one, "number": number} for number, one in enumerate(labels)]
-
-
-def _numbers_of_windows(fn: Callable[..., Any], batches: Sequence[AnyBatch], sizes: Sequence[int]) -> list[object]:
-    """For each `min_tokens` the micro-batches of each window by number, read when all windows have been made."""
-    found = []
-    for min_tokens in sizes:
-        groups = fn(iter(batches), min_tokens)
-        found.append(_numbered(list(groups) if isinstance(groups, Iterable | Tensor) else groups))
-    return found
-
-
-def _numbered(value: Any) -> object:
-    if isinstance(value, Mapping):
-        return int(value["number"]) if "number" in value else "a dict that is no micro-batch"
-    if isinstance(value, list | tuple):
-        return [_numbered(one) for one in value]
-    return value if value is None or isinstance(value, int | float | str | Tensor) else f"a {type(value).__name__}"
-
-
-@exercise(
-    cases={
-        "five targets each, windows of ten": (_batches([torch.ones(1, 6, dtype=torch.int64)] * 5), [10]),
-        "ragged micro-batches, windows of 4 to 20": (
-            _batches(_labels([9, 4, 12, 5, 7, 3, 6, 11, 4, 8, 5], seed=3)),
-            [4, 7, 11, 20],
-        ),
-        "no micro-batches": ([], [5]),
-        "a tail without targets": (_batches([torch.full((1, 6), label) for label in (1, 1, -100)]), [10]),
-    },
-    run=_numbers_of_windows,
-)
-def token_windows(micro_batches, min_tokens):
-    """Windows by tokens: `fn(micro_batches, min_tokens)` yields lists that hold at least so many targets."""
-    window = []
-    for batch in micro_batches:
-        window.append(batch)
-        if count_window_targets(window) >= min_tokens:
-            yield window
-            window = []
-    if window:
-        yield window
 
 
 class _Model(nn.Module):

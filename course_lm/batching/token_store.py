@@ -79,7 +79,7 @@ class DiskTokens:
         """The ids of spans, one after the other, (sum of `lengths`,) int64; OSError where the file is too short."""
         size = self.dtype.itemsize
         spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
-        content = b"".join(_read_at(self._open(), length, start) for length, start in spans)
+        content = b"".join(read_at(self._open(), length, start) for length, start in spans)
         if len(content) != size * int(lengths.sum()):
             raise OSError(f"{self.path} has been cut short; delete its folder, and it is made anew")
         return torch.from_numpy(np.frombuffer(content, self.dtype).astype(np.int64))
@@ -96,7 +96,8 @@ class DiskTokens:
         return {**self.__dict__, "_descriptor": None}
 
 
-def _read_at(descriptor: int, size: int, offset: int) -> bytes:
+def read_at(descriptor: int, size: int, offset: int) -> bytes:
+    """Bytes of an open file, where possible without a move in it: other processes may share their place there."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
     os.lseek(descriptor, offset, os.SEEK_SET)  # no other process shares the place: where pread is missing, fork is too

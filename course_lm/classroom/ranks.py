@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 import course_lm
+from course_lm.batching.token_store import read_at
 from course_lm.trainer.allocator import tune_allocator
 from course_lm.validation import require
 
@@ -234,12 +235,9 @@ class _Worker:
 
     def _written(self) -> str:
         """What the process wrote to stderr."""
-        if hasattr(os, "pread"):  # without a move in the file: the process shares its place there, and writes on
-            file = self.log.fileno()
-            return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
         with self.lock:  # the thread that reads answers asks too
-            self.log.seek(0)
-            return self.log.read().decode(errors="replace")
+            file = self.log.fileno()
+            return read_at(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def _read(self, answers: _Answers) -> None:
         assert self.process.stdout is not None

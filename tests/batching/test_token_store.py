@@ -363,7 +363,7 @@ def test_worker_processes_make_the_same_batches(store):
 
 
 def test_the_fingerprint_reads_no_ids_and_changes_with_them(store, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "_read_at", refuse_to_read)
+    monkeypatch.setattr(token_store, "read_at", refuse_to_read)
     other = tmp_path / "text"
     shutil.copytree(Path(source).parent, other)
     moved = open_token_store(text_of(str(other / "*.txt")), RECIPE, tmp_path / "moved")

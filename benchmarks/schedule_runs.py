@@ -1,8 +1,8 @@
 """What lesson 05 compares: `python benchmarks/schedule_runs.py` measures it and stores `data/schedule_runs.json`.
 
 The loop is read from the notebook (its cells tagged `loop`), so the numbers belong to the lines that a learner sees.
-Three parts: the schedule that counts micro-batches beside the one that counts steps; a sweep of peak rates for each of
-`ARMS`; and a race of the arms, each at its own best peak, with other seeds.
+Three parts: the schedule that counts micro-batches beside the one that counts steps; a sweep of peak rates for each
+length of a warm-up, after which the rate is constant; and a race, each length at its own best peak, with other seeds.
 """
 
 from functools import partial
@@ -11,33 +11,24 @@ from typing import Any
 
 from harness import Results, Runs, Settings, best_rate, load, loop_of, measure_missing
 
-from course_lm.schedules import ScheduleConfig, build_schedule
+from course_lm.schedules import constant
 
 FILE, LESSON = "schedule_runs.json", "05_schedules"
-STEPS = 80
+STEPS, WARM_UPS = 80, (0, 5, 20)
 PEAKS = (0.001, 0.002, 0.004, 0.0056, 0.008, 0.016)
 SWEEP_SEEDS, RACE_SEEDS = (0, 1, 2), (3, 4, 5)
-ARMS = {
-    "no warm-up": ScheduleConfig("constant", warmup_steps=0),
-    "warm-up": ScheduleConfig("constant", warmup_steps=20),
-    "warm-up, cosine": ScheduleConfig("cosine", warmup_steps=20),
-}
-
-
-def best_peak(sweep: list[Results], arm: str) -> float:
-    """The peak with the lowest validation loss, averaged over the sweep's seeds."""
-    return best_rate(sweep, rate="peak_lr", arm=arm)
 
 
 def settings_of_runs(results: Results) -> Runs:
-    """Every run: its part and its settings. An arm's race comes after its sweep, whose result it needs."""
+    """Every run: its part and its settings. A race comes after its sweep, whose result it needs."""
     for k_per_step, seed in product((1, 4), SWEEP_SEEDS):
         yield "count", {"k_per_step": k_per_step, "seed": seed}
-    for arm in ARMS:
+    for warmup_steps in WARM_UPS:
         for peak_lr, seed in product(PEAKS, SWEEP_SEEDS):
-            yield "sweep", {"arm": arm, "peak_lr": peak_lr, "seed": seed}
+            yield "sweep", {"warmup_steps": warmup_steps, "peak_lr": peak_lr, "seed": seed}
+        best = best_rate(results["sweep"], rate="peak_lr", warmup_steps=warmup_steps)
         for seed in RACE_SEEDS:
-            yield "race", {"arm": arm, "peak_lr": best_peak(results["sweep"], arm), "seed": seed}
+            yield "race", {"warmup_steps": warmup_steps, "peak_lr": best, "seed": seed}
 
 
 def measure(loop: dict[str, Any], part: str, settings: Settings) -> Results:
@@ -45,8 +36,8 @@ def measure(loop: dict[str, Any], part: str, settings: Settings) -> Results:
     if part == "count":
         run = loop["train"](loop["lr_at"], accumulation_steps=4, **settings)
     else:
-        schedule = build_schedule(ARMS[settings["arm"]], peak_lr=settings["peak_lr"], total_steps=STEPS)
-        run = loop["train"](schedule, total_steps=STEPS, seed=settings["seed"])
+        numbers = {key: settings[key] for key in ("peak_lr", "warmup_steps")}
+        run = loop["train"](partial(constant, total_steps=STEPS, **numbers), STEPS, seed=settings["seed"])
     return settings | {"val_loss": round(run["val_loss"], 3)}
 
 

@@ -257,37 +257,16 @@ def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
 
 
 def test_a_curve_of_the_explorer_can_be_copied(tmp_path):
-    box = widgets.schedule_explorer(own={"mine": one_cycle})
+    box = widgets.schedule_explorer()
     controls_of(box, "A")["peak"].value = 5e-4
     copies = box.children[0].children[0].children[-1].value
     lines, call = (html.unescape(text) for text in re.findall("data-text='(.*?)'", copies, re.DOTALL))
     schedule, total_steps = rates_of_yaml(lines, tmp_path)
     assert total_steps == 600_000 and schedule(2_000) == 5e-4
     assert eval(call, {"schedules": schedules, "step": 2_000}) == 5e-4
-    # nothing to copy of what the package refuses, and of a function of the learner's own
+    # nothing to copy of what the package refuses
     controls_of(box, "A")["warm-up"].value = 700_000
     assert box.children[0].children[0].children[-1].value == ""
-    assert all(part.description for part in box.children[0].children[2].children)
-
-
-def one_cycle(step):
-    return 0.1 * max(0, min(step, 40 - step)) / 20
-
-
-def test_a_function_of_ones_own_is_drawn_beside_the_others():
-    curves = {"A": {"type": "mine", "total_steps": 40}, "B": {**widgets.NANOGPT, "total_steps": 4000}}
-    figure, text = widgets.draw_schedules(curves, own={"mine": one_cycle})
-    mine = np.asarray(figure.axes[0].lines[0].get_ydata()).tolist()
-    assert mine == [one_cycle(step) for step in range(40)]
-    assert text.startswith("# A mine: area 2, as much as 20 steps at 0.1; last rate 0.005\n# your own function:")
-    words = widgets.schedule_explorer(own={"mine": one_cycle}).words.value
-    assert "# C mine: " in words
-
-
-@pytest.mark.parametrize("wrong", [3e-4, lambda: 0.1, lambda step: -1.0, lambda step: float("nan"), lambda step: 1 / 0])
-def test_a_function_that_gives_no_rate_is_refused_in_words(wrong):
-    text = widgets.draw_schedules({"A": {"type": "mine", "total_steps": 40}}, own={"mine": wrong})[1]
-    assert text.startswith("# A mine is refused: ") and len(text.splitlines()) == 1
 
 
 def controls_of(box, column):
@@ -316,7 +295,7 @@ def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
 
 
 def test_a_column_shows_the_controls_that_its_type_reads():
-    box = widgets.schedule_explorer(own={"mine": one_cycle})
+    box = widgets.schedule_explorer()
     for kind, own in {
         "constant": [],
         "linear": ["minimum"],
@@ -327,8 +306,6 @@ def test_a_column_shows_the_controls_that_its_type_reads():
     }.items():
         controls_of(box, "B")["type"].value = kind
         assert list(controls_of(box, "B")) == ["type", "steps", "warm-up", "peak", *own]
-    assert list(controls_of(box, "C")) == ["type", "steps"]
-    controls_of(box, "C")["type"].value = "none"
     assert list(controls_of(box, "C")) == ["type"] and list(blocks_of(box)) == ["A", "B"]
     for name in "AB":
         controls_of(box, name)["type"].value = "none"

@@ -109,8 +109,8 @@ GRIDS = {
         for kind in packed_rows.KINDS
     },
     **{
-        f"schedule {arm}": (schedule_runs.PEAKS, schedule_runs.best_peak(RESULTS["schedule_runs"]["sweep"], arm))
-        for arm in schedule_runs.ARMS
+        f"warm-up of {run['warmup_steps']}": (schedule_runs.PEAKS, run["peak_lr"])
+        for run in RESULTS["schedule_runs"]["race"]
     },
     **{
         arm: (bits_per_byte.rates_of(arm), bits_per_byte.rate_of(RESULTS["bits_per_byte"], arm))

@@ -21,8 +21,6 @@ from matplotlib.figure import Figure
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer
 from course_lm.config import TrainingConfig
-from course_lm.guard import check_schedule
-from course_lm.optim import checked_rate
 from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule
 from course_lm.yaml_tree import load_yaml
 
@@ -40,6 +38,7 @@ NANOGPT: Settings = {
 
 _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _NONE = "none"
+_FIRST_TYPES = {"A": "cosine", "B": "warmup_stable_decay", "C": _NONE}  # of the explorer's curves
 _DROPS = {"drop_1": 200_000, "drop_2": 400_000, "drop_3": 500_000}  # the controls that stand for `milestones`
 _BLOCKS = 1_000  # of steps: the two ends of each are drawn
 _COPY = "navigator.clipboard.writeText(this.dataset.text).then(() => { this.textContent = 'copied' })"
@@ -53,23 +52,19 @@ class _Curve(NamedTuple):
     rates: list[float]
 
 
-def draw_schedules(
-    curves: Mapping[str, Settings] | None = None, own: Mapping[str, Schedule] | None = None
-) -> tuple[Figure, str]:
+def draw_schedules(curves: Mapping[str, Settings] | None = None) -> tuple[Figure, str]:
     """The learning rate of each curve against the steps, the area under it, and the YAML that gives it.
 
     Args:
         curves: by name, the settings of each: "type", "total_steps", "peak_lr", and any others of `ScheduleConfig`.
             By default those with which the explorer begins.
-        own: functions from the completed steps to the rate; their names are types too, which need "total_steps" alone.
 
     Returns:
         The figure; and in words, for each curve, its area (the sum of the rates of all steps) and its YAML, or why the
         package refuses it.
     """
-    own = own or {}
     if curves is None:
-        curves = {name: {**NANOGPT, "type": kind} for name, kind in _first_types(own).items() if kind != _NONE}
+        curves = {name: {**NANOGPT, "type": kind} for name, kind in _FIRST_TYPES.items() if kind != _NONE}
     figure = Figure()
     axes = figure.subplots()
     words, ends = [], []
@@ -77,14 +72,15 @@ def draw_schedules(
     for (name, settings), colour in zip(curves.items(), cycle(plots.PALETTE)):
         title, total_steps = f"{name} {settings['type']}", int(settings["total_steps"])
         try:
-            (_, steps, rates), lines = _scheduled(settings, own)
-        except Exception as error:  # a learner's function may raise anything, and a callback would swallow it
+            text = schedule_yaml(settings)
+            schedule, steps, rates = _configured(text)
+        except ValueError as error:
             words.append(f"# {title} is refused: {error}")
             continue
         axes.plot(steps, rates, color=colour)
         ends.append((rates[-1], title, colour))
         longest, highest = max(longest, total_steps), max(highest, *rates)
-        words += [f"# {title}: {_described(steps, rates)}", *lines]
+        words += [f"# {title}: {_described(steps, rates)}", *text.splitlines(), *_python(schedule)]
     axes.set(xlabel="completed optimizer steps", ylabel="learning rate", xlim=(0, plots.round_up(longest)))
     axes.set_ylim(0, plots.round_up(highest * 1.05) if highest else 1.0)
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -104,51 +100,17 @@ def schedule_yaml(settings: Settings) -> str:
     return yaml.safe_dump(tree, default_flow_style=None, sort_keys=False)
 
 
-def sampled(schedule: Schedule, total_steps: int) -> tuple[list[int], list[float]]:
-    """Steps of a run, at most 2,000 of them and all where it is no longer than 1,000, and their rates.
-
-    Raises TypeError and ValueError for a run without steps and for what is no rate.
-    """
-    if total_steps < 1:
-        raise ValueError(f"a run needs at least 1 step, got {total_steps}")
-    length = math.ceil(total_steps / _BLOCKS)
-    steps = sorted({*range(0, total_steps, length), *range(length - 1, total_steps, length), total_steps - 1})
-    return steps, [checked_rate(schedule(step), f"the rate at step {step}") for step in steps]
-
-
-def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> Explorer:
-    """Three schedules with numbers of their own, at first nanoGPT's; every control works by keyboard.
-
-    Args:
-        own: functions of your own from the completed steps to the rate, by name. The first one is drawn at once.
-    """
-    own = own or {}
-    curves = {name: _controls(name, kind, [_NONE, *_TYPES, *own]) for name, kind in _first_types(own).items()}
+def schedule_explorer() -> Explorer:
+    """Three schedules with numbers of their own, at first nanoGPT's; every control works by keyboard."""
+    curves = {name: _controls(name, kind) for name, kind in _FIRST_TYPES.items()}
 
     def draw(**_: Any) -> tuple[Figure, str]:
         chosen = {name: _settings(controls) for name, controls in curves.items()}
-        return draw_schedules({name: curve for name, curve in chosen.items() if curve["type"] != _NONE}, own)
+        return draw_schedules({name: curve for name, curve in chosen.items() if curve["type"] != _NONE})
 
     flat = {f"{name} {key}": control for name, controls in curves.items() for key, control in controls.items()}
-    column = ipywidgets.VBox([_arranged(controls, own) for controls in curves.values()])
+    column = ipywidgets.VBox([_arranged(controls) for controls in curves.values()])
     return Explorer(draw, flat, None, column)
-
-
-def _first_types(own: Mapping[str, Schedule]) -> dict[str, str]:
-    """With which type each curve of the explorer begins."""
-    return {"A": "cosine", "B": "warmup_stable_decay", "C": next(iter(own), _NONE)}
-
-
-def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[_Curve, list[str]]:
-    """The rates, and the lines that say how to get them."""
-    kind = settings["type"]
-    if kind in own:
-        check_schedule(own[kind])
-        lines = ["# your own function: Trainer(model, config, schedule=...) takes it"]
-        return _curve(own[kind], int(settings["total_steps"])), lines
-    text = schedule_yaml(settings)
-    curve = _configured(text)
-    return curve, [*text.splitlines(), *_python(curve.schedule)]
 
 
 @functools.lru_cache(maxsize=16)  # a control changes one curve of three
@@ -156,11 +118,10 @@ def _configured(text: str) -> _Curve:
     config = TrainingConfig().updated(load_yaml(text), "the configuration")
     rate, steps = config.optimizer.learning_rate, config.training.max_steps
     assert steps is not None
-    return _curve(build_schedule(config.lr_scheduler, peak_lr=rate, total_steps=steps), steps)
-
-
-def _curve(schedule: Schedule, total_steps: int) -> _Curve:
-    return _Curve(schedule, *sampled(schedule, total_steps))
+    schedule = build_schedule(config.lr_scheduler, peak_lr=rate, total_steps=steps)
+    block = math.ceil(steps / _BLOCKS)
+    drawn = sorted({*range(0, steps, block), *range(block - 1, steps, block), steps - 1})
+    return _Curve(schedule, drawn, [schedule(step) for step in drawn])
 
 
 def _python(schedule: Schedule) -> list[str]:
@@ -185,11 +146,11 @@ def _described(steps: Sequence[int], rates: Sequence[float]) -> str:
 
 
 def _parameters(kind: str) -> list[str]:
-    """The names of the numbers that a type reads; none for a function of the learner's own."""
+    """The names of the numbers that a type reads."""
     return [*inspect.signature(SCHEDULES[kind]).parameters] if kind in SCHEDULES else []
 
 
-def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Any]:
+def _controls(name: str, kind: str) -> dict[str, Any]:
     """The controls of one curve, by the settings that they give."""
     wide = {"style": {"description_width": "7em"}, "layout": ipywidgets.Layout(width="auto")}
 
@@ -202,7 +163,7 @@ def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Any]:
     return {
         # The longest name has room in a narrow window too.
         "type": ipywidgets.Dropdown(
-            options=kinds,
+            options=[_NONE, *_TYPES],
             value=kind,
             description=f"{name} type",
             layout=wide["layout"],
@@ -233,13 +194,13 @@ def _stepped(control: Any) -> Any:
     return control
 
 
-def _arranged(controls: Mapping[str, Any], own: Mapping[str, Schedule]) -> ipywidgets.VBox:
+def _arranged(controls: Mapping[str, Any]) -> ipywidgets.VBox:
     """The controls that the chosen type reads, and below them buttons that copy what gives the curve."""
     column, copies = ipywidgets.VBox(layout=ipywidgets.Layout(margin="0 0 0.8em 0")), ipywidgets.HTML()
 
     def arrange(_: object = None) -> None:
         kind = controls["type"].value
-        read = {"type", *_parameters(kind), *(["total_steps"] if kind in own else [])}
+        read = {"type", *_parameters(kind)}
         read |= set(_DROPS) if "milestones" in read else set()
         shown = [control for key, control in controls.items() if key in read]
         column.children = [*shown, copies] if kind in SCHEDULES else shown

@@ -39,7 +39,7 @@ from course_lm.display import (
     RED_BAND,
     SKY,
 )
-from course_lm.monitoring import History, Record, smooth
+from course_lm.monitoring import History
 from course_lm.profiling import Machine, Part
 
 LEGIBLE = 4.5  # the least contrast of words with their ground
@@ -184,36 +184,6 @@ def shift_picture(words: Sequence[str]) -> Figure:
             axes.text(t, height, word, ha="center", va="center", bbox=box)
     for t in range(last):
         axes.annotate("", (t + 0.85, 0.2), (t + 0.1, 0.82), arrowprops={"arrowstyle": "-|>"})
-    return figure
-
-
-def layer_maps(records: Sequence[Record]) -> Figure:
-    """Gradient norm and update ratio of each matrix, a row for each, over the records of the event "layers"."""
-    names = [key.removesuffix("/update_ratio") for key in records[0] if key.endswith("/update_ratio")]
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
-    for axes, key in zip(panels, ("grad_norm", "update_ratio")):
-        values = np.array([[record[f"{name}/{key}"] for record in records] for name in names])
-        extent = (0, records[-1]["step"], len(names) - 0.5, -0.5)
-        picture = axes.imshow(np.log10(values).clip(-3), aspect="auto", cmap="cividis", extent=extent)
-        axes.set(title=f"log10 of {key}", xlabel="optimizer steps")
-        axes.set_yticks(range(len(names)), names)
-        axes.grid(False)
-        figure.colorbar(picture, ax=axes)
-    return figure
-
-
-def smoothed(truth: Sequence[float], noisy: Sequence[float]) -> Figure:
-    """Noisy points around the truth, smoothed little, much, and without its correction."""
-    figure, axes = plt.subplots(figsize=(8, 3.6))
-    axes.plot(noisy, ".", color=GREY, alpha=0.5, markersize=5)
-    axes.plot(truth, color=INK, linestyle=":", linewidth=1.2)
-    axes.plot(smooth(noisy, 0.9))
-    axes.plot(smooth(noisy, 0.98), color=GREEN)
-    axes.plot(smooth(noisy, 0.98, correct=False), color=ORANGE, linewidth=1.4)
-    axes.set(xlabel="log points", ylabel="loss (nats per token)", ylim=(0.8, 4.2))
-    axes.text(135, 1.95, "0.98", color=GREEN, weight="bold")
-    axes.text(112, 2.62, "0.9", color=BLUE, weight="bold")
-    axes.text(45, 0.95, "0.98, not corrected", color="#8A5A00", weight="bold")
     return figure
 
 

@@ -19,7 +19,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer
+from course_lm.classroom.widgets.panel import Explorer
 from course_lm.config import TrainingConfig
 from course_lm.guard import check_schedule
 from course_lm.optim import checked_rate

@@ -160,11 +160,10 @@ class NotebookPage:
         """What of an explorer is not on one screen of several sizes, and, where they are wide, not side by side."""
         problems = []
         for size in SCREENS:
-            self.page.set_viewport_size(size)
-            self.page.wait_for_timeout(300)  # for JupyterLab to follow
+            self._resize(size)
             found = self.page.evaluate(EXPLORERS, size["width"] > NARROW)
             problems += [f"{problem}, screen of {size['width']} × {size['height']}" for problem in found]
-        self.page.set_viewport_size(SCREEN)
+        self._resize(SCREEN)
         return problems
 
     def faint_labels(self) -> list[str]:
@@ -184,6 +183,10 @@ class NotebookPage:
                 for node in rule["nodes"]
             ]
         return violations
+
+    def _resize(self, size: ViewportSize) -> None:
+        self.page.set_viewport_size(size)
+        self.page.wait_for_timeout(300)  # for JupyterLab to follow
 
     def _forget(self) -> None:
         self._requests.clear()

@@ -22,7 +22,7 @@ from matplotlib.spines import Spine
 from matplotlib.text import Text
 
 from course_lm.classroom import plots
-from course_lm.display import CHOSEN
+from course_lm.display import CHOSEN, PALE_BLUE
 
 Mark = dict[str, Any]
 _DASHES = {"--": "6 4", ":": "2 3", "-.": "6 3 2 3"}
@@ -30,7 +30,8 @@ _NO_MARKER, _NO_LINE = ("None", "none", "", " ", None), ("None", "none", "", " "
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _INKS = {to_hex(colour) for colour in ("black", plots.INK)}
 # Pale grounds would be slabs on a dark page: there they are a strong colour, thinly laid.
-_PALE = {plots.PALE_BLUE.lower(): (plots.BLUE, 0.15), CHOSEN.lower(): (plots.ORANGE, 0.18)}
+_PALE = {PALE_BLUE.lower(): (plots.BLUE, 0.15), CHOSEN.lower(): (plots.ORANGE, 0.18)}
+_FAR = 1e5  # pixels; further away a browser reads no number
 _ANCHORS = {"left": "start", "center": "middle", "right": "end"}
 _BASELINES = {"top": "hanging", "center": "central", "center_baseline": "central", "bottom": "auto", "baseline": "auto"}
 
@@ -217,7 +218,7 @@ def _text(text: Any, height: float) -> Mark:
 
 def _pixels(points: Any, height: float) -> list[float | None]:
     """x and y in turn, from the upper left corner; None where there is no number."""
-    flat = (np.asarray(points, dtype=float) * (1, -1) + (0, height)).round(1).ravel()
+    flat = (np.asarray(points, dtype=float) * (1, -1) + (0, height)).clip(-_FAR, _FAR).round(1).ravel()
     return [float(value) if np.isfinite(value) else None for value in flat]
 
 

@@ -1,6 +1,6 @@
 """Runs in each kernel of the lab: writes down the words of a figure that are hard to read on what lies under them.
 
-It looks at every figure that a lesson shows, and at the first picture of every explorer.
+It looks at every figure that a lesson shows.
 """
 
 import os
@@ -12,7 +12,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer
 
 REST = 0.2  # of the required contrast, for what rounding and the edges of letters do
 
@@ -51,7 +50,7 @@ def note(figure):
         log.writelines(f"{line}\n" for line in faint_labels(figure))
 
 
-show, begin = plots.show, Explorer.__init__
+show = plots.show
 
 
 def watched_show(figure, alt):
@@ -59,13 +58,5 @@ def watched_show(figure, alt):
     note(figure)
 
 
-def watched_begin(self, draw, controls, *others):
-    begin(self, draw, controls, *others)
-    figure, _ = draw(**{name: control.value for name, control in controls.items()})
-    plots.png(figure)
-    note(figure)
-
-
 if "FAINT_LABELS_LOG" in os.environ:
     patch.object(plots, "show", watched_show).start()
-    patch.object(Explorer, "__init__", watched_begin).start()

@@ -72,12 +72,13 @@ CHANGE_THEME = """async theme => {
 HAS_THEME = "theme => document.body.dataset.jpThemeName === theme"
 # An explorer is as tall as the screen at most, its controls stand beside the picture, and nothing of it is hidden.
 EXPLORERS = """wide => Array.from(document.querySelectorAll('.course-explorer')).flatMap((explorer, number) => {
-    const [controls, result] = Array.from(explorer.children, part => part.getBoundingClientRect())
+    const [controls, result] = (explorer.querySelector('form') ? ['form', '.result'] : [':scope > *', ':scope > * + *'])
+        .map(part => explorer.querySelector(part).getBoundingClientRect())
     const screen = explorer.closest('.jp-WindowedPanel-outer').clientHeight
     const found = []
     if (wide && explorer.clientHeight > screen) found.push(`is ${explorer.clientHeight} pixels tall on ${screen}`)
     if (wide && controls.right > result.left + 1) found.push('has its picture below its controls')
-    for (const part of [explorer, ...explorer.querySelectorAll('.widget-readout, pre, .jupyter-widgets')])
+    for (const part of [explorer, ...explorer.querySelectorAll('output, pre, label')])
         if (part.scrollWidth > part.clientWidth + 1 && part.clientWidth)
             found.push(`cuts off ${part.className || part.tagName}: ${part.scrollWidth} pixels in ${part.clientWidth}`)
     return found.map(problem => `explorer ${number + 1} ${problem}`)
@@ -159,11 +160,10 @@ class NotebookPage:
         """What of an explorer is not on one screen of several sizes, and, where they are wide, not side by side."""
         problems = []
         for size in SCREENS:
-            self.page.set_viewport_size(size)
-            self.page.wait_for_timeout(300)  # for JupyterLab to follow
+            self._resize(size)
             found = self.page.evaluate(EXPLORERS, size["width"] > NARROW)
             problems += [f"{problem}, screen of {size['width']} × {size['height']}" for problem in found]
-        self.page.set_viewport_size(SCREEN)
+        self._resize(SCREEN)
         return problems
 
     def faint_labels(self) -> list[str]:
@@ -183,6 +183,10 @@ class NotebookPage:
                 for node in rule["nodes"]
             ]
         return violations
+
+    def _resize(self, size: ViewportSize) -> None:
+        self.page.set_viewport_size(size)
+        self.page.wait_for_timeout(300)  # for JupyterLab to follow
 
     def _forget(self) -> None:
         self._requests.clear()

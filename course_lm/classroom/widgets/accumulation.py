@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-import ipywidgets
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, buttons, explorer, slider
 from course_lm.forward import AnyBatch, forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import evaluation_mode
@@ -80,17 +79,15 @@ def accumulation_explorer(model: nn.Module, batch: AnyBatch) -> Explorer:
     gradients, counts = row_gradients(model, batch)
     orders = {"as they came": torch.arange(len(counts)), "by length": counts.argsort(stable=True)}
     last = len(counts) - 1
-    controls: dict[str, ipywidgets.DOMWidget] = {
-        f"cut {n}": ipywidgets.IntSlider(len(counts) * n // 4, min=1, max=last, description=f"cut {n} at row")
-        for n in (1, 2, 3)
+    controls = {f"cut {n}": slider(f"cut {n} at row", len(counts) * n // 4, range(1, last + 1)) for n in (1, 2, 3)} | {
+        "order": buttons("rows", list(orders))
     }
-    controls["order"] = ipywidgets.ToggleButtons(options=list(orders), description="rows")
 
     def draw(order: str, **cuts: int) -> tuple[Figure, str]:
         figure, words = draw_accumulation(gradients[orders[order]], counts[orders[order]], list(cuts.values()))
         return figure, f"rows {order}: {words}"
 
-    return explorer(draw, controls, labels="6em")
+    return explorer(draw, controls)
 
 
 def _relative_error(gradient: Tensor, expected: Tensor) -> float:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import ipywidgets
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from tokenizers import Tokenizer
 from course_lm.batching import MODES, Batch, Loader, padding_share
 from course_lm.batching.packing import encode_pieces
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, buttons, explorer, slider
 from course_lm.loss import count_targets
 from course_lm.tokenizer import pad_id
 
@@ -82,8 +81,8 @@ def batching_explorer(documents: Sequence[str], tokenizer: Tokenizer) -> Explore
         return draw_batch(loader, mode, width=max_length)
 
     controls = {
-        "mode": ipywidgets.ToggleButtons(options=MODES, description="mode"),
-        "batch_size": ipywidgets.IntSlider(value=16, min=1, max=32, description="rows of a batch"),
-        "max_length": ipywidgets.SelectionSlider(options=_MAX_LENGTHS, value=256, description="max_length"),
+        "mode": buttons("mode", MODES),
+        "batch_size": slider("rows of a batch", 16, range(1, 33)),
+        "max_length": slider("max_length", 256, _MAX_LENGTHS, stored=5),
     }
-    return explorer(draw, controls, labels="110px")
+    return explorer(draw, controls)

@@ -1,14 +1,12 @@
 """How often to save: the share of a run that is lost to saving, to work done again and to restarts."""
 
 import math
-from functools import partial
 
-import ipywidgets
 import numpy as np
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer, powers, slider
 
 _SHORTEST, _LONGEST = 10.0, 86_400.0  # seconds: the drawn intervals
 _POINTS = 200
@@ -68,11 +66,10 @@ def _shares(interval: float, save: float, mtbf: float, restart: float) -> tuple[
 
 def checkpoint_explorer() -> Explorer:
     """Move cost, failures, interval and restart, and see how much of a run is lost; every control works by keyboard."""
-    slider = partial(ipywidgets.FloatLogSlider, max=3, step=0.1, readout_format=".3g")
     controls = {
-        "save_seconds": slider(value=30, min=-2, description="save (s)"),
-        "mtbf_hours": slider(value=10**0.5, min=-1, description="failure every (h)"),
-        "interval_minutes": slider(value=20, min=-0.7, description="interval (min)"),
-        "restart_minutes": ipywidgets.FloatSlider(value=5, min=0, max=60, step=1, description="restart (min)"),
+        "save_seconds": slider("save (s)", 30, [*powers(-2, 1.4, 0.1), 30, *powers(1.6, 3, 0.1)], "{:.3g}"),
+        "mtbf_hours": slider("failure every (h)", 3.162, powers(-1, 3, 0.1), "{:.3g}"),
+        "interval_minutes": slider("interval (min)", 20, [*powers(-0.7, 1.2, 0.1), 20, *powers(1.4, 3, 0.1)], "{:.3g}"),
+        "restart_minutes": slider("restart (min)", 5, range(61)),
     }
-    return explorer(draw_checkpoint_interval, controls, labels="10em")
+    return explorer(draw_checkpoint_interval, controls)

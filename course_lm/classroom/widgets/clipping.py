@@ -3,15 +3,15 @@
 import math
 from typing import Literal, get_args
 
-import ipywidgets
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 from torch import Tensor, nn
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, buttons, explorer, slider, steps
 from course_lm.clipping import clip_gradients
 
 ClippingMethod = Literal["global", "per parameter", "value"]
@@ -53,12 +53,12 @@ def draw_clipping(
 def clipping_explorer() -> Explorer:
     """Clip two gradients in three ways; every control works by keyboard."""
     controls = {
-        "method": ipywidgets.ToggleButtons(options=get_args(ClippingMethod), description="clip"),
-        "threshold": ipywidgets.FloatSlider(value=2.0, min=0.2, max=8.0, step=0.2, description="threshold"),
-        "length": ipywidgets.FloatSlider(value=6.0, min=0.0, max=8.0, step=0.5, description="length of B"),
-        "degrees": ipywidgets.IntSlider(value=70, min=0, max=90, step=5, description="direction of B"),
+        "method": buttons("clip", get_args(ClippingMethod)),
+        "threshold": slider("threshold", 2.0, steps(0.2, 8.0, 0.2)),
+        "length": slider("length of B", 6.0, steps(0.0, 8.0, 0.5)),
+        "degrees": slider("direction of B", 70, range(0, 91, 5), "{} degrees"),
     }
-    return explorer(draw_clipping, controls, labels="8em")
+    return explorer(draw_clipping, controls)
 
 
 def _clipped(gradients: list[Tensor], method: ClippingMethod, threshold: float) -> list[Tensor]:
@@ -76,7 +76,7 @@ def _clipped(gradients: list[Tensor], method: ClippingMethod, threshold: float) 
 
 def _draw_bound(axes: Axes, method: ClippingMethod, threshold: float) -> None:
     """The region inside which a gradient stays as it is; under the global norm there is none for one alone."""
-    look = {"facecolor": "#F2F2F2", "edgecolor": plots.GREY, "linestyle": ":", "zorder": 0}
+    look = {"facecolor": (*to_rgb(plots.INK), 0.06), "edgecolor": plots.GREY, "linestyle": ":", "zorder": 0}
     if method == "per parameter":
         axes.add_patch(Circle((0, 0), threshold, **look))
     elif method == "value":
@@ -84,8 +84,9 @@ def _draw_bound(axes: Axes, method: ClippingMethod, threshold: float) -> None:
 
 
 def _draw_arrow(axes: Axes, gradient: Tensor, colour: str, alpha: float = 1.0) -> None:
-    look = {"arrowstyle": "-|>", "color": colour, "alpha": alpha, "lw": 2.5, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", (float(gradient[0]), float(gradient[1])), (0, 0), arrowprops=look)
+    look = {"color": colour, "alpha": alpha, "width": 0.08, "head_width": 0.4, "length_includes_head": True}
+    if gradient.any():
+        axes.arrow(0, 0, float(gradient[0]), float(gradient[1]), **look)
 
 
 def _described(before: list[Tensor], after: list[Tensor], setting: str) -> str:

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, get_args
 
-import ipywidgets
 import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, buttons, explorer, slider, steps
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumTrainingManager
 from course_lm.display import CHOSEN
@@ -55,7 +54,7 @@ def draw_pacing(
         examples all epochs read, beside a run without a curriculum.
     """
     config = {
-        "start_threshold": round(start_threshold, 6),  # sliders leave 0.15000000000000002
+        "start_threshold": start_threshold,
         "warmup_epochs": warmup_epochs,
         "num_epochs": num_epochs,
         "threshold_on": threshold_on,
@@ -73,15 +72,13 @@ def draw_pacing(
 def pacing_explorer() -> Explorer:
     """Change how a threshold rises, and see what it admits of 400 sentences; every control works by keyboard."""
     controls = {
-        "schedule": ipywidgets.ToggleButtons(options=get_args(PacingSchedule), description="schedule"),
-        "threshold_on": ipywidgets.ToggleButtons(options=get_args(ThresholdOn), description="threshold on"),
-        "start_threshold": ipywidgets.FloatSlider(
-            value=0.2, min=0.05, max=0.8, step=0.05, description="start threshold"
-        ),
-        "warmup_epochs": ipywidgets.IntSlider(value=2, min=0, max=6, description="warm-up epochs"),
-        "num_epochs": ipywidgets.IntSlider(value=10, min=8, max=24, description="epochs until all"),
+        "schedule": buttons("schedule", get_args(PacingSchedule)),
+        "threshold_on": buttons("threshold on", get_args(ThresholdOn)),
+        "start_threshold": slider("start threshold", 0.2, steps(0.05, 0.8, 0.05)),
+        "warmup_epochs": slider("warm-up epochs", 2, range(7)),
+        "num_epochs": slider("epochs until all", 10, range(8, 25)),
     }
-    return explorer(partial(draw_pacing, sentence_difficulty()), controls, labels="9em")
+    return explorer(partial(draw_pacing, sentence_difficulty()), controls)
 
 
 def _picture(

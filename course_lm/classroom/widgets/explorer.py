@@ -1,147 +1,189 @@
-"""Pictures with knobs: a control is moved, the picture beside it is drawn again, with the numbers below it as text.
+"""Pictures with knobs: a control is moved, the picture beside it follows, with the numbers below it as text.
 
-Every control works from the keyboard. The picture is HTML, which can bear an alternative text; it redraws in place and
-needs no output area of the notebook.
+An explorer is an ordinary HTML output. It holds a drawn view for some values of each control, so it works where there
+is no kernel: in a page, in a book, in a notebook that was opened again. Where its kernel runs, that computes the view
+of every value. Every control works from the keyboard; explorer.js draws.
 """
 
+import base64
+import hashlib
 import html
-import io
-from collections.abc import Callable, Mapping
+import itertools
+import json
+import math
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import ipywidgets
-import matplotlib as mpl
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import AutoLocator
-from matplotlib.transforms import Bbox
 
-from course_lm.classroom import plots
-from course_lm.classroom.live import as_html
+from course_lm.classroom.widgets.scene import scene
 
-_MARGIN, _ROOM = 11, 110  # pixels around what is drawn, and in which more is looked for
-_MOST_INTERVALS = 5  # between the ticks of an axis
-# ipywidgets cut the value of a slider off at 72 pixels.
-_READOUTS = "<style>.course-explorer .widget-readout { min-width: max-content }</style>"
-# ipywidgets leave the handle of a slider without a name. HTML that a widget sets runs no script, but this.
-_NAME_HANDLES = (
-    "this.closest('.course-explorer').querySelectorAll('.noUi-handle').forEach(handle => handle.setAttribute("
-    "'aria-label', handle.closest('.jupyter-widgets').querySelector('.widget-label').innerText))"
-)
+MOST_STORED = 64  # views of an explorer: each takes some 20 ms to compute and 1 kB to store
+SCRIPT = Path(__file__).with_suffix(".js")
 
 
-class Explorer(ipywidgets.Box):
-    """Controls beside a picture that follows them; where both find no room, above it.
+@dataclass(frozen=True)
+class Control:
+    """What a reader moves: it has one of `options`, which it shows as `texts`.
 
-    Attributes:
-        controls: the widgets by name.
-        picture, words: HTML widgets.
+    `stored` are the places of the options whose views work without a kernel, at most.
     """
 
-    def __init__(
-        self,
-        draw: Callable[..., tuple[Figure, str]],
-        controls: Mapping[str, Any],
-        labels: str | None = None,
-        arranged: ipywidgets.Box | None = None,
-    ) -> None:
-        self.controls, self.picture, self.words = dict(controls), ipywidgets.HTML(), ipywidgets.HTML()
-        self._draw = draw
-        self._shown: Bbox | None = None
-        for control in self.controls.values():
-            control.tooltip = control.tooltip or control.description  # else the browser shows "null"
-            if labels:
-                control.style.description_width = labels
-            control.observe(self._redraw, names="value")
-        self._redraw()
-        column = arranged or ipywidgets.VBox([_fitted(control) for control in self.controls.values()])
-        column.layout = ipywidgets.Layout(flex="0 1 22em", min_width="18em")
-        result = ipywidgets.VBox([self.picture, self.words], layout=ipywidgets.Layout(flex="1 1 30em", min_width="0"))
-        # Side by side from 52em on, about 680 pixels.
-        layout = ipywidgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        super().__init__([column, result], layout=layout)
-        self.add_class("course-explorer")
+    label: str
+    kind: str
+    options: Sequence[Any]
+    texts: Sequence[str]
+    value: Any
+    stored: int = 4
 
-    def _redraw(self, _: object = None) -> None:
-        with mpl.rc_context({"text.hinting": "no_hinting"}):  # to fit glyphs to pixels takes longer than to draw them
-            figure, text = self._draw(**{name: control.value for name, control in self.controls.items()})
-            picture = as_html(self._png(figure), text.partition("\n")[0])
-        self.picture.value = _READOUTS + picture.replace("<img ", f'<img onload="{_NAME_HANDLES}" ')
-        # Screen readers say what changed.
-        look = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"
-        self.words.value = f"<pre aria-live='polite' style='{look}'>{html.escape(text)}</pre>"
-
-    def _png(self, figure: Figure) -> bytes:
-        """The part of a figure that is drawn on, as a PNG file packed in haste; the figure is closed.
-
-        The part grows where a label needs room, and else stays, and so do the axes.
-        """
-        _thin_out_ticks(figure)
-        plots.darken_words(figure)
-        canvas = Bbox.from_bounds(0, 0, *np.rint(figure.bbox.size))
-        self._shown = self._shown or _measured(figure)
-        around = Bbox.union([canvas, self._shown]).padded(_ROOM)
-        image, drawn = _painted(figure, around)
-        if np.less_equal(drawn.min, around.min).any() or np.greater_equal(drawn.max, around.max).any():  # cut off?
-            around = Bbox.union([around, _measured(figure)]).padded(_ROOM)
-            image, drawn = _painted(figure, around)
-        self._shown = Bbox.union([self._shown, drawn.padded(_MARGIN)])
-        left, upper = int(self._shown.x0 - around.x0), int(around.y1 - self._shown.y1)
-        part = image[upper : upper + int(self._shown.height), left : left + int(self._shown.width)]
-        picture = io.BytesIO()
-        plt.imsave(picture, part, format="png", pil_kwargs={"compress_level": 1})
-        plt.close(figure)
-        return picture.getvalue()
+    def __post_init__(self) -> None:
+        if self.value not in self.options:
+            raise ValueError(f"{self.label}: the value must be one of {list(self.options)}, got {self.value!r}")
 
 
-def explorer(
-    draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Any], labels: str | None = None
-) -> Explorer:
-    """Controls beside a picture that follows them.
+def slider(label: str, value: Any, options: Sequence[Any], form: str = "{}", stored: int = 4) -> Control:
+    """A slider over `options`, shown by a format such as "{:.2f}"."""
+    return Control(label, "slider", list(options), [form.format(each) for each in options], value, stored)
+
+
+def steps(least: float, most: float, step: float) -> list[float]:
+    """From the least to the most, both among them, without the rounding errors of a sum."""
+    return [round(least + n * step, 9) for n in range(round((most - least) / step) + 1)]
+
+
+def powers(least: float, most: float, step: float) -> list[float]:
+    """10 to the power of each of `steps`, to four digits."""
+    return [float(f"{10**exponent:.4g}") for exponent in steps(least, most, step)]
+
+
+def buttons(label: str, options: Sequence[str], value: str | None = None) -> Control:
+    """One of a few words, all of which are seen."""
+    return Control(label, "buttons", list(options), list(options), value or options[0], len(options))
+
+
+def pick(label: str, options: Sequence[str], value: str | None = None) -> Control:
+    """One of a list of words that folds open."""
+    return Control(label, "list", list(options), list(options), value or options[0], len(options))
+
+
+def switch(label: str, value: bool = False) -> Control:
+    """On or off."""
+    return Control(label, "switch", [False, True], ["off", "on"], value, 2)
+
+
+class Explorer:
+    """Controls beside a picture and words that follow them.
 
     Args:
-        draw: called with the controls' values by name; returns a figure, which needs no layout engine, and what it
-            shows, in words and numbers. The first line is the picture's alternative text. Nothing is to begin further
-            than an inch outside the figure.
-        controls: ipywidgets that have a `value` and a `description`.
-        labels: the width of all descriptions, as in CSS ("8em"); by default each control keeps its own.
+        draw: called with the controls' values by name; returns a figure, which is never painted, and what it shows, in
+            words and numbers. The first line is the picture's alternative text.
+        controls: by the names of the values that `draw` takes.
+
+    Attributes:
+        values: of the controls, by name.
     """
-    return Explorer(draw, controls, labels)
+
+    def __init__(self, draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Control]) -> None:
+        self.draw, self.controls = draw, dict(controls)
+        self.values = {name: control.value for name, control in self.controls.items()}
+        self._link: Any = None
+
+    def view(self, **values: Any) -> dict[str, Any]:
+        """The `scene` and the `words` of these values; those not given are as they are."""
+        figure, words = self.draw(**self.values | values)
+        try:
+            return {"scene": scene(figure), "words": words}
+        finally:
+            plt.close(figure)
+
+    def stored_places(self) -> list[list[int]]:
+        """For each control, the places of the options whose views are stored."""
+        most = [min(control.stored, len(control.options)) for control in self.controls.values()]
+        while math.prod(most) > MOST_STORED:
+            most[most.index(max(most))] -= 1
+        return [_spread(control, count) for control, count in zip(self.controls.values(), most, strict=True)]
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        view, places = self.view(), self.stored_places()
+        grid = [
+            self.view(**{name: one.options[at] for (name, one), at in zip(self.controls.items(), chosen, strict=True)})
+            for chosen in itertools.product(*places)
+        ]
+        told = {
+            "controls": [
+                {"label": one.label, "kind": one.kind, "texts": one.texts, "at": _first(one), "stored": stored}
+                for one, stored in zip(self.controls.values(), places, strict=True)
+            ],
+            "view": view,
+            "stored": base64.b64encode(zlib.compress(_json(grid).encode(), 9)).decode(),
+        }
+        key = hashlib.sha256(_json(told).encode()).hexdigest()[:16]  # the same at every run of a lesson
+        self._listen(key)
+        return {"text/plain": view["words"], "text/html": _page(key, told)}
+
+    def _listen(self, key: str) -> None:
+        """Answer the questions of the output with this key, where a kernel runs it."""
+        ipython = sys.modules.get("IPython")
+        if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+            return
+        self._link = link = _link_type()(key=key)  # kept: a model that nothing holds is closed
+        link.on_msg(lambda _, asked, __: link.send(self.answer(asked)))
+
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The view for the `places` of the controls' options, with the number of the question."""
+        named = zip(self.controls.items(), asked["places"], strict=True)
+        self.values = {name: control.options[place] for (name, control), place in named}
+        return {"turn": asked["turn"], **self.view()}
 
 
-def _measured(figure: Figure) -> Bbox:
-    """What matplotlib finds to be drawn on, in pixels from the figure's lower left corner: it lays out all words."""
-    return Bbox((figure.get_tightbbox().get_points() * figure.dpi).round()).padded(_MARGIN)
+def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Control]) -> Explorer:
+    """Controls beside a picture that follows them: see `Explorer`."""
+    return Explorer(draw, controls)
 
 
-def _painted(figure: Figure, around: Bbox) -> tuple[np.ndarray, Bbox]:
-    """A rectangle, in pixels from the figure's lower left corner, as an image (H, W, 4); and what is not white."""
-    file = io.BytesIO()
-    width, height = int(around.width), int(around.height)
-    exactly = Bbox.from_bounds(*around.p0, width + 0.01, height + 0.01)  # rounded down, no row or column is lost
-    figure.savefig(file, format="rgba", bbox_inches=Bbox(exactly.get_points() / figure.dpi))
-    image = np.frombuffer(file.getbuffer(), np.uint8).reshape(height, width, 4)
-    inked = image.view(np.uint32)[..., 0] != 0xFFFFFFFF
-    rows, columns = np.flatnonzero(inked.any(1)), np.flatnonzero(inked.any(0))
-    if not len(rows):
-        return image, Bbox.from_bounds(0, 0, *np.rint(figure.bbox.size))
-    drawn = Bbox([[columns[0], height - 1 - rows[-1]], [columns[-1] + 1, height - rows[0]]])
-    return image, drawn.translated(*around.p0)
+def _first(control: Control) -> int:
+    return list(control.options).index(control.value)
 
 
-def _thin_out_ticks(figure: Figure) -> None:
-    """No minor ticks, and few where the limits of an axis choose them: ticks take more time than curves."""
-    for axes in figure.axes:
-        axes.minorticks_off()
-        for axis in (axes.xaxis, axes.yaxis):
-            if isinstance(locator := axis.get_major_locator(), AutoLocator):
-                locator.set_params(nbins=_MOST_INTERVALS)
+def _spread(control: Control, count: int) -> list[int]:
+    """`count` places of options, evenly spread; one of them makes way for the value's own."""
+    first, last = _first(control), len(control.options) - 1
+    places = [round(n * last / max(1, count - 1)) for n in range(count)]
+    if first not in places:
+        places.remove(min(places[1:-1] or places, key=lambda place: abs(place - first)))
+    return sorted({first, *places})
 
 
-def _fitted(control: Any) -> Any:
-    """The control as wide as its column, its buttons as wide as their words."""
-    control.layout.width = "auto"
-    if isinstance(control, ipywidgets.ToggleButtons):
-        control.style.button_width = "auto"
-    return control
+def _json(told: Any) -> str:
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+
+
+def _page(key: str, told: Mapping[str, Any]) -> str:
+    """The words for pages that run no script, and the script that puts controls and picture in their place."""
+    words = html.escape(told["view"]["words"])
+    data = _json({"key": key, **told}).replace("</", "<\\/")
+    start = f'const told = {data}\ndocument.querySelectorAll("#explorer-{key}").forEach(root => mount(root, told))'
+    script = SCRIPT.read_text(encoding="utf-8")
+    return (
+        f'<div class="course-explorer" id="explorer-{key}"><pre>{words}</pre></div>'
+        f'<script type="module">{script}{start}</script>'
+    )
+
+
+@cache
+def _link_type() -> type:
+    """The kernel's half of an explorer; made late, since anywidget is slow to import."""
+    import anywidget
+    import traitlets
+
+    class Link(anywidget.AnyWidget):
+        _esm = SCRIPT
+        key = traitlets.Unicode().tag(sync=True)
+
+    return Link

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import ipywidgets
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Control, Explorer, explorer, slider, steps
 from course_lm.lr_finder import LRFinderResult
 
 
@@ -67,13 +65,18 @@ def lr_finder_explorer(result: LRFinderResult) -> Explorer:
     """Change how a range test is read, and see what becomes of its suggestion; every control works by keyboard."""
     count = max(1, len(result.lrs))
 
-    def skips(value: int, where: str) -> ipywidgets.IntSlider:
-        return ipywidgets.IntSlider(value=value, min=0, max=max(40, value), description=f"skip at {where}")
+    def draw(first: int, last: int, **settings: Any) -> tuple[Figure, str]:
+        return draw_lr_reading(result, points=(first, max(first, last)), **settings)
 
+    def skips(value: int, where: str) -> Control:
+        return slider(f"skip at {where}", value, range(max(40, value) + 1))
+
+    smoothings = sorted({*steps(0, 0.98, 0.02), result.smoothing})
     controls = {
-        "smoothing": ipywidgets.FloatSlider(value=result.smoothing, max=0.98, step=0.02, description="smoothing"),
+        "smoothing": slider("smoothing", result.smoothing, smoothings, "{:.2f}", stored=8),
         "skip_start": skips(result.skip_start, "start"),
         "skip_end": skips(result.skip_end, "end"),
-        "points": ipywidgets.IntRangeSlider(value=(1, count), min=1, max=count, description="points"),
+        "first": slider("first point", 1, range(1, count + 1), stored=2),
+        "last": slider("last point", count, range(1, count + 1), stored=3),
     }
-    return explorer(partial(draw_lr_reading, result), controls, labels="8em")
+    return explorer(draw, controls)

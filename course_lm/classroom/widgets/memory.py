@@ -2,15 +2,13 @@
 
 from bisect import bisect_right
 from functools import lru_cache
-from typing import Any
 
-import ipywidgets
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, buttons, explorer, slider, switch
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
@@ -21,7 +19,6 @@ LIMITS = (8, 24, 80)  # GiB: a laptop, a desktop's card, a server's card
 HEAD_WIDTH = 64
 SMALL_VOCABULARY = 512
 _ROWS = 2.0 ** np.arange(9)
-_WIDE: dict[str, Any] = {"style": {"description_width": "10em"}}
 
 
 def training_memory(
@@ -114,12 +111,12 @@ def draw_training_memory(
 def memory_explorer() -> Explorer:
     """Change the model and the batch, and see what fits; every control works by keyboard."""
     controls = {
-        "n_layer": ipywidgets.IntSlider(value=12, min=1, max=48, description="layers", **_WIDE),
-        "d_model": _choices("width", 768, [64, 128, 256, 384, 512, 768, 1024, 1536, 2048]),
-        "length": _choices("tokens in a row", 1024, [64, 128, 256, 512, 1024, 2048, 4096]),
-        "vocab_size": _choices("vocabulary", 50_257, [512, 2048, 8192, 32_000, 50_257, 128_000]),
-        "batch_size": _choices("rows", 8, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
-        "precision": ipywidgets.ToggleButtons(options=["fp32", "bf16"], value="fp32", description="precision"),
+        "n_layer": slider("layers", 12, range(1, 49)),
+        "d_model": slider("width", 768, [64, 128, 256, 384, 512, 768, 1024, 1536, 2048]),
+        "length": slider("tokens in a row", 1024, [64, 128, 256, 512, 1024, 2048, 4096]),
+        "vocab_size": slider("vocabulary", 50_257, [512, 2048, 8192, 32_000, 50_257, 128_000]),
+        "batch_size": slider("rows", 8, [1, 2, 4, 8, 16, 32, 64, 128, 256]),
+        "precision": buttons("precision", ["fp32", "bf16"]),
     }
     return explorer(draw_training_memory, controls)
 
@@ -182,16 +179,10 @@ def draw_step_memory(
 def step_memory_explorer() -> Explorer:
     """Change batch and model, and see the peak as predicted and as measured; every control works by keyboard."""
     controls = {
-        "rows": _choices("rows", 8, [1, 2, 4, 8, 16]),
-        "length": _choices("tokens in a row", 64, [16, 32, 64, 128]),
-        "width": _choices("width", 64, [16, 32, 64, 128]),
-        "precision": ipywidgets.ToggleButtons(options=["fp32", "bf16"], value="fp32", description="precision"),
-        "checkpointing": ipywidgets.Checkbox(
-            value=False, description="gradient checkpointing", style={"description_width": "6em"}
-        ),
+        "rows": slider("rows", 8, [1, 2, 4, 8, 16]),
+        "length": slider("tokens in a row", 64, [16, 32, 64, 128]),
+        "width": slider("width", 64, [16, 32, 64, 128]),
+        "precision": buttons("precision", ["fp32", "bf16"]),
+        "checkpointing": switch("gradient checkpointing"),
     }
     return explorer(draw_step_memory, controls)
-
-
-def _choices(description: str, value: int, options: list[int]) -> ipywidgets.SelectionSlider:
-    return ipywidgets.SelectionSlider(value=value, options=options, description=description, **_WIDE)

@@ -2,13 +2,12 @@
 
 import math
 
-import ipywidgets
 import numpy as np
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
 from course_lm.classroom.atlas import load_atlas
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer, slider, steps
 from course_lm.monitoring import EarlyStopping, smooth
 
 RUN = "over-fitting"
@@ -79,10 +78,10 @@ def _outcome(steps: list[int], true: np.ndarray, read: int, kept: int | None) ->
 def monitoring_explorer() -> Explorer:
     """Move patience, min_delta, smoothing and noise, and see where a run stops; every control works by keyboard."""
     controls = {
-        "patience": ipywidgets.IntSlider(value=3, min=1, max=10, description="patience"),
-        "min_delta": ipywidgets.FloatSlider(value=0.0, min=0.0, max=0.5, step=0.02, description="min_delta"),
-        "smoothing": ipywidgets.FloatSlider(value=0.0, min=0.0, max=0.95, step=0.05, description="smoothing"),
-        "noise": ipywidgets.FloatSlider(value=0.1, min=0.0, max=0.5, step=0.02, description="noise"),
-        "seed": ipywidgets.IntSlider(value=1, min=1, max=len(load_atlas().runs[RUN]), description="seed"),
+        "patience": slider("patience", 3, range(1, 11)),
+        "min_delta": slider("min_delta", 0.0, steps(0.0, 0.5, 0.02)),
+        "smoothing": slider("smoothing", 0.0, steps(0.0, 0.95, 0.05)),
+        "noise": slider("noise", 0.1, steps(0.0, 0.5, 0.02)),
+        "seed": slider("seed", 1, range(1, len(load_atlas().runs[RUN]) + 1)),
     }
-    return explorer(draw_early_stopping, controls, labels="8em")
+    return explorer(draw_early_stopping, controls)

@@ -2,12 +2,11 @@
 
 from functools import partial
 
-import ipywidgets
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer, slider, steps
 
 _MOST_TOKENS = 12
 
@@ -43,5 +42,5 @@ def temperature_explorer(logits: Tensor, tokens: list[str]) -> Explorer:
         logits: (V,), the model's scores for the next token.
         tokens: the V tokens as text.
     """
-    slider = ipywidgets.FloatSlider(value=1.0, min=0.1, max=2.0, step=0.1, description="temperature")
-    return explorer(partial(draw_next_token, logits, tokens), {"temperature": slider}, labels="initial")
+    temperature = slider("temperature", 1.0, steps(0.1, 2.0, 0.1), stored=20)
+    return explorer(partial(draw_next_token, logits, tokens), {"temperature": temperature})

@@ -3,15 +3,14 @@
 import math
 from dataclasses import dataclass
 
-import ipywidgets
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer, powers, slider
 
-_FILLS = {"sign": "#F6DCCB", "exponent": "#CFE6F4", "fraction": "#D9F0E6"}
 _INKS = {"sign": plots.RED, "exponent": plots.BLUE, "fraction": "#00694D"}
 _ROW = 2.1  # heights of a bit from one format to the next
 
@@ -91,18 +90,17 @@ def _draw_bits(axes: Axes, number_format: _Format, number: float, bottom: float)
     bits, parts = number_format.bits(number), number_format.parts()
     for part, ink in _INKS.items():
         boxes = [(place + 0.04, 0.92) for place, kind in enumerate(parts) if kind == part]
-        axes.broken_barh(boxes, (bottom, 1.0), facecolor=_FILLS[part], edgecolor=ink, linewidth=0.8)
-    for digit in "01":  # markers: one text for each bit would take three times as long to draw
-        places = [place + 0.5 for place, bit in enumerate(bits) if bit == digit]
-        axes.scatter(places, [bottom + 0.48] * len(places), marker=f"${digit}$", s=80, color=plots.INK, linewidth=0.4)
+        axes.broken_barh(boxes, (bottom, 1.0), facecolor=(*to_rgb(ink), 0.2), edgecolor=ink, linewidth=0.8)
+    for place, bit in enumerate(bits):
+        axes.text(place + 0.5, bottom + 0.5, bit, ha="center", va="center", fontsize=10)
 
 
 def number_format_explorer() -> Explorer:
     """Move a number over eighteen powers of ten, and a loss scale, and see what each format keeps of it."""
-    value = ipywidgets.FloatLogSlider(1e-8, min=-12, max=6, step=0.05, description="number", readout_format=".3g")
-    exponent = ipywidgets.IntSlider(value=0, min=0, max=24, description="scale 2 to the")
+    value = slider("number", 1e-8, powers(-12, 6, 0.05), "{:.3g}", stored=19)
+    exponent = slider("scale 2 to the", 0, range(25), stored=5)
 
     def draw(*, value: float, exponent: int) -> tuple[Figure, str]:
         return draw_number_formats(value, scale=2.0**exponent)
 
-    return explorer(draw, {"value": value, "exponent": exponent}, labels="7em")
+    return explorer(draw, {"value": value, "exponent": exponent})

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import ipywidgets
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, buttons, explorer, slider, switch
 from course_lm.display import CHOSEN
 from course_lm.distributed.settings import STRATEGIES
 from course_lm.model import ModelConfig
@@ -164,9 +163,9 @@ def _listed(enough: Sequence[int]) -> str:
 def ranks_explorer() -> Explorer:
     """Change model, ranks and strategy, and see what a rank holds and sends; every control works by keyboard."""
     controls = {
-        "model": ipywidgets.SelectionSlider(value="GPT-2 XL", options=list(SIZES), description="model"),
-        "ranks": ipywidgets.SelectionSlider(value=64, options=list(RANKS), description="ranks"),
-        "strategy": ipywidgets.ToggleButtons(value="fsdp", options=list(STRATEGIES), description="strategy"),
-        "checkpointing": ipywidgets.Checkbox(value=False, description="gradient checkpointing"),
+        "model": slider("model", "GPT-2 XL", list(SIZES)),
+        "ranks": slider("ranks", 64, RANKS),
+        "strategy": buttons("strategy", list(STRATEGIES), "fsdp"),
+        "checkpointing": switch("gradient checkpointing"),
     }
-    return explorer(draw_ranks, controls, labels="6em")
+    return explorer(draw_ranks, controls)

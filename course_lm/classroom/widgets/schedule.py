@@ -19,7 +19,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer
+from course_lm.classroom.widgets.panel import Explorer
 from course_lm.config import TrainingConfig
 from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule
 from course_lm.yaml_tree import load_yaml

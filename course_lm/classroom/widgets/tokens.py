@@ -3,12 +3,11 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import ipywidgets
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer, pre_tokenizers
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.explorer import Explorer, explorer
+from course_lm.classroom.widgets.explorer import Explorer, explorer, pick, slider
 from course_lm.tokenizer import encode_documents, eos_id, pad_id
 
 _COLUMNS = 80
@@ -82,8 +81,8 @@ def token_explorer(
         return figure, f"{wanted}\n{words}"
 
     controls = {
-        "text": ipywidgets.Dropdown(options=list(texts), description="text"),
-        "learned_from": ipywidgets.Dropdown(options=list(corpora), description="learned on"),
-        "vocab_size": ipywidgets.SelectionSlider(options=_VOCAB_SIZES, value=1024, description="tokens"),
+        "text": pick("text", list(texts)),
+        "learned_from": pick("learned on", list(corpora)),
+        "vocab_size": slider("tokens", 1024, _VOCAB_SIZES, "{:,}", stored=5),
     }
     return explorer(draw, controls)

@@ -1,4 +1,4 @@
-"""Exercises of lesson 01: bits per byte, equal losses under two tokenizers, a split without near copies on both sides."""
+"""Exercises of lesson 01: bits per byte, equal losses under two tokenizers, a split that keeps near copies together."""
 
 import builtins
 import hashlib

@@ -125,7 +125,7 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
         if index in specials:
             continue
         token = tokenizer.id_to_token(index) or ""  # `decode` passes over an id without a token, too
-        if part := decoder.decode(bytes(_BYTE_OF[sign] for sign in token)):
+        if part := decoder.decode(bytes(BYTE_OF[sign] for sign in token)):
             yield part
     if part := decoder.decode(b"", final=True):
         yield part
@@ -164,7 +164,7 @@ def _byte_of_signs() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_of_signs()
+BYTE_OF = _byte_of_signs()
 
 
 def _specials_as_text(tokenizer: Tokenizer) -> Tokenizer:

@@ -98,7 +98,7 @@ def evaluate(
     if not tokens:
         raise ValueError("the validation loader holds no target token: is it empty, or an iterator that is used up?")
     error = clusters.standard_error(float(nats), int(tokens), group)
-    return _metrics(float(nats), int(tokens), int(correct), num_bytes, error)
+    return metrics(float(nats), int(tokens), int(correct), num_bytes, error)
 
 
 def sample_of(loader: Iterable[AnyBatch], num_tokens: int | None, seed: int) -> tuple[Iterable[AnyBatch], int | None]:
@@ -201,7 +201,8 @@ class _Clusters:
         self.count = self.count + (sums[1] > 0).sum()
 
 
-def _metrics(nats: float, tokens: int, correct: int, num_bytes: float, error: float) -> dict[str, float]:
+def metrics(nats: float, tokens: int, correct: int, num_bytes: float, error: float) -> dict[str, float]:
+    """The record of a validation, from sums over all its targets."""
     loss = nats / tokens
     return {
         "val_loss": loss,

@@ -29,10 +29,8 @@ EXPLORER = r"(\w*explorer)\("
 INPUTS = {
     "00_the_whole_loop": "tokens = list('abcdefghij'); next_logits = torch.linspace(2, -2, 10)",
     "01_text_to_tokens": """
-my_sentence = "the cat sat on the mat; that cat ate the oats"
-mine = stories = python_docs = course_lm.corpus.load_corpus([my_sentence, "über Äpfel, über Äpfel"])
-texts = {"cat": [my_sentence], "apple": mine.documents[1:]}
-largest = dict.fromkeys(texts, 262)
+sentences = {"English": "the cat sat on the mat; that cat ate the oats", "German": "über Äpfel, über Äpfel"}
+most = dict.fromkeys(("stories", "hindi", "python-docs"), 512)
 """,
     "02_batching": """
 documents = ["the cat sat on the mat " * (1 + number * number % 23) for number in range(60)]

@@ -1,4 +1,4 @@
-"""Exercises of lesson 01: what truncation throws away, bits per byte, a split that near copies cannot leak through."""
+"""Exercises of lesson 01: bits per byte, equal losses under two tokenizers, a split that keeps near copies together."""
 
 import builtins
 import hashlib
@@ -12,22 +12,6 @@ from course_lm.classroom.checks import Refused, exercise
 from course_lm.classroom.checks.comparison import short
 
 _Split = tuple[list[str], list[str]]
-
-
-@exercise(
-    cases={
-        "a short and a long document": ([5, 41], 16),
-        "a document of exactly max_length": ([16, 20, 15], 16),
-        "nothing is cut": ([5, 9, 12], 16),
-        "all are cut": ([30, 100, 17, 55], 8),
-        "max_length 2": ([2, 4, 9], 2),
-    },
-)
-def lost_share(lengths, max_length):
-    """Share of the targets beyond `max_length`: `fn(lengths, max_length)`, the ids of each document, both <eos> in."""
-    targets = sum(length - 1 for length in lengths)
-    kept = sum(min(length, max_length) - 1 for length in lengths)
-    return 1 - kept / targets
 
 
 @exercise(
@@ -46,6 +30,24 @@ def to_bits_per_byte(loss, ids, documents):
     targets = sum(len(document) - 1 for document in ids)
     num_bytes = sum(len(document.encode()) for document in documents)
     return loss * targets / num_bytes / math.log(2)
+
+
+@exercise(
+    cases={
+        "a larger vocabulary": (1.5, [[1, 40, 41, 42, 43, 44, 45, 1]], [[1, 300, 301, 1]]),
+        "a smaller vocabulary": (2.25, [[1, 300, 301, 1], [1, 302, 1]], [[1, *range(2, 12), 1], [1, 2, 3, 4, 1]]),
+        "documents of different lengths": (
+            3.0,
+            [[1, *range(300, 330), 1], [1, 300, 1], [1, 301, 302, 1]],
+            [[1, *range(2, 50), 1], [1, 2, 3, 4, 5, 1], [1, 1]],
+        ),
+    },
+)
+def loss_to_beat(loss, ids, my_ids):
+    """The equal loss under another tokenizer: `fn(loss, ids, my_ids)`, the ids of the same documents under both."""
+    targets = sum(len(document) - 1 for document in ids)
+    my_targets = sum(len(document) - 1 for document in my_ids)
+    return loss * targets / my_targets
 
 
 _HOURS = range(7)

@@ -1,14 +1,13 @@
 """A text as coloured boxes, one for each token of a tokenizer."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.figure import Figure
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, explorer, pick, slider
-from course_lm.tokenizer import encode_documents, eos_id, pad_id
+from course_lm.tokenizer import BYTE_OF, encode_documents, eos_id, pad_id
 
 _COLUMNS = 80
 _VOCAB_SIZES = (258, 512, 1024, 2048, 4096)
@@ -19,18 +18,10 @@ def label_of(tokenizer: Tokenizer, token: int) -> str:
     letters = tokenizer.id_to_token(token) or ""  # None for an id that the tokenizer does not have
     if token in (pad_id(tokenizer), eos_id(tokenizer)):
         return letters
-    raw = bytes(_byte_of()[letter] for letter in letters)
+    raw = bytes(BYTE_OF[letter] for letter in letters)
     text = raw.decode(errors="replace").replace(" ", "·")
     # Up to Cyrillic the picture's font has a glyph of one column for every letter.
     return text if text.isprintable() and max(text) < "\u0500" else raw.hex(" ")
-
-
-@functools.cache
-def _byte_of() -> dict[str, int]:
-    """The byte behind each visible character of the byte alphabet."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    others = iter([letter for letter in letters if ord(letter) > 255])  # for the bytes that cannot be printed
-    return {chr(byte) if chr(byte) in letters else next(others): byte for byte in range(256)}
 
 
 def draw_tokens(text: str, tokenizer: Tokenizer) -> tuple[Figure, str]:

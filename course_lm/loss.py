@@ -10,7 +10,8 @@ targets, with a gradient.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Literal
@@ -66,29 +67,21 @@ def next_token_loss(
     outside their range.
     """
     _check_inputs(logits, labels)
-    require(reduction in ("mean", "sum", "none"), "reduction", '"mean", "sum" or "none"', reduction)
-    require(0 <= label_smoothing <= 1, "label_smoothing", "in [0, 1]", label_smoothing)
-    require(0 <= z_loss < math.inf, "z_loss", "a finite number of at least 0", z_loss)
-    batch_size, length, vocab_size = logits.shape
+    _check_options(reduction, label_smoothing, z_loss)
     targets = F.pad(labels[:, 1:], (0, 1), value=ignore_index).reshape(-1)
-    scores = logits.reshape(-1, vocab_size)
+    scores = logits.reshape(-1, logits.shape[-1])
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     over_targets = "none" if reduction == "none" else "sum"
-    try:
+    with _names_a_wrong_label(targets, scores.shape[-1], ignore_index):
         losses = F.cross_entropy(
             scores, targets, ignore_index=ignore_index, reduction=over_targets, label_smoothing=label_smoothing
         )
-    except IndexError:
-        wrong = targets[((targets < 0) | (targets >= vocab_size)) & (targets != ignore_index)]
-        accepted = f"in [0, {vocab_size}), the model's vocabulary, or {ignore_index}"
-        raise ValueError(f"labels must be {accepted}, got {int(wrong[0])}") from None
     if z_loss > 0:
-        log_z_squared = scores.logsumexp(-1).square()
-        penalties = z_loss * log_z_squared.masked_fill(targets == ignore_index, 0.0)
+        penalties = z_loss * scores.logsumexp(-1).square().masked_fill(targets == ignore_index, 0.0)
         losses = losses + (penalties if reduction == "none" else penalties.sum())
     if reduction == "none":
-        return losses.view(batch_size, length)[:, :-1]
+        return losses.view(labels.shape)[:, :-1]
     if reduction == "mean":
         return losses / count_targets(labels, ignore_index)
     return losses
@@ -144,3 +137,20 @@ def _check_inputs(logits: Tensor, labels: Tensor) -> None:
         )
     if labels.dtype != torch.int64:
         raise ValueError(f"labels must be int64, got {labels.dtype}")
+
+
+def _check_options(reduction: str, label_smoothing: float, z_loss: float) -> None:
+    require(reduction in ("mean", "sum", "none"), "reduction", '"mean", "sum" or "none"', reduction)
+    require(0 <= label_smoothing <= 1, "label_smoothing", "in [0, 1]", label_smoothing)
+    require(0 <= z_loss < math.inf, "z_loss", "a finite number of at least 0", z_loss)
+
+
+@contextmanager
+def _names_a_wrong_label(targets: Tensor, vocab_size: int, ignore_index: int) -> Iterator[None]:
+    """On the CPU torch finds a label outside the vocabulary as it scores; here the error says which labels are."""
+    try:
+        yield
+    except IndexError:
+        wrong = targets[((targets < 0) | (targets >= vocab_size)) & (targets != ignore_index)]
+        accepted = f"in [0, {vocab_size}), the model's vocabulary, or {ignore_index}"
+        raise ValueError(f"labels must be {accepted}, got {int(wrong[0])}") from None

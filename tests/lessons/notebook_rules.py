@@ -124,7 +124,7 @@ def predictions_tell_nothing(notebook: Any) -> list[str]:
     cells = [cell for cell in code_cells(notebook) if cell.source.startswith("checks.predict(")]
     telling = [cell.id for cell in cells if not ASKED.fullmatch(cell.source)]
     return [f"{cell}: a prediction with more than its name" for cell in telling] + _between(
-        "predictions", len(cells), 2, 4
+        "predictions", len(cells), 2, 6
     )
 
 

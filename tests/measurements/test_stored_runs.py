@@ -24,6 +24,7 @@ import schedule_runs
 import torch
 import trainer_tables
 import training_lengths
+import wrong_losses
 from harness import ROOT, SEEDS, best_rate, is_stored, load, loop_of, losses_by_rate
 
 from course_lm.curriculum import CurriculumLoader
@@ -33,7 +34,7 @@ from course_lm.monitoring.utilization import PEAKS, Work
 
 SCRIPTS: tuple[Any, ...] = (
     *(batch_sizes, bits_per_byte, compile_costs, curriculum_experiment, longer_curricula, lr_test_lengths, lying_loops),
-    *(loss_scales, packed_rows, scaling, schedule_race, schedule_runs, trainer_tables, training_lengths),
+    *(loss_scales, packed_rows, scaling, schedule_race, schedule_runs, trainer_tables, training_lengths, wrong_losses),
 )
 RESULTS: dict[str, Any] = {script.__name__: load(script.FILE) for script in SCRIPTS}
 WANTED = {
@@ -52,6 +53,7 @@ WANTED = {
     "lying_loops": list(lying_loops.settings_of_runs()),
     "trainer_tables": list(trainer_tables.settings_of_runs()),
     "training_lengths": list(training_lengths.settings_of_runs(RESULTS["training_lengths"])),
+    "wrong_losses": list(wrong_losses.settings_of_runs()),
 }
 
 

@@ -1,15 +1,14 @@
-"""Exercises of lesson 03: a stable log-sum-exp, the loss from ids, perplexity, the loss's gradient, masked prompts."""
+"""Exercises of lesson 03: a stable log-sum-exp, masked prompts, the loss's gradient."""
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from course_lm.batching import IGNORE_INDEX
-from course_lm.classroom.checks import exercise, with_gradient
+from course_lm.classroom.checks import exercise
 
 _EOS = 0  # the exercises give <eos> and padding one id
 _VOCAB_SIZE = 11
@@ -62,62 +61,6 @@ def _rows(
         input_ids[0, 3] = _EOS  # one text ends and the next one begins
     logits = torch.randn(*input_ids.shape, _VOCAB_SIZE, generator=generator, dtype=torch.float64)
     return (logits * scale).to(dtype), input_ids, attention_mask
-
-
-@exercise(
-    cases={
-        "no padding": _rows([6, 6], seed=1),
-        "rows of 8, 5 and 3 tokens": _rows([8, 5, 3], seed=0, dtype=torch.float64),
-        "logits times 1000": _rows([7, 4], seed=3, scale=1000.0),
-    },
-    run=with_gradient,
-    close=(1e-5, 1e-7),  # computed in float32, as mixed precision does it, the loss is as right
-)
-def loss_from_ids(logits, input_ids, attention_mask):
-    """The mean next-token loss from ids: `fn(logits, input_ids, attention_mask)`, rows padded on the right."""
-    labels = input_ids.masked_fill(attention_mask == 0, -100)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-
-
-@exercise(
-    cases={
-        "a large and a small batch": ([2.0, 5.0], [90, 10]),
-        "batches of one and two targets": ([1.5, 3.0, 0.5], [1, 20, 2]),
-        "a batch without targets, whose mean is nan": ([2.0, float("nan"), 3.0], [10, 0, 30]),
-    },
-)
-def corpus_perplexity(mean_losses, num_targets):
-    """Perplexity of several batches: `fn(mean_losses, num_targets)`, nats per target and targets of each batch."""
-    nats = sum(mean * count for mean, count in zip(mean_losses, num_targets) if count > 0)
-    return math.exp(nats / sum(num_targets))
-
-
-def _finite(losses: Sequence[float]) -> list[float]:
-    return [loss for loss in losses if not math.isnan(loss)]
-
-
-def _until_empty(losses: Sequence[float], counts: Sequence[int]) -> float:
-    first = list(takewhile(lambda batch: batch[1] > 0, zip(losses, counts)))
-    return corpus_perplexity.solution(*zip(*first))
-
-
-corpus_perplexity.also(
-    "every batch's mean loss weighs the same, however many targets it has",
-    lambda losses, counts: math.exp(sum(_finite(losses)) / len(_finite(losses))),
-)
-corpus_perplexity.also(
-    "every batch weighs the same, the one without targets as a loss of 0",
-    lambda losses, counts: math.exp(sum(_finite(losses)) / len(losses)),
-)
-corpus_perplexity.also(
-    "perplexities are averaged, every batch weighing the same",
-    lambda losses, counts: sum(map(math.exp, _finite(losses))) / len(_finite(losses)),
-)
-corpus_perplexity.also(
-    "perplexities are averaged over the tokens: the exponential comes before the mean",
-    lambda losses, counts: sum(math.exp(loss) * count for loss, count in zip(losses, counts) if count) / sum(counts),
-)
-corpus_perplexity.also("the batches after one without targets are left out: the loop ends there", _until_empty)
 
 
 def _logits_and_labels(*, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,13 @@ def uncorrected_length(t, beta1, beta2):
     cases={
         "one weight": (*map(torch.tensor, ([2.0], [0.5], [-0.15])), 0.1, 0.75, 0.5, 0.2),
         "a matrix": (_drawn(3), _drawn(4), _drawn(5), 0.01, 0.9, 0.99, 0.1),
-        "the mean decides the sign": (*map(torch.tensor, ([1.0, -3.0], [3.0, 0.2], [-0.5, 4.0])), 0.1, 0.9, 0.6, 0.0),
+        "the mean decides the sign": (
+            *map(torch.tensor, ([1.0, -3.0, 2.0], [3.0, 0.2, -3.0], [-0.5, 4.0, 2.3])),
+            0.1,
+            0.9,
+            0.6,
+            0.0,
+        ),
         "no gradient yet": (_drawn(6), 0 * _drawn(6), 0 * _drawn(6), 0.5, 0.9, 0.99, 0.1),
     },
 )

@@ -37,10 +37,9 @@ class _Toy:
 
     def step(self) -> int:
         weight, moment, step, epoch, batch = self._parts.values()
-        moment += 1 + (5 * epoch + 3 * batch) % 7  # what the batch holds
-        epoch, batch = divmod(4 * epoch + batch + 1, 4)
-        self._parts |= {"weight": weight + min(step, 2) * moment, "moment": moment, "step": step + 1}
-        self._parts |= {"epoch": epoch, "batch": batch}
+        # Without its moment or its step a resumed run is wrong from the second loss on, and right again soon after.
+        after = moment + min(step, 2), 1 + (5 * epoch + 3 * batch) % 7, step + 1, *divmod(4 * epoch + batch + 1, 4)
+        self._parts = dict(zip(self._parts, after))
         return weight + 10 * epoch + batch
 
     def state_dict(self) -> dict[str, int]:

@@ -187,33 +187,6 @@ def shift_picture(words: Sequence[str]) -> Figure:
     return figure
 
 
-def missing_parts(differences: Mapping[str, Sequence[float]], first_step: int) -> Figure:
-    """For each part that a checkpoint lacked: the resumed run's losses minus those of the run that never stopped."""
-    figure, panels = plt.subplots(2, 2, figsize=(9.5, 5), sharex=True, sharey=True)
-    for axes, (part, values) in zip(panels.flat, differences.items()):
-        axes.axhline(0, color=INK, linewidth=1)
-        axes.plot(range(first_step, first_step + len(values)), values, color=RED, linewidth=1.4)
-        axes.set(title=f"without {part}", ylim=(-0.85, 0.85))
-    figure.supxlabel("optimizer steps")
-    figure.supylabel("loss minus that of the whole run")
-    figure.tight_layout()
-    return figure
-
-
-def flipped_bits(changes: np.ndarray) -> Figure:
-    """How far the loss moves when a bit of a weight flips, a point for each weight and bit: `changes` (weights, 32)."""
-    figure, axes = plt.subplots(figsize=(8.5, 3.4))
-    for bits, colour in ((range(23), SKY), (range(23, 31), ORANGE), (range(31, 32), GREEN)):
-        for bit in bits:
-            heights = np.nan_to_num(changes[:, bit], nan=1e3, posinf=1e3).clip(1.2e-7, 3e2)
-            axes.plot([bit] * len(heights), heights, "o", color=colour, markersize=5, alpha=0.7)
-    axes.set(yscale="log", ylim=(1e-7, 2e3), xlabel="flipped bit", ylabel="change of the loss (nats)")
-    for place, name in ((11, "23 bits of fraction"), (26, "exponent"), (31, "sign")):
-        axes.text(place, 4e3, name, ha="center")
-    axes.text(29.3, 3e2, "no number", ha="right", va="center")
-    return figure
-
-
 def reported_and_held_out(runs: Mapping[str, tuple[Sequence[float], float]], window: int = 10) -> Figure:
     """The training loss that each run reports, the mean of `window` steps, and as a dot its loss on held-out text.
 

@@ -9,7 +9,7 @@ from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, explorer, powers, slider
 
 _SHORTEST, _LONGEST = 10.0, 86_400.0  # seconds: the drawn intervals
-_POINTS = 200
+_POINTS = 2000
 
 
 def draw_checkpoint_interval(

@@ -1,4 +1,4 @@
-"""What explorer.js is told to draw lies where matplotlib would paint it, and reads back as the numbers of the figure."""
+"""What explorer.js is told to draw reads back as the numbers of the figure."""
 
 import math
 
@@ -21,18 +21,21 @@ def marks_of(axes, kind):
 @pytest.mark.parametrize("scales", [("linear", "linear"), ("log", "linear"), ("linear", "log"), ("log", "log")])
 def test_a_line_reads_back_as_its_numbers(scales):
     axes = Figure().subplots()
-    x, y = np.geomspace(0.01, 300, 40), np.geomspace(5, 1e-3, 40)
+    x = np.geomspace(0.01, 300, 40) if scales[0] == "log" else np.linspace(0, 300, 40)
+    y = 0.01 + x**0.7
     axes.plot(x, y)
     axes.set(xscale=scales[0], yscale=scales[1])
     panel = panel_of(axes)
     left, top, width, height = panel["box"]
     (points,) = (np.reshape(mark["points"], (-1, 2)) for mark in panel["marks"] if mark["kind"] == "line")
     parts = {"x": (points[:, 0] - left) / width, "y": (top + height - points[:, 1]) / height}
-    for name, numbers in (("x", x), ("y", y)):
+    read = {}
+    for name in "xy":
         axis = panel[name]
         low, high = map(math.log, axis["limits"]) if axis["log"] else axis["limits"]
-        read = low + parts[name] * (high - low)  # as explorer.js reads it
-        assert read == pytest.approx(np.log(numbers) if axis["log"] else numbers, abs=0.002 * (high - low))
+        read[name] = low + parts[name] * (high - low)  # as explorer.js reads it
+    scaled = [np.log(numbers) if panel[name]["log"] else numbers for name, numbers in (("x", x), ("y", y))]
+    assert np.interp(scaled[0], read["x"], read["y"]) == pytest.approx(scaled[1], abs=0.01 * float(np.ptp(scaled[1])))
 
 
 def test_ticks_stand_inside_the_axes_with_powers_of_ten_as_text():
@@ -47,10 +50,10 @@ def test_ticks_stand_inside_the_axes_with_powers_of_ten_as_text():
 
 def test_a_gap_in_a_line_stays_a_gap_and_what_is_far_away_stays_a_number():
     axes = Figure().subplots()
-    axes.plot([0, 1, 2], [0, math.nan, 1e300])
+    axes.plot([0, 1, 2, 3, 4], [0, 1, math.nan, 1, 1e300])
     axes.set(ylim=(0, 1))
     (line,) = marks_of(axes, "line")
-    assert line["points"][3] is None and abs(line["points"][5]) <= 1e5
+    assert line["points"].count(None) == 2 and max(abs(each) for each in line["points"] if each is not None) <= 1e5
 
 
 def test_cells_of_an_image_cover_it_once():

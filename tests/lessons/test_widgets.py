@@ -1,6 +1,5 @@
 """Explorers: the picture and the words follow the controls, and show what the package computes."""
 
-import html
 import json
 import math
 import re
@@ -250,92 +249,100 @@ def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
     assert f"area {area:.4g}," in widgets.draw_schedules({"A": curve})[1]
 
 
-def test_a_curve_of_the_explorer_can_be_copied(tmp_path):
-    box = widgets.schedule_explorer()
-    controls_of(box, "A")["peak"].value = 5e-4
-    copies = box.children[0].children[0].children[-1].value
-    lines, call = (html.unescape(text) for text in re.findall("data-text='(.*?)'", copies, re.DOTALL))
-    schedule, total_steps = rates_of_yaml(lines, tmp_path)
-    assert total_steps == 600_000 and schedule(2_000) == 5e-4
-    assert eval(call, {"schedules": schedules, "step": 2_000}) == 5e-4
-    # nothing to copy of what the package refuses
-    controls_of(box, "A")["warm-up"].value = 700_000
-    assert box.children[0].children[0].children[-1].value == ""
-
-
-def controls_of(box, column):
-    """The controls that a column shows, by what they are called after its letter."""
-    shown = box.children[0].children["ABC".index(column)].children
-    return {part.description[2:]: part for part in shown if part.description}  # the buttons to copy have none
+def moved(column="A", own=None, **values):
+    """A schedule explorer whose curve has these values."""
+    box = widgets.schedule_explorer(own)
+    box.values |= {f"{column} {name}": value for name, value in values.items()}
+    return box
 
 
 def blocks_of(box):
-    """What stands below the picture, by curve."""
-    text = html.unescape(re.sub("<.*?>", "", box.words.value))
-    return {block[2]: block for block in re.split("^(?=# [ABC] )", text, flags=re.MULTILINE) if block}
+    """What is below the picture, by curve."""
+    blocks = re.split("^(?=# [ABCD] )", box.view()["words"], flags=re.MULTILINE)
+    return {block[2]: block for block in blocks if block}
+
+
+def test_what_a_curve_gives_to_copy_is_that_curve(tmp_path):
+    copies = moved(peak_lr=5e-4).view()["copies"]
+    schedule, total_steps = rates_of_yaml(copies["A as YAML"], tmp_path)
+    assert total_steps == 600_000 and schedule(2_000) == 5e-4
+    assert eval(copies["A as Python"], {"schedules": schedules, "step": 2_000}) == 5e-4
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=5e-4)
+    scheduler = eval(copies["A as PyTorch"], {"torch": torch, "schedules": schedules, "optimizer": optimizer})
+    for _ in range(3):
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(schedule(3))
+    assert not any(name.startswith("A") for name in moved(warmup_steps=700_000).view()["copies"]), "it is refused"
 
 
 def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
-    box = widgets.schedule_explorer()
-    assert list(blocks_of(box)) == ["A", "B"]
-    schedule, total_steps = rates_of_yaml(blocks_of(box)["A"], tmp_path)  # nanoGPT's
-    assert (total_steps, schedule(2_000), schedule(600_000)) == (600_000, 6e-4, 6e-5)
-    controls_of(box, "C")["type"].value = "linear"
-    for name, value in (("warm-up", 8), ("steps", 80), ("minimum", 0.0), ("peak", 3e-3)):
-        controls_of(box, "A")[name].value = value
+    box = moved("C", type="linear")
+    box.values |= {"A warmup_steps": 8, "A total_steps": 80, "A min_lr": 0.0, "A peak_lr": 3e-3}
     rates = {name: rates_of_yaml(block, tmp_path) for name, block in blocks_of(box).items()}
     assert {name: steps for name, (_, steps) in rates.items()} == {"A": 80, "B": 600_000, "C": 600_000}
     assert (rates["A"][0](8), rates["A"][0](80), rates["C"][0](2_000)) == (3e-3, 0.0, 6e-4)
 
 
-def test_a_column_shows_the_controls_that_its_type_reads():
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    {
+        "none": "",
+        "constant": "total_steps warmup_steps peak_lr",
+        "linear": "total_steps warmup_steps peak_lr min_lr",
+        "cosine": "total_steps warmup_steps peak_lr min_lr num_cycles",
+        "step": "total_steps warmup_steps peak_lr min_lr gamma drop_1 drop_2 drop_3",
+        "inverse_sqrt": "total_steps warmup_steps peak_lr min_lr timescale",
+        "warmup_stable_decay": "total_steps warmup_steps peak_lr min_lr decay_ratio",
+        "mine": "total_steps",
+    }.items(),
+)
+def test_a_curve_shows_the_controls_that_its_type_reads_and_each_changes_words_and_picture(kind, own):
+    box = moved(type=kind, own={"mine": one_cycle})
+    box.values["C type"] = "none"
+    view = box.view()
+    shown = [name[2:] for name in box.controls if name[0] == "A" and name not in view["hidden"]]
+    assert shown == ["type", *own.split()]
+    for name in shown[1:]:
+        other = box.view(**{f"A {name}": box.values[f"A {name}"] * 0.5 if name in ("gamma", "min_lr") else 3})
+        assert other["scene"] != view["scene"] and other["words"] != view["words"], name
+        box.values[f"A {name}"] = box.controls[f"A {name}"].value
+
+
+def one_cycle(step):
+    return 0.1 * max(0, min(step, 40 - step)) / 20
+
+
+@pytest.mark.parametrize("wrong", [3e-4, lambda: 0.1, lambda step: -1.0, lambda step: float("nan"), lambda step: 1 / 0])
+def test_a_function_that_gives_no_rate_is_refused_in_words(wrong):
+    text = widgets.draw_schedules({"A": {"type": "mine", "total_steps": 40}}, own={"mine": wrong})[1]
+    assert text.startswith("# A mine is refused: ") and len(text.splitlines()) == 1
+
+
+def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none():
+    dropped = moved(type="step", drop_1=500_000, drop_2=0, drop_3=100_000)
+    assert "milestones: [100000, 500000]" in blocks_of(dropped)["A"]
+    assert "milestones:" not in blocks_of(moved(type="step", drop_1=0, drop_2=0, drop_3=0))["A"]
+
+
+@pytest.mark.parametrize(
+    ("handle", "to", "numbers"),
+    [
+        ("B peak", (5_000.4, 1e-3), {"warmup_steps": 5_000, "peak_lr": 1e-3}),
+        ("B end", (300_000, 1e-5), {"total_steps": 300_000, "min_lr": 1e-5}),
+        ("B decay", (450_000, 0.0), {"decay_ratio": 0.25}),
+        ("B peak", (-9, -1.0), {"warmup_steps": 0, "peak_lr": 6e-5}),
+        ("B end", (5, 1.0), {"total_steps": 2_000, "min_lr": 6e-4}),
+    ],
+)
+def test_a_handle_that_is_dragged_takes_its_numbers_along_as_far_as_they_are_accepted(handle, to, numbers):
     box = widgets.schedule_explorer()
-    for kind, own in {
-        "constant": [],
-        "linear": ["minimum"],
-        "cosine": ["minimum", "cycles"],
-        "step": ["minimum", "gamma", "drop 1", "drop 2", "drop 3"],
-        "inverse_sqrt": ["minimum", "timescale"],
-        "warmup_stable_decay": ["minimum", "decay ratio"],
-    }.items():
-        controls_of(box, "B")["type"].value = kind
-        assert list(controls_of(box, "B")) == ["type", "steps", "warm-up", "peak", *own]
-    assert list(controls_of(box, "C")) == ["type"] and list(blocks_of(box)) == ["A", "B"]
-    for name in "AB":
-        controls_of(box, name)["type"].value = "none"
-    assert "choose a schedule" in box.words.value
-
-
-def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none(tmp_path):
-    box = widgets.schedule_explorer()
-    controls_of(box, "A")["type"].value = "step"
-    for name, value in (("drop 1", 500_000), ("drop 2", 0), ("drop 3", 100_000)):
-        controls_of(box, "A")[name].value = value
-    assert "milestones: [100000, 500000]" in blocks_of(box)["A"]
-    for name in ("drop 1", "drop 3"):
-        controls_of(box, "A")[name].value = 0
-    assert "milestones:" not in blocks_of(box)["A"]
-
-
-def test_the_arrow_keys_change_the_first_digit_of_a_number():
-    box = widgets.schedule_explorer()
-    steps, peak = (controls_of(box, "A")[name] for name in ("steps", "peak"))
-    assert (steps.step, peak.step) == (100_000, 1e-4)
-    steps.value, peak.value = 100_000, 3e-3
-    assert (steps.step, peak.step) == (10_000, 1e-3)
-    steps.value = 1
-    assert steps.step == 1
-
-
-@pytest.mark.parametrize("kind", [name for name in schedules.SCHEDULES if not name.endswith("_with_warmup")])
-def test_every_control_of_the_schedule_explorer_changes_words_and_picture(kind):
-    box = widgets.schedule_explorer()
-    controls_of(box, "A")["type"].value = kind
-    for name, control in controls_of(box, "A").items():
-        before = box.picture.value.partition("base64,")[2], box.words.value
-        control.value = "none" if name == "type" else control.value + control.step
-        assert box.picture.value.partition("base64,")[2] != before[0] and box.words.value != before[1], name
-        control.value = kind if name == "type" else control.value - control.step
+    answer = box.answer({"turn": 1, "places": box.places(), "dragged": [handle, *to]})
+    assert {name: box.values[f"B {name}"] for name in numbers} == numbers
+    assert "refused" not in answer["words"] and answer["places"] == box.places()
+    (place,) = (each["at"] for each in answer["handles"] if each["name"] == handle)
+    if handle != "B decay":
+        assert tuple(place) == pytest.approx(tuple(numbers.values()))
 
 
 # The finder explorer

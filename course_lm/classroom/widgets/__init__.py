@@ -8,7 +8,7 @@ from course_lm.classroom.widgets.batches import batching_explorer, draw_batch, p
 from course_lm.classroom.widgets.checkpoints import checkpoint_explorer, draw_checkpoint_interval
 from course_lm.classroom.widgets.clipping import clipping_explorer, draw_clipping
 from course_lm.classroom.widgets.curriculum import draw_pacing, pacing_explorer, sentence_difficulty
-from course_lm.classroom.widgets.explorer import buttons, explorer, pick, powers, slider, steps, switch
+from course_lm.classroom.widgets.explorer import buttons, explorer, number, pick, powers, slider, steps, switch
 from course_lm.classroom.widgets.lr_finder import draw_lr_reading, lr_finder_explorer
 from course_lm.classroom.widgets.memory import (
     draw_step_memory,
@@ -48,6 +48,7 @@ __all__ = [
     "lr_finder_explorer",
     "memory_explorer",
     "monitoring_explorer",
+    "number",
     "number_format_explorer",
     "pacing_explorer",
     "paint_batch",

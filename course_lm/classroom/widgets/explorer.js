@@ -8,8 +8,10 @@
 /** @typedef {{name: string, log: boolean, limits: [number, number], ticks: [number, string][], grid: boolean}} Axis */
 /** @typedef {{box: [number, number, number, number], title: string, legend: [string, string][], x: Axis | null,
  *   y: Axis | null, marks: Mark[]}} Panel */
-/** @typedef {{scene: {size: [number, number], panels: Panel[]}, words: string}} View */
-/** @typedef {{label: string, kind: "slider" | "buttons" | "list" | "switch", texts: string[],
+/** @typedef {{name: string, at: [number, number]}} Handle */
+/** @typedef {{scene: {size: [number, number], panels: Panel[]}, words: string, hidden?: string[], handles?: Handle[],
+ *   copies?: Record<string, string>}} View */
+/** @typedef {{name: string, label: string, kind: "slider" | "buttons" | "list" | "switch" | "number", texts: string[],
  *   at: number, stored: number[]}} Control */
 /** @typedef {{key: string, controls: Control[], view: View, stored: string}} Told */
 
@@ -30,6 +32,8 @@ const LOOK = `
 .course-explorer svg { display: block; max-width: 100%; max-height: 60vh; height: auto; overflow: visible; font-family: sans-serif }
 .course-explorer .names { display: flex; flex-flow: row wrap; gap: 0 1.2em }
 .course-explorer .names i { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
+.course-explorer .handle { cursor: grab; touch-action: none }
+.course-explorer input[type=number] { width: 9em; font: inherit }
 .course-explorer .hint { opacity: .8; font-size: 12px }
 `
 
@@ -63,6 +67,13 @@ export function heightAt(points, x) {
     if (left === null || right === null || from === null || to === null || left > right) continue
     if (left <= x && x <= right) return left === right ? to : from + ((to - from) * (x - left)) / (right - left)
   }
+}
+
+/** The pixel of a value on an axis, see `valueAt`.
+ * @param {Axis} axis @param {number} value @param {number} start @param {number} length @returns {number} */
+export function pixelOf(axis, value, start, length) {
+  const [low, high, at] = [...axis.limits, value].map(each => (axis.log ? Math.log(each) : each))
+  return start + ((at - low) / (high - low)) * length
 }
 
 /** @param {number} value @returns {string} three significant digits */
@@ -168,8 +179,9 @@ function readOut(over, { box: [left, top, width, height], x, y, marks }, at) {
 }
 
 /** Draws a view into the SVG, which grows where something new has no room, and else keeps its size.
- * @param {SVGSVGElement & {room?: number[]}} svg @param {View} view */
-function draw(svg, { scene, words }) {
+ * @param {SVGSVGElement & {room?: number[], held?: string}} svg @param {View} view
+ * @param {(handle: string, x: number, y: number) => void} dragged is told where a handle goes */
+function draw(svg, { scene, words, handles = [] }, dragged) {
   const name = (svg.id ||= `drawn-${Math.random().toString(36).slice(2)}`)
   svg.replaceChildren()
   const [below, all] = [add(svg, "g", {}), add(svg, "g", {})]
@@ -190,11 +202,27 @@ function draw(svg, { scene, words }) {
   const [x, y, width, height] = [svg.room[0], svg.room[1], svg.room[2] - svg.room[0], svg.room[3] - svg.room[1]]
   for (const [key, value] of Object.entries({ viewBox: `${x} ${y} ${width} ${height}`, width, height })) svg.setAttribute(key, String(value))
   svg.setAttribute("aria-label", words.split("\n")[0])
+  const [held] = scene.panels
+  for (const { name: handle, at } of handles) {
+    if (!held.x || !held.y) continue
+    const [left, top, wide, high] = held.box
+    const [cx, cy] = [pixelOf(held.x, at[0], left, wide), pixelOf(held.y, at[1], top + high, -high)]
+    if (!Number.isFinite(cx + cy)) continue
+    const circle = add(all, "circle", { cx, cy, r: 7, fill: "transparent", stroke: "currentColor", "stroke-width": 2, class: "handle" })
+    add(circle, "title", {}, `drag ${handle}`)
+    circle.onpointerdown = () => { svg.held = handle }
+  }
+  svg.onpointerup = svg.onpointercancel = () => { svg.held = undefined }
   svg.onpointerleave = () => over.replaceChildren()
   svg.onpointermove = event => {
     const frame = svg.getBoundingClientRect(), zoom = width / frame.width
     const [atX, atY] = [x + (event.clientX - frame.x) * zoom, y + (event.clientY - frame.y) * zoom]
     over.replaceChildren()
+    if (svg.held && held.x && held.y) {
+      svg.setPointerCapture(event.pointerId)
+      const [left, top, wide, high] = held.box
+      return dragged(svg.held, valueAt(held.x, atX, left, wide), valueAt(held.y, atY, top + high, -high))
+    }
     const panel = scene.panels.find(({ box: [l, t, w, h] }) => l <= atX && atX <= l + w && t <= atY && atY <= t + h)
     if (panel) readOut(over, panel, atX)
   }
@@ -234,6 +262,18 @@ function addControl(form, { label, kind, texts }, moved) {
     input.onchange = () => moved(Number(input.value))
     return place => { input.value = String(place) }
   }
+  if (kind === "number") {
+    const input = /** @type {HTMLInputElement} */ (add(within, "input", { type: "number", step: "any", min: 0 }))
+    input.onchange = () => moved(input.valueAsNumber || 0)
+    input.onkeydown = event => {
+      const up = { ArrowUp: 1, ArrowDown: -1 }[event.key]
+      if (!up) return
+      event.preventDefault() // the arrow keys change the first digit, or the second where the first is 1
+      const value = input.valueAsNumber || 0, digit = 10 ** Math.floor(Math.log10((value || 2) / 2))
+      moved(Math.max(0, Number((value + up * (Number.isInteger(value) ? Math.max(1, digit) : digit)).toPrecision(6))))
+    }
+    return place => { input.value = String(place) }
+  }
   const shown = add(within, "output", {})
   const input = /** @type {HTMLInputElement} */ (add(form, "input", { type: "range", min: 0, max: texts.length - 1, step: 1, "aria-label": label }))
   input.oninput = () => moved(Number(input.value))
@@ -251,41 +291,58 @@ export function mount(root, { key, controls, view, stored }) {
   form.onkeydown = event => event.stopPropagation() // JupyterLab would take the arrow keys for itself
   const svg = /** @type {SVGSVGElement} */ (add(result, "svg", { role: "img" }))
   const names = add(result, "div", { class: "names" }), words = add(result, "pre", { "aria-live": "polite" })
+  const copies = add(result, "div", { class: "names" })
   const first = controls.map(({ at }) => at)
   let places = [...first], turn = 0
   /** @type {boolean | "again"} */
   let wanted = false
+  /** @type {[string, number, number] | undefined} */
+  let dragged
   /** @type {Promise<View[]> | undefined} */
   let grid
   /** @param {View} shown */
   const show = shown => {
-    draw(svg, shown)
+    draw(svg, shown, drag)
     words.textContent = shown.words
+    controls.forEach(({ name }, number) => { parts[number].hidden = shown.hidden?.includes(name) ?? false })
+    copies.replaceChildren()
+    for (const [name, text] of Object.entries(shown.copies ?? {})) {
+      const copy = /** @type {HTMLButtonElement} */ (add(copies, "button", { type: "button", "data-text": text }, `copy ${name}`))
+      copy.onclick = () => navigator.clipboard.writeText(text).then(() => { copy.textContent = "copied" })
+    }
     names.replaceChildren()
     for (const [name, colour] of shown.scene.panels.flatMap(({ legend }) => legend))
       add(add(names, "span", {}, name), "i", { style: `background: ${paint(colour)}` })
     names.querySelectorAll("i").forEach(dot => dot.parentElement?.prepend(dot))
   }
-  const shows = controls.map((control, number) => addControl(form, control, place => move(number, place)))
+  const parts = controls.map(() => /** @type {HTMLElement} */ (add(form, "div", {})))
+  const shows = controls.map((control, number) => addControl(parts[number], control, place => move(number, place)))
   const hint = add(form, "span", { class: "hint" })
   const settle = () => shows.forEach((set, number) => set(places[number]))
   const again = /** @type {HTMLButtonElement} */ (add(form, "button", { type: "button" }, "reset"))
   again.onclick = () => { places = [...first]; settle(); ask() }
   /** @param {number} number @param {number} place */
   function move(number, place) {
-    const before = places[number]
-    places[number] = links().has(key) ? place : storedPlace(controls[number].stored, before, place)
+    const before = places[number], typed = controls[number].kind === "number"
+    places[number] = links().has(key) || typed ? place : storedPlace(controls[number].stored, before, place)
     settle()
     if (places[number] !== before) ask()
   }
+  /** @param {string} handle @param {number} x @param {number} y */
+  function drag(handle, x, y) {
+    dragged = [handle, x, y]
+    ask()
+  }
   async function fromStored() {
-    const snapped = places.map((place, number) => storedPlace(controls[number].stored, controls[number].stored[0] - 1, place))
+    dragged = undefined
+    const snapped = places.map((place, number) => controls[number].kind === "number" ? first[number]
+      : storedPlace(controls[number].stored, controls[number].stored[0] - 1, place))
     if (!stored) return
     hint.textContent = "Without a kernel: the values that are stored. Run the cell for all of them."
     const views = await (grid ??= unpacked(stored))
     places = snapped
     settle()
-    show(views[storedNumber(controls, snapped)])
+    show(views[storedNumber(controls, snapped.map((place, number) => controls[number].kind === "number" ? 0 : place))])
   }
   function ask() {
     const link = links().get(key)
@@ -294,20 +351,22 @@ export function mount(root, { key, controls, view, stored }) {
     wanted = true
     const now = ++turn, late = () => { wanted = false; links().delete(key); fromStored() }
     const given = setTimeout(late, PATIENCE) // a kernel that is busy or gone; if it answers after all, it is taken back
-    /** @param {{turn: number} & View} answer */
+    /** @param {{turn: number, places: number[]} & View} answer */
     const answered = answer => {
       if (answer.turn !== now) return
       clearTimeout(given)
       links().set(key, link)
       link.off("msg:custom", answered)
       hint.textContent = ""
+      if (wanted !== "again" || svg.held) { places = answer.places; settle() }
       show(answer)
       const more = wanted === "again"
       wanted = false
       if (more) ask()
     }
     link.on("msg:custom", answered)
-    link.send({ turn: now, places })
+    link.send({ turn: now, places, dragged })
+    dragged = undefined
   }
   settle()
   show(view)

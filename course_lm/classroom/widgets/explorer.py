@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).with_suffix(".js")
 
 @dataclass(frozen=True)
 class Control:
-    """What a reader moves: it has one of `options`, which it shows as `texts`.
+    """What a reader moves: it has one of `options`, which it shows as `texts`; or it is a number that is typed.
 
     `stored` are the places of the options whose views work without a kernel, at most.
     """
@@ -43,7 +43,7 @@ class Control:
     stored: int = 4
 
     def __post_init__(self) -> None:
-        if self.value not in self.options:
+        if self.options and self.value not in self.options:
             raise ValueError(f"{self.label}: the value must be one of {list(self.options)}, got {self.value!r}")
 
 
@@ -67,14 +67,19 @@ def buttons(label: str, options: Sequence[str], value: str | None = None) -> Con
     return Control(label, "buttons", list(options), list(options), value or options[0], len(options))
 
 
-def pick(label: str, options: Sequence[str], value: str | None = None) -> Control:
+def pick(label: str, options: Sequence[str], value: str | None = None, stored: int = MOST_STORED) -> Control:
     """One of a list of words that folds open."""
-    return Control(label, "list", list(options), list(options), value or options[0], len(options))
+    return Control(label, "list", list(options), list(options), value or options[0], stored)
 
 
 def switch(label: str, value: bool = False) -> Control:
     """On or off."""
     return Control(label, "switch", [False, True], ["off", "on"], value, 2)
+
+
+def number(label: str, value: float) -> Control:
+    """A number that is typed; it moves where a kernel runs."""
+    return Control(label, "number", [], [], value, 1)
 
 
 class Explorer:
@@ -104,28 +109,38 @@ class Explorer:
 
     def stored_places(self) -> list[list[int]]:
         """For each control, the places of the options whose views are stored."""
-        most = [min(control.stored, len(control.options)) for control in self.controls.values()]
+        most = [max(1, min(control.stored, len(control.options))) for control in self.controls.values()]
         while math.prod(most) > MOST_STORED:
             most[most.index(max(most))] -= 1
         return [_spread(control, count) for control, count in zip(self.controls.values(), most, strict=True)]
 
+    def places(self) -> list[Any]:
+        """Where each control is: the place of its option, or the number that was typed."""
+        given = [(one.options, self.values[name]) for name, one in self.controls.items()]
+        return [list(options).index(value) if options else value for options, value in given]
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        view, places = self.view(), self.stored_places()
-        grid = [
-            self.view(**{name: one.options[at] for (name, one), at in zip(self.controls.items(), chosen, strict=True)})
-            for chosen in itertools.product(*places)
-        ]
+        first, stored, view = dict(self.values), self.stored_places(), self.view()
         told = {
             "controls": [
-                {"label": one.label, "kind": one.kind, "texts": one.texts, "at": _first(one), "stored": stored}
-                for one, stored in zip(self.controls.values(), places, strict=True)
+                {"name": name, "label": one.label, "kind": one.kind, "texts": one.texts, "at": at, "stored": here}
+                for (name, one), at, here in zip(self.controls.items(), self.places(), stored, strict=True)
             ],
             "view": view,
-            "stored": base64.b64encode(zlib.compress(_json(grid).encode(), 9)).decode(),
+            "stored": self._grid(stored),
         }
+        self.values = first
         key = hashlib.sha256(_json(told).encode()).hexdigest()[:16]  # the same at every run of a lesson
         self._listen(key)
         return {"text/plain": view["words"], "text/html": _page(key, told)}
+
+    def _grid(self, stored: Sequence[Sequence[int]]) -> str:
+        """The views of all stored places, packed; the last control turns first."""
+        grid = []
+        for chosen in itertools.product(*stored):
+            named = zip(self.controls.items(), chosen, strict=True)
+            grid.append(self.view(**{name: one.options[at] for (name, one), at in named if one.options}))
+        return base64.b64encode(zlib.compress(_json(grid).encode(), 9)).decode()
 
     def _listen(self, key: str) -> None:
         """Answer the questions of the output with this key, where a kernel runs it."""
@@ -136,10 +151,15 @@ class Explorer:
         link.on_msg(lambda _, asked, __: link.send(self.answer(asked)))
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The view for the `places` of the controls' options, with the number of the question."""
+        """The view for the `places` of the controls and a handle that was `dragged`, with the question's number."""
         named = zip(self.controls.items(), asked["places"], strict=True)
-        self.values = {name: control.options[place] for (name, control), place in named}
-        return {"turn": asked["turn"], **self.view()}
+        self.values = {name: one.options[at] if one.options else type(one.value)(at) for (name, one), at in named}
+        if dragged := asked.get("dragged"):
+            self.moved(*dragged)
+        return {"turn": asked["turn"], **self.view(), "places": self.places()}
+
+    def moved(self, handle: str, x: float, y: float) -> None:
+        """Follow a handle that was dragged to x and y; of these explorers only that of schedules has some."""
 
 
 def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Control]) -> Explorer:
@@ -147,13 +167,11 @@ def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Con
     return Explorer(draw, controls)
 
 
-def _first(control: Control) -> int:
-    return list(control.options).index(control.value)
-
-
 def _spread(control: Control, count: int) -> list[int]:
     """`count` places of options, evenly spread; one of them makes way for the value's own."""
-    first, last = _first(control), len(control.options) - 1
+    if not control.options:
+        return [0]
+    first, last = list(control.options).index(control.value), len(control.options) - 1
     places = [round(n * last / max(1, count - 1)) for n in range(count)]
     if first not in places:
         places.remove(min(places[1:-1] or places, key=lambda place: abs(place - first)))

@@ -111,7 +111,9 @@ def _titles(axes: Axes) -> list[Text]:
 
 
 def _line(line: Line2D, height: float) -> Iterator[Mark]:
-    points = _pixels(line.get_transform().transform(line.get_path().vertices), height)
+    marked = line.get_marker() not in _NO_MARKER
+    path = line.get_path().transformed(line.get_transform())
+    points = _pixels(path.vertices if marked else _simplified(path), height)
     name = str(line.get_label())
     common = {"points": points, "colour": _colour(line.get_color()), "opacity": _opacity(line)}
     if line.get_linestyle() not in _NO_LINE:
@@ -124,10 +126,19 @@ def _line(line: Line2D, height: float) -> Iterator[Mark]:
             "name": "" if name.startswith("_") else name,
             "free": not line.get_clip_on(),
         }
-    if line.get_marker() not in _NO_MARKER:
+    if marked:
         ring = line.get_markerfacecolor() in ("none", "None")
         size = _dots_of(line.get_markersize()) / (4 if line.get_marker() == "." else 2)
         yield {"kind": "dots", **common, "radius": size, "ring": ring, "free": not line.get_clip_on()}
+
+
+def _simplified(path: Path) -> np.ndarray:
+    """The corners of a path without those that no pixel shows, (N, 2); NaN where it begins anew."""
+    path = path.cleaned(remove_nans=True, simplify=True)
+    codes = np.asarray(path.codes)
+    kept = codes != Path.STOP
+    gaps = np.flatnonzero(codes[kept] == Path.MOVETO)[1:]
+    return np.insert(np.asarray(path.vertices)[kept], gaps, np.nan, axis=0)
 
 
 def _dots(dots: Any, height: float) -> Iterator[Mark]:

@@ -1,11 +1,10 @@
-"""Schedules to play with: three beside each other, each with numbers of its own, and the YAML of each to copy.
+"""Schedules to play with: four beside each other, dragged or typed, and what gives each of them to copy.
 
 A curve is drawn from its YAML: the text that stands below the picture is read back as a run's configuration, and what
 that configuration builds is what the picture shows.
 """
 
 import functools
-import html
 import inspect
 import math
 import textwrap
@@ -14,13 +13,14 @@ from dataclasses import fields
 from itertools import cycle, pairwise
 from typing import Any, NamedTuple
 
-import ipywidgets
 import yaml
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
-from course_lm.classroom.widgets.panel import Explorer
+from course_lm.classroom.widgets.explorer import Control, Explorer, buttons, number, pick
 from course_lm.config import TrainingConfig
+from course_lm.guard import check_schedule
+from course_lm.optim import checked_rate
 from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule
 from course_lm.yaml_tree import load_yaml
 
@@ -38,10 +38,9 @@ NANOGPT: Settings = {
 
 _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _NONE = "none"
-_FIRST_TYPES = {"A": "cosine", "B": "warmup_stable_decay", "C": _NONE}  # of the explorer's curves
+_FIRST_TYPES = {"A": "cosine", "B": "warmup_stable_decay", "C": _NONE, "D": _NONE}  # of the explorer's curves
 _DROPS = {"drop_1": 200_000, "drop_2": 400_000, "drop_3": 500_000}  # the controls that stand for `milestones`
 _BLOCKS = 1_000  # of steps: the two ends of each are drawn
-_COPY = "navigator.clipboard.writeText(this.dataset.text).then(() => { this.textContent = 'copied' })"
 
 
 class _Curve(NamedTuple):
@@ -52,12 +51,16 @@ class _Curve(NamedTuple):
     rates: list[float]
 
 
-def draw_schedules(curves: Mapping[str, Settings] | None = None) -> tuple[Figure, str]:
+def draw_schedules(
+    curves: Mapping[str, Settings] | None = None, own: Mapping[str, Schedule] | None = None, *, log: bool = False
+) -> tuple[Figure, str]:
     """The learning rate of each curve against the steps, the area under it, and the YAML that gives it.
 
     Args:
         curves: by name, the settings of each: "type", "total_steps", "peak_lr", and any others of `ScheduleConfig`.
             By default those with which the explorer begins.
+        own: functions from the completed steps to the rate; their names are types too, which need "total_steps" alone.
+        log: draw the rates on a logarithmic axis, where a rate of 0 is not seen.
 
     Returns:
         The figure; and in words, for each curve, its area (the sum of the rates of all steps) and its YAML, or why the
@@ -72,17 +75,17 @@ def draw_schedules(curves: Mapping[str, Settings] | None = None) -> tuple[Figure
     for (name, settings), colour in zip(curves.items(), cycle(plots.PALETTE)):
         title, total_steps = f"{name} {settings['type']}", int(settings["total_steps"])
         try:
-            text = schedule_yaml(settings)
-            schedule, steps, rates = _configured(text)
-        except ValueError as error:
+            (_, steps, rates), lines = _scheduled(settings, own or {})
+        except Exception as error:  # a learner's function may raise anything, and a callback would swallow it
             words.append(f"# {title} is refused: {error}")
             continue
-        axes.plot(steps, rates, color=colour)
+        axes.plot(steps, rates, color=colour, label=name)
         ends.append((rates[-1], title, colour))
         longest, highest = max(longest, total_steps), max(highest, *rates)
-        words += [f"# {title}: {_described(steps, rates)}", *text.splitlines(), *_python(schedule)]
+        words += [f"# {title}: {_described(steps, rates)}", *lines]
     axes.set(xlabel="completed optimizer steps", ylabel="learning rate", xlim=(0, plots.round_up(longest)))
-    axes.set_ylim(0, plots.round_up(highest * 1.05) if highest else 1.0)
+    top = plots.round_up(highest * 1.05) if highest else 1.0
+    axes.set(yscale="log" if log else "linear", ylim=(top / 1000 if log else 0, top))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     plots.label_ends(axes, ends)
     return figure, "\n".join(words) or "choose a schedule"
@@ -100,17 +103,90 @@ def schedule_yaml(settings: Settings) -> str:
     return yaml.safe_dump(tree, default_flow_style=None, sort_keys=False)
 
 
-def schedule_explorer() -> Explorer:
-    """Three schedules with numbers of their own, at first nanoGPT's; every control works by keyboard."""
-    curves = {name: _controls(name, kind) for name, kind in _FIRST_TYPES.items()}
+class ScheduleExplorer(Explorer):
+    """Four schedules with numbers of their own, whose curves can be dragged: see `schedule_explorer`."""
 
-    def draw(**_: Any) -> tuple[Figure, str]:
-        chosen = {name: _settings(controls) for name, controls in curves.items()}
-        return draw_schedules({name: curve for name, curve in chosen.items() if curve["type"] != _NONE})
+    def __init__(self, own: Mapping[str, Schedule]) -> None:
+        first = _FIRST_TYPES | {"C": next(iter(own), _NONE)}
+        self._own = own
+        self._columns = {name: _controls(name, kind, [_NONE, *_TYPES, *own]) for name, kind in first.items()}
+        flat = {f"{name} {key}": control for name, column in self._columns.items() for key, control in column.items()}
+        super().__init__(self._drawn, {**flat, "scale": buttons("learning rate", ["linear", "log"])})
 
-    flat = {f"{name} {key}": control for name, controls in curves.items() for key, control in controls.items()}
-    column = ipywidgets.VBox([_arranged(controls) for controls in curves.values()])
-    return Explorer(draw, flat, None, column)
+    def curves(self) -> dict[str, dict[str, Any]]:
+        """The settings of each curve that is drawn, by its name; a drop at 0 is none."""
+        chosen: dict[str, dict[str, Any]] = {}
+        for name, column in self._columns.items():
+            values = {key: self.values[f"{name} {key}"] for key in column}
+            drops = sorted({values.pop(key) for key in _DROPS} - {0})
+            if values["type"] != _NONE:
+                chosen[name] = {**values, "milestones": drops or None}
+        return chosen
+
+    def view(self, **values: Any) -> dict[str, Any]:
+        """As of any explorer; and the controls that no curve reads, the texts to copy, the handles to drag."""
+        self.values |= values
+        curves = {name: curve for name, curve in self.curves().items() if curve["type"] in SCHEDULES}
+        more: dict[str, Any] = {
+            "hidden": self._unread(),
+            "handles": [handle for name, curve in curves.items() for handle in _handles(name, curve)],
+            "copies": {f"{name} as {way}": text for name, one in curves.items() for way, text in _copies(one).items()},
+        }
+        return super().view() | more
+
+    def moved(self, handle: str, x: float, y: float) -> None:
+        """Drag "A peak", "A end" or "A decay" to a step and a learning rate, as far as the package accepts it."""
+        name, _, part = handle.partition(" ")
+        curve, step, rate = self.curves()[name], max(0, round(x)), max(0.0, float(f"{y:.3g}"))
+        if part == "peak":
+            warmup = min(step, curve["total_steps"])
+            changes = {"peak_lr": max(rate, curve["min_lr"], 1e-9), "warmup_steps": warmup}
+        elif part == "end":
+            changes = {"total_steps": max(step, curve["warmup_steps"], 1), "min_lr": min(rate, curve["peak_lr"])}
+        else:
+            changes = {"decay_ratio": round(min(1.0, max(0.0, 1 - step / curve["total_steps"])), 3)}
+        self.values |= {f"{name} {key}": value for key, value in changes.items()}
+
+    def _unread(self) -> list[str]:
+        """The names of the controls that the chosen types do not read."""
+        unread = []
+        for name, column in self._columns.items():
+            kind = self.values[f"{name} type"]
+            read = {"type", *_parameters(kind), *(["total_steps"] if kind in self._own else [])}
+            read |= set(_DROPS) if "milestones" in read else set()
+            unread += [f"{name} {key}" for key in column if key not in read]
+        return unread
+
+    def _drawn(self, **_: Any) -> tuple[Figure, str]:
+        return draw_schedules(self.curves(), self._own, log=self.values["scale"] == "log")
+
+
+def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> ScheduleExplorer:
+    """Four schedules with numbers of their own, at first nanoGPT's; every control works by keyboard.
+
+    Args:
+        own: functions of your own from the completed steps to the rate, by name. The first one is drawn at once.
+    """
+    return ScheduleExplorer(own or {})
+
+
+def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[_Curve, list[str]]:
+    """The curve, and the lines that say how to get it."""
+    if settings["type"] in own:
+        schedule = own[settings["type"]]
+        check_schedule(schedule)
+        steps = _drawn_steps(int(settings["total_steps"]))
+        rates = [checked_rate(schedule(step), f"the rate at step {step}") for step in steps]
+        return _Curve(schedule, steps, rates), ["# your own function: Trainer(model, config, schedule=...) takes it"]
+    text = schedule_yaml(settings)
+    curve = _configured(text)
+    return curve, [*text.splitlines(), *_python(curve.schedule)]
+
+
+def _drawn_steps(total_steps: int) -> list[int]:
+    """At most 2,000 steps of a run, and all where it is no longer than 1,000."""
+    block = math.ceil(total_steps / _BLOCKS)
+    return sorted({*range(0, total_steps, block), *range(block - 1, total_steps, block), total_steps - 1})
 
 
 @functools.lru_cache(maxsize=16)  # a control changes one curve of three
@@ -119,8 +195,7 @@ def _configured(text: str) -> _Curve:
     rate, steps = config.optimizer.learning_rate, config.training.max_steps
     assert steps is not None
     schedule = build_schedule(config.lr_scheduler, peak_lr=rate, total_steps=steps)
-    block = math.ceil(steps / _BLOCKS)
-    drawn = sorted({*range(0, steps, block), *range(block - 1, steps, block), steps - 1})
+    drawn = _drawn_steps(steps)
     return _Curve(schedule, drawn, [schedule(step) for step in drawn])
 
 
@@ -150,90 +225,40 @@ def _parameters(kind: str) -> list[str]:
     return [*inspect.signature(SCHEDULES[kind]).parameters] if kind in SCHEDULES else []
 
 
-def _controls(name: str, kind: str) -> dict[str, Any]:
+def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Control]:
     """The controls of one curve, by the settings that they give."""
-    wide = {"style": {"description_width": "7em"}, "layout": ipywidgets.Layout(width="auto")}
-
-    def number(what: str, value: float) -> Any:
-        whole = isinstance(value, int)
-        kind = ipywidgets.BoundedIntText if whole else ipywidgets.BoundedFloatText
-        most = 10**9 if whole else 1e3
-        return _stepped(kind(value=value, min=0, max=most, description=f"{name} {what}", **wide))
-
-    return {
-        # The longest name has room in a narrow window too.
-        "type": ipywidgets.Dropdown(
-            options=[_NONE, *_TYPES],
-            value=kind,
-            description=f"{name} type",
-            layout=wide["layout"],
-            style={"description_width": "initial"},
-        ),
-        "total_steps": number("steps", NANOGPT["total_steps"]),
-        "warmup_steps": number("warm-up", NANOGPT["warmup_steps"]),
-        "peak_lr": number("peak", NANOGPT["peak_lr"]),
-        "min_lr": number("minimum", NANOGPT["min_lr"]),
-        "num_cycles": number("cycles", 0.5),
-        "decay_ratio": number("decay ratio", 0.1),
-        "timescale": number("timescale", NANOGPT["warmup_steps"]),
-        "gamma": number("gamma", 0.4),
-        **{key: number(key.replace("_", " "), value) for key, value in _DROPS.items()},
-    }
+    numbers = {"steps": "total_steps", "warm-up": "warmup_steps", "peak": "peak_lr", "minimum": "min_lr"}
+    given = {key: number(f"{name} {label}", NANOGPT[key]) for label, key in numbers.items()}
+    others = {"num_cycles": 0.5, "decay_ratio": 0.1, "timescale": NANOGPT["warmup_steps"], "gamma": 0.4, **_DROPS}
+    more = {key: number(f"{name} {key.removeprefix('num_').replace('_', ' ')}", value) for key, value in others.items()}
+    stored = {"A": len(kinds), "B": 4}.get(name, 1)  # of the types, without a kernel
+    return {"type": pick(f"{name} type", kinds, kind, stored), **given, **more}
 
 
-def _stepped(control: Any) -> Any:
-    """Let the arrow keys change the first digit of a number, or the second where the first is 1."""
-
-    def fit(_: object = None) -> None:
-        if control.value > 0:
-            digit = math.floor(math.log10(control.value / 2))
-            control.step = 10 ** max(0, digit) if isinstance(control.value, int) else float(f"1e{digit}")
-
-    control.observe(fit, names="value")
-    fit()
-    return control
-
-
-def _arranged(controls: Mapping[str, Any]) -> ipywidgets.VBox:
-    """The controls that the chosen type reads, and below them buttons that copy what gives the curve."""
-    column, copies = ipywidgets.VBox(layout=ipywidgets.Layout(margin="0 0 0.8em 0")), ipywidgets.HTML()
-
-    def arrange(_: object = None) -> None:
-        kind = controls["type"].value
-        read = {"type", *_parameters(kind)}
-        read |= set(_DROPS) if "milestones" in read else set()
-        shown = [control for key, control in controls.items() if key in read]
-        column.children = [*shown, copies] if kind in SCHEDULES else shown
-
-    def renew(_: object = None) -> None:
-        copies.value = _copy_buttons(_settings(controls))
-
-    controls["type"].observe(arrange, names="value")
-    for control in controls.values():
-        control.observe(renew, names="value")
-    arrange()
-    renew()
-    return column
+def _handles(name: str, curve: Settings) -> list[dict[str, Any]]:
+    """Where a curve can be taken hold of: its name, step and rate; nowhere where it is refused."""
+    if not (drawn := _accepted(curve)):
+        return []
+    total, peak = curve["total_steps"], curve["peak_lr"]
+    places = {"peak": (min(curve["warmup_steps"], total), peak)}
+    if "min_lr" in _parameters(curve["type"]):
+        places["end"] = (total, drawn.schedule(total))
+    if "decay_ratio" in _parameters(curve["type"]):
+        places["decay"] = (total * (1 - curve["decay_ratio"]), peak)
+    return [{"name": f"{name} {part}", "at": place} for part, place in places.items()]
 
 
-def _copy_buttons(settings: Settings) -> str:
-    """A button for the lines of the configuration, and one for the call in Python; none for settings that are refused.
+def _copies(curve: Settings) -> dict[str, str]:
+    """The lines of the configuration, the call in Python, PyTorch's scheduler; none for what is refused."""
+    if not (drawn := _accepted(curve)):
+        return {}
+    call, peak = _call(drawn.schedule), curve["peak_lr"]
+    torch = f"torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {call} / {peak!r})  # its lr is {peak!r}"
+    return {"YAML": schedule_yaml(curve), "Python": call, "PyTorch": torch}
 
-    In HTML, since the clipboard is the browser's: a kernel may run on another machine.
-    """
-    if settings["type"] not in SCHEDULES:
-        return ""
-    text = schedule_yaml(settings)
+
+def _accepted(curve: Settings) -> _Curve | None:
     try:
-        parts = {"copy YAML": text, "copy Python": _call(_configured(text).schedule)}
+        return _configured(schedule_yaml(curve))
     except ValueError:
-        return ""
-    look = f"class='jupyter-button' onclick=\"{_COPY}\""
-    return " ".join(f"<button {look} data-text='{html.escape(text)}'>{name}</button>" for name, text in parts.items())
-
-
-def _settings(controls: Mapping[str, Any]) -> Settings:
-    """The settings of a curve, from its controls; a drop at 0 is none."""
-    values = {key: control.value for key, control in controls.items()}
-    drops = sorted({values.pop(key) for key in _DROPS} - {0})
-    return {**values, "milestones": drops or None}
+        return None

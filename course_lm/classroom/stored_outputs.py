@@ -10,7 +10,7 @@ _ANSI_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # The name of a cell's file holds the process id of its kernel. It is looked for from the start of a word alone, since a
 # picture is one word of 100,000 letters.
 _KERNEL_FILE = re.compile(r"(?<!\S)\S*ipykernel_\d+[/\\]+\d+\.py")
-_PICTURE = re.compile(r"(data:image/[\w+]+;base64,)[\w+/=]+")
+_PICTURE = re.compile(r"(data:image/[\w+]+;base64,|\"stored\":\")[\w+/=]+")  # "stored" are an explorer's views
 # With the spaces before it, since a table pads a shorter number.
 _NUMBER = re.compile(r"\s*[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
 _ABSOLUTE_PATH = re.compile(

@@ -21,7 +21,11 @@ from course_lm.audit.runs import Case
 # loss a scale, but together clip twice. No other two act only together, in any run.
 STEPS = (*((name,) for name in spec.FAULTS), ("clip_before_unscale", "clip_per_micro_batch"))
 # What a loop may lack in one run: a feature, or what an optimizer has that is made of weights and a rate alone.
-LACKING = (*((name,) for name in FEATURES if name not in TO_BE_DECLARED), ("beta1", "beta2"), ("beta1", "beta2", "epsilon"))
+LACKING = (
+    *((name,) for name in FEATURES if name not in TO_BE_DECLARED),
+    ("beta1", "beta2"),
+    ("beta1", "beta2", "epsilon"),
+)
 LARGEST = 6  # faults of a set: the loop of most tutorials has four, and a search in vain takes twice as long with eight
 
 

@@ -19,11 +19,10 @@ from course_lm.loss import count_targets, next_token_loss
 # The loops on which the test of a short last window is tried: it must refuse these, and accept all others.
 SHORT_WINDOW = ("tail_dropped", "tail_leaks", "tail_divided_by_full", "windows_across_epochs")
 ACCEPTED = ("the right loop", "mean_of_means", "schedule_per_epoch")
-NO_VERDICT = "the test returns None; it must return True or False"
 
 
 def _says(test: Callable[..., Any], name: str) -> bool | None:
-    """What the test says of the specification with the fault of that name."""
+    """What the test says of the specification with the fault of that name; None where it says nothing."""
     faults = (name,) if name in spec.FAULTS else ()
 
     def weights(epochs: audit.runs.Epochs, **settings: Any) -> Tensor:
@@ -31,7 +30,10 @@ def _says(test: Callable[..., Any], name: str) -> bool | None:
         made = spec.train(make_model(0), epochs, given, faults)
         return torch.cat([weight.flatten() for weight in made.weights.values()])
 
-    said = test(weights)
+    try:
+        said = test(weights)
+    except AssertionError:
+        return False
     return None if said is None else bool(said)
 
 
@@ -39,17 +41,15 @@ def _in_one_line(test: Callable[..., Any], report: Report) -> Report:
     """The faults that a test misses, and the loops that it should have accepted."""
     if report.passed:
         return replace(report, message=f"finds all {len(SHORT_WINDOW)} faults, and accepts what it should")
-    if report.status != "wrong" or report.message == NO_VERDICT:
+    said = {name: _says(test, name) for name in (*SHORT_WINDOW, *ACCEPTED)} if report.status == "wrong" else {}
+    if not said or None in said.values():
         return report
-    missed = [name for name in SHORT_WINDOW if _says(test, name)]
-    refused = [name for name in ACCEPTED if not _says(test, name)]
-    said = [f"{verb} {', '.join(names)}" for verb, names in (("misses", missed), ("refuses", refused)) if names]
-    return replace(report, message="; ".join(said), details="", folded="")
+    missed, refused = [one for one in SHORT_WINDOW if said[one]], [one for one in ACCEPTED if not said[one]]
+    words = [f"{verb} {', '.join(names)}" for verb, names in (("misses", missed), ("refuses", refused)) if names]
+    return replace(report, message="; ".join(words), details="", folded="")
 
 
-@exercise(
-    cases={name: (name,) for name in (*SHORT_WINDOW, *ACCEPTED)}, run=_says, unchanged=NO_VERDICT, judge=_in_one_line
-)
+@exercise(cases={name: (name,) for name in (*SHORT_WINDOW, *ACCEPTED)}, run=_says, judge=_in_one_line)
 def short_window(weights):
     """Test of the last, smaller window of an epoch: `fn(weights)` says whether the loop treats it right."""
     six = Rows(seed=0).batch(5, 5, 5, 5, 5, 5)
@@ -102,6 +102,8 @@ def _audited(loop: Callable[..., Any], report: Report) -> Report:
     if report.status in ("not written yet", "raised") or is_refused:
         return report
     found = audit.audit(loop, parts=("validation",), progress=False)
+    if found.sound and report.status == "wrong":
+        return report  # an audit lets a loop return nothing
     if found.sound and "validation" not in found.ignored:
         return replace(report, status="passed", message=found.verdict, details="", folded="")
     message = found.verdict

@@ -12,7 +12,7 @@ from course_lm import audit
 from course_lm.accumulation import windows
 from course_lm.audit import spec
 from course_lm.audit.model import make_model
-from course_lm.audit.runs import Rows, ladder
+from course_lm.audit.runs import Constant, Epochs, Rows, ladder
 from course_lm.classroom.checks import Refused, Report, exercise
 from course_lm.loss import count_targets, next_token_loss
 
@@ -25,8 +25,8 @@ def _says(test: Callable[..., Any], name: str) -> bool | None:
     """What the test says of the specification with the fault of that name; None where it says nothing."""
     faults = (name,) if name in spec.FAULTS else ()
 
-    def weights(epochs: audit.runs.Epochs, **settings: Any) -> Tensor:
-        given = spec.Settings(**{"optimizer": "sgd", "schedule": lambda k: 0.3, **settings})
+    def weights(epochs: Epochs, **settings: Any) -> Tensor:
+        given = replace(spec.Settings(optimizer="sgd", schedule=Constant(0.3)), **settings)
         made = spec.train(make_model(0), epochs, given, faults)
         return torch.cat([weight.flatten() for weight in made.weights.values()])
 

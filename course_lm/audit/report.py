@@ -69,9 +69,8 @@ class AuditReport:
         lines = [self.verdict]
         lines += [f"  {name}: {spec.FAULTS[name]}" for name in self.faults]
         if self.faults:
-            lines.append(
-                f"  the specification with {_these(self.faults)} leaves the loop's weights in all {self.runs} runs"
-            )
+            these = "this fault" if len(self.faults) == 1 else f"these {len(self.faults)} faults"
+            lines.append(f"  the specification with {these} leaves the loop's weights in all {self.runs} runs")
         lines += [f"  the same, and not to be told apart here: {' and '.join(one)}" for one in self.alternatives]
         if self.case is not None:
             lines.append(f"the first run that shows it: {self.case.name} (part {self.part})")
@@ -135,7 +134,3 @@ class AuditReport:
         figure.savefig(file, format="png", dpi=90)
         data = base64.b64encode(file.getvalue()).decode()
         return f'<img alt="distance of the weights, step by step" src="data:image/png;base64,{data}">'
-
-
-def _these(faults: tuple[str, ...]) -> str:
-    return "this fault" if len(faults) == 1 else f"these {len(faults)} faults"

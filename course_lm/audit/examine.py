@@ -128,7 +128,8 @@ class _Audit:
             base = replace(base, ignored=lacking.ignored, notes=(*self.explained_in_part(search), *base.notes))
             return self.located(base, case or self.first_apart(search, start), lacking)
         first = clear[0]
-        base = replace(base, ignored=first.ignored)
+        undeclared = tuple(name for name in first.ignored if name not in start.ignored)
+        base = replace(base, ignored=first.ignored, undeclared=undeclared)
         if not first.faults:
             return replace(base, sound=True)
         others = tuple(one.faults for one in found if one.faults != first.faults)

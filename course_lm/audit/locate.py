@@ -47,11 +47,6 @@ PROMISES: Mapping[str, str] = {
 Line = tuple[str, str, str]  # what, of the loop, of the specification
 
 
-def promise(number: str) -> str:
-    """A line of the contract with its number."""
-    return f"{number}: {PROMISES[number].rstrip(';')}"
-
-
 def numbers(case: Case, got: Outcome, right: Outcome, start: Tensor) -> list[Line]:
     """Numbers of the loop beside those of the specification, in rows of (what, loop, specification)."""
     rows = [("the run", "raises" if got.refused else "ends", "raises" if right.refused else "ends")]
@@ -142,7 +137,7 @@ def locate(
         base,
         part=part,
         case=case,
-        promise=promise(case.promise),
+        promise=f"{case.promise}: {PROMISES[case.promise].rstrip(';')}",
         numbers=tuple(numbers(case, made.outcome, right, start)),
         distances=tuple(departures(player, case, explanation)),
         notes=(*notes, *base.notes),

@@ -27,6 +27,7 @@ class AuditReport:
         case: that run.
         promise: the line of the contract that the run is about.
         ignored: settings that the loop does not have, which are not held against it.
+        undeclared: those of them that it does not declare: it may only seem to have them.
         problem: what keeps the loop from being compared, such as an error that it raises.
         numbers: of the run, in rows of (what, loop, specification).
         distances: of the loop's weights from the right ones after 0, 1, … steps of the run, relative norms.
@@ -42,6 +43,7 @@ class AuditReport:
     case: Case | None = None
     promise: str | None = None
     ignored: tuple[str, ...] = ()
+    undeclared: tuple[str, ...] = ()
     problem: str | None = None
     numbers: tuple[tuple[str, str, str], ...] = ()
     distances: tuple[float, ...] = ()
@@ -54,7 +56,8 @@ class AuditReport:
     def verdict(self) -> str:
         """One line: sound, the names of the faults, or the part that departs."""
         if self.sound:
-            return f"sound: equal to the specification in {self.runs} runs, {self.precision}"
+            without = f", without {' and '.join(self.undeclared)}" if self.undeclared else ""
+            return f"sound{without}: equal to the specification in {self.runs} runs, {self.precision}"
         if self.faults:
             return f"unsound: {' and '.join(self.faults)}"
         if self.problem:
@@ -66,9 +69,8 @@ class AuditReport:
         lines = [self.verdict]
         lines += [f"  {name}: {spec.FAULTS[name]}" for name in self.faults]
         if self.faults:
-            lines.append(
-                f"  the specification with {_these(self.faults)} leaves the loop's weights in all {self.runs} runs"
-            )
+            these = "this fault" if len(self.faults) == 1 else f"these {len(self.faults)} faults"
+            lines.append(f"  the specification with {these} leaves the loop's weights in all {self.runs} runs")
         lines += [f"  the same, and not to be told apart here: {' and '.join(one)}" for one in self.alternatives]
         if self.case is not None:
             lines.append(f"the first run that shows it: {self.case.name} (part {self.part})")
@@ -77,7 +79,7 @@ class AuditReport:
             lines += [f"  {line}" for line in table([("", "this loop", "right"), *self.numbers]).splitlines()]
         lines += [f"  {note}" for note in self.notes]
         if self.promise:
-            lines.append(f"the contract: {self.promise}")
+            lines.append(f"the run is about the contract's {self.promise}")
         if self.ignored:
             lines.append(f"settings that the loop does not have, not held against it: {', '.join(self.ignored)}")
         lines += [f"warning: {warning}" for warning in self.warnings]
@@ -132,7 +134,3 @@ class AuditReport:
         figure.savefig(file, format="png", dpi=90)
         data = base64.b64encode(file.getvalue()).decode()
         return f'<img alt="distance of the weights, step by step" src="data:image/png;base64,{data}">'
-
-
-def _these(faults: tuple[str, ...]) -> str:
-    return "this fault" if len(faults) == 1 else f"these {len(faults)} faults"

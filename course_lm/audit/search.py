@@ -20,6 +20,12 @@ from course_lm.audit.runs import Case
 # What a set is widened by: each fault, and the two that do nothing alone where no window has two micro-batches and no
 # loss a scale, but together clip twice. No other two act only together, in any run.
 STEPS = (*((name,) for name in spec.FAULTS), ("clip_before_unscale", "clip_per_micro_batch"))
+# What a loop may lack in one run: a feature, or what an optimizer has that is made of weights and a rate alone.
+LACKING = (
+    *((name,) for name in FEATURES if name not in TO_BE_DECLARED),
+    ("beta1", "beta2"),
+    ("beta1", "beta2", "epsilon"),
+)
 LARGEST = 6  # faults of a set: the loop of most tutorials has four, and a search in vain takes twice as long with eight
 
 
@@ -38,9 +44,9 @@ class Explanation:
         """This one and one fault less."""
         return Explanation(tuple(fault for fault in self.faults if fault != name), self.ignored)
 
-    def lacking(self, name: str) -> "Explanation":
-        """This one and one feature less."""
-        return Explanation(self.faults, tuple(sorted({*self.ignored, name})))
+    def lacking(self, names: Collection[str]) -> "Explanation":
+        """This one and some features less."""
+        return Explanation(self.faults, tuple(sorted({*self.ignored, *names})))
 
 
 class _Noting(set[str]):
@@ -118,7 +124,6 @@ class Search:
     ) -> None:
         self.cases, self.outcomes = cases, outcomes
         self.specification, self.precision = specification, precision
-        self._may_lack = [name for name in FEATURES if name not in TO_BE_DECLARED]
         self._visited: set[Explanation] = set()
         self.closest: Candidate | None = None  # what `smallest` has found that explains most of the ladder
 
@@ -212,7 +217,7 @@ class Search:
             return [Candidate(explanation, None)]
         if last is not None and self._place(case) < self._place(last):
             return []
-        lacking = [explanation.lacking(name) for name in self._may_lack if name not in explanation.ignored]
+        lacking = [explanation.lacking(names) for names in LACKING if not set(names) & set(explanation.ignored)]
         found: list[Candidate] = []
         for child in lacking:
             if without(case, child.ignored) != without(case, explanation.ignored) and self.explains(case, child):

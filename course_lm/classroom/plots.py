@@ -444,54 +444,6 @@ def training_and_validation(named: Mapping[str, Mapping[str, Any]], atlas: Atlas
     return figure
 
 
-def failed_tests(failed: Mapping[str, Mapping[str, bool]]) -> Figure:
-    """Which tests each loop fails: `failed[loop][test]`; a row for each loop, a column for each test."""
-    tests = list(next(iter(failed.values())))
-    figure, axes = plt.subplots(figsize=(8.5, 0.9 + 0.42 * len(failed)))
-    colours = [[mpl.colors.to_rgb(RED_BAND if row[test] else BLUE_BAND) for test in tests] for row in failed.values()]
-    axes.imshow(colours, aspect="auto")
-    for place, row in enumerate(failed.values()):
-        for column, test in enumerate(tests):
-            axes.text(column, place, "fails" if row[test] else "·", ha="center", va="center")
-    axes.set_xticks(range(len(tests)), tests, rotation=20, ha="right")
-    axes.set_yticks(range(len(failed)), list(failed))
-    axes.grid(False)
-    axes.tick_params(length=0)
-    return figure
-
-
-def distances_by_fault(distances: Mapping[str, float], chosen: str) -> Figure:
-    """How far weights are from those of the specification with each fault, relative; `chosen` stands out.
-
-    What is below 1e-17 is drawn there: a logarithm has no place for 0.
-    """
-    ordered = sorted(distances, key=lambda name: -distances[name])
-    figure, axes = plt.subplots(figsize=(8.5, 0.19 * len(ordered) + 0.8))
-    for row, name in enumerate(ordered):
-        colour = RED if name == chosen else BLUE
-        axes.plot(max(distances[name], 1e-17), row, "o", color=colour, markersize=6)
-    axes.axvline(1e-10, color=GREY, linestyle="--", linewidth=1.4)
-    axes.text(1.5e-10, 0, "ten digits", color=GREY, va="center")
-    axes.set_yticks(range(len(ordered)), ordered, fontsize=8)
-    axes.set(xscale="log", xlabel="relative distance of the weights", ylim=(len(ordered) - 0.3, -0.7))
-    axes.xaxis.set_major_formatter(lambda distance, _: f"{distance:.0e}")
-    return figure
-
-
-def cornered(points: Mapping[int, float], guesses: Mapping[str, Sequence[float]]) -> Figure:
-    """How many times the right way a loop goes, over the targets of a row, beside what each guess says of them."""
-    figure, axes = plt.subplots(figsize=(8.5, 3.6))
-    targets, ends = list(points), []
-    for (name, ratios), colour in zip(guesses.items(), (BLUE, ORANGE, GREEN)):
-        axes.plot(targets, ratios, color=colour, linewidth=1.6)
-        ends.append((float(ratios[-1]), name, colour))
-    axes.plot(targets, list(points.values()), "o", color=RED, markersize=8)
-    axes.set(xlabel="targets of the row", ylabel="times the right change", ylim=(0, 1.05))
-    axes.set_xticks(targets)
-    label_ends(axes, ends)
-    return figure
-
-
 def _plain_numbers(axes: Axes) -> None:
     """Numbers at the ticks of logarithmic axes without powers of ten, whose font is not everywhere."""
     for axis in (axes.xaxis, axes.yaxis):

@@ -141,9 +141,11 @@ def test_a_feature_that_a_loop_says_it_lacks_is_not_held_against_it(feature):
     assert report.sound and report.ignored == (feature,), str(report)
 
 
-def test_a_feature_that_a_loop_lacks_in_silence_is_reported():
-    report = audit(Specified(weight_decay=0.0), progress=False)
-    assert report.sound and report.ignored == ("weight_decay",)
+@pytest.mark.parametrize("lacking", [{"weight_decay": 0.0}, {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}])
+def test_what_a_loop_lacks_in_silence_stands_in_the_verdict(lacking):
+    report = audit(Specified(**lacking), progress=False)
+    assert report.sound and report.ignored == report.undeclared == tuple(lacking)
+    assert report.verdict.startswith(f"sound, without {' and '.join(lacking)}: equal to")
 
 
 def test_a_fault_is_named_beside_a_feature_that_is_lacking():

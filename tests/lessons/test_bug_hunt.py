@@ -1,22 +1,30 @@
-"""What lesson 16 says of Trainers that it does not run is what tests see, and its loops to mend have three faults."""
+"""Lesson 16: what it says of Trainers that it does not run is what tests see, and its exercises are what they say."""
 
+import math
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from course_lm import audit
 from course_lm.audit import spec
+from course_lm.audit.locate import proportion
+from course_lm.audit.outcome import Outcome, flat, names_of
+from course_lm.audit.runs import Case, Constant, Rows
 from course_lm.classroom import checks
+from course_lm.classroom.exercises.bug_hunt import mystery
 from tests.audit.test_adapters import SEEN
 from tests.lessons.exercises import define, exercises_of
 
 LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "16_bug_hunt.ipynb"
+NOTEBOOK = nbformat.read(LESSON, as_version=4)
+MENDED = exercises_of(NOTEBOOK)[-1]
 
 
 def section():
-    cells = nbformat.read(LESSON, as_version=4).cells
-    return next(cell.source for cell in cells if "## The trainers that many use" in cell.source)
+    folds = (cell.source.partition("the trainers that many use")[2] for cell in NOTEBOOK.cells)
+    return next(fold.partition("</details>")[0] for fold in folds if fold)
 
 
 def test_the_versions_of_the_lesson_are_those_on_which_the_figures_were_seen():
@@ -30,29 +38,39 @@ def test_each_fault_of_the_lessons_table_has_a_test_of_the_adapters():
     assert named and [name for name in named if f'"{name}"' not in tests] == []
 
 
+@pytest.mark.parametrize("targets", [[4, 4], [2, 6], [6, 2], [1, 5, 2]])
+def test_the_formula_of_exercise_2_is_what_its_loop_does(targets):
+    rows = Rows(seed=0)
+    settings = spec.Settings(optimizer="sgd", schedule=Constant(0.3), accumulation_steps=len(targets))
+    case = Case("a window", "accumulation", "C3", [[rows.batch(count + 1) for count in targets]], settings)
+    model, names = case.model(), names_of(case.model())
+    start, right = flat(dict(model.named_parameters()), names), spec.train(model, case.epochs, settings).weights
+    mystery(model, case.epochs, settings)
+    made = Outcome(flat(dict(model.named_parameters()), names))
+    far = proportion(made, Outcome(flat(right, names)), start)
+    assert far is not None and math.isclose(far, checks.times_as_far.solution(targets), rel_tol=1e-9)
+
+
+def test_the_audit_has_no_name_for_the_fault_of_exercise_2_and_a_clue():
+    report = audit.audit(mystery, parts=["accumulation"], progress=False)
+    assert not report.sound and not report.faults and "times as far" in report.notes[0]
+
+
 @pytest.mark.parametrize(
-    ("place", "right", "wrong", "words"),
+    ("right", "wrong", "words"),
     [
-        (0, "size = settings.accumulation_steps", "size = 1", "does not heed settings.accumulation_steps"),
-        (1, 'return {"validation_losses": losses, "best_weights": best}', "", "a `return` is missing"),
-        (1, '"best_weights": best}', '"best_weights": None}', "must return a dict with validation_losses and"),
-        (2, "settings.weight_decay)", "0.0)", "does not heed settings.weight_decay"),
-        (2, ", eps=settings.epsilon", "", "does not heed settings.epsilon"),
+        ('return {"validation_losses": losses, "best_weights": best}', "", "a `return` is missing"),
+        ('"best_weights": best}', '"best_weights": None}', "must return a dict with validation_losses and"),
     ],
 )
-def test_what_an_audit_holds_against_no_loop_is_held_against_an_answer(place, right, wrong, words):
-    notebook = nbformat.read(LESSON, as_version=4)
-    exercise = exercises_of(notebook)[place]
-    assert right in exercise.solution
-    report = getattr(checks, exercise.check)(define(notebook, exercise.solution.replace(right, wrong)))
+def test_what_an_audit_holds_against_no_loop_is_held_against_an_answer(right, wrong, words):
+    assert right in MENDED.solution
+    report = checks.mended_validation(define(NOTEBOOK, MENDED.solution.replace(right, wrong)))
     assert report.status == "wrong" and words in report.message
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_each_loop_to_mend_has_three_faults_that_the_check_names(place):
-    notebook = nbformat.read(LESSON, as_version=4)
-    exercise = exercises_of(notebook)[place]
-    broken = re.findall(r"```python\n(def mended.*?)```", exercise.before, re.DOTALL)[-1]
-    message = getattr(checks, exercise.check)(define(notebook, broken)).message
+def test_the_loop_to_mend_has_three_faults_that_the_check_names():
+    broken = re.findall(r"```python\n(def mended.*?)```", MENDED.before, re.DOTALL)[-1]
+    message = checks.mended_validation(define(NOTEBOOK, broken)).message
     assert message.startswith("this is what you get when ")
     assert sum(words in message for words in spec.FAULTS.values()) == 3

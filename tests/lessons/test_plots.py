@@ -205,25 +205,6 @@ def test_each_reported_curve_starts_at_step_0_and_the_untrained_loss_is_named():
     assert set(texts(figure)) == {"a", "b", "untrained 6.24"}
 
 
-def test_the_word_fails_stands_where_a_loop_fails_a_test():
-    figure = plots.failed_tests({"right": {"one": False, "two": False}, "wrong": {"one": False, "two": True}})
-    assert texts(figure) == ["·", "·", "·", "fails"]
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["right", "wrong"]
-
-
-def test_faults_stand_in_the_order_of_their_distance_and_a_distance_of_0_has_a_place():
-    far, near, *_ = plots.distances_by_fault({"near": 0.0, "far": 0.5}, chosen="near").axes[0].lines
-    assert (places(far), places(near)) == ([[0.5, 0]], [[1e-17, 1]])
-    assert near.get_color() == plots.RED != far.get_color()
-
-
-def test_the_points_stand_over_their_targets_beside_each_guess():
-    figure = plots.cornered({1: 0.5, 2: 0.66}, {"guess": [0.5, 0.6]})
-    guess, points = figure.axes[0].lines
-    assert (places(guess), places(points)) == ([[1, 0.5], [2, 0.6]], [[1, 0.5], [2, 0.66]])
-    assert texts(figure) == ["guess"]
-
-
 def test_the_steps_of_the_second_arm_stand_after_those_of_the_first():
     first, second = plots.step_seconds({"old": [0.5, 0.1, 0.1], "new": [0.2, 0.3]}).axes[0].lines
     assert places(first) == [[1, 500], [2, 100], [3, 100]]

@@ -12,8 +12,9 @@ from tests.lessons.small_edits import small_edits
 from tests.sets import some
 
 EQUAL = tomllib.loads((Path(__file__).parent / "equal_edits.toml").read_text(encoding="utf-8"))
-AUDITED = {name for name, lesson in checks.names().items() if lesson == "bug_hunt"}  # seconds for each edit
-NAMES = [name for name in checks.names() if name not in AUDITED]
+# An audit takes seconds for each edit; a test of a loop stays right with rows of another length or seed.
+LEFT_OUT = ("mended_validation", "short_window")
+NAMES = [name for name in checks.names() if name not in LEFT_OUT]
 SOLUTION = "def f(k, n):\n    total = 0\n    for i in range(n):\n        total += i * k\n    return total / (n + 1)\n"
 
 

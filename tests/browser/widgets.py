@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from playwright.sync_api import Locator, TimeoutError
 
-from .notebook_page import IS_READY, NotebookPage
+from .notebook_page import IS_READY, PANEL, NotebookPage
 
 PRESSES = 4
 PATIENCE_SECONDS = 15
@@ -32,7 +32,7 @@ FOLLOWED = f"""async (explorer, [patience, rest]) => {{
         while (!holds() && performance.now() < end) await new Promise(next => setTimeout(next, 10))
     }}
     await until(() => changed().includes(true), patience)
-    await until(() => {IS_READY}, patience)
+    await until(() => {IS_READY} || !{PANEL}.context.sessionContext.session, patience)
     if (changed().includes(true)) await until(() => !changed().includes(false), rest)
     const found = changed()
     explorer.before = explorer.shown()
@@ -83,9 +83,9 @@ class Kind:
 KINDS = (
     Kind("input[type=range]", _slide),
     Kind("select", _pick),
-    Kind("input[type=number]", _step),
+    Kind("input[type=number]:enabled", _step),
     Kind("input[type=checkbox]", _switch),
-    Kind("fieldset", _switch, part="input:not(:checked)"),
+    Kind("fieldset", _switch, part="input:enabled:not(:checked)"),
 )
 
 

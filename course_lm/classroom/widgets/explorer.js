@@ -13,10 +13,12 @@
  *   copies?: Record<string, string>}} View */
 /** @typedef {{name: string, label: string, kind: "slider" | "buttons" | "list" | "switch" | "number", texts: string[],
  *   at: number, stored: number[]}} Control */
+/** @typedef {SVGSVGElement & {room?: number[], held?: string}} Picture its extent, and the handle that is dragged */
 /** @typedef {{key: string, controls: Control[], view: View, stored: string}} Told */
 
 const SVG = "http://www.w3.org/2000/svg"
 const PATIENCE = 2000 // milliseconds for which a kernel may be busy before the stored scenes answer
+const LINKED = "course-linked"
 const MARGIN = 8 // pixels around all that is drawn
 const LOOK = `
 .course-explorer { display: flex; flex-flow: row wrap; gap: 0 1.5em; font-size: 14px; line-height: 1.4; color: inherit }
@@ -46,11 +48,10 @@ export function valueAt(axis, pixel, start, length) {
   return axis.log ? Math.exp(value) : value
 }
 
-/** The stored place that a move from `before` to `wanted` ends at: the next one in its direction.
- * @param {number[]} stored rising @param {number} before @param {number} wanted @returns {number} */
-export function storedPlace(stored, before, wanted) {
-  const ahead = wanted > before ? stored.filter(place => place >= wanted) : stored.filter(place => place <= wanted).reverse()
-  return ahead[0] ?? (wanted > before ? stored.at(-1) : stored[0])
+/** The stored place that is nearest to another.
+ * @param {number[]} stored @param {number} wanted @returns {number} */
+export function nearest(stored, wanted) {
+  return stored.reduce((best, place) => (Math.abs(place - wanted) < Math.abs(best - wanted) ? place : best))
 }
 
 /** Where the stored view of these places stands in the list of all of them, the last control's places turning first.
@@ -179,7 +180,7 @@ function readOut(over, { box: [left, top, width, height], x, y, marks }, at) {
 }
 
 /** Draws a view into the SVG, which grows where something new has no room, and else keeps its size.
- * @param {SVGSVGElement & {room?: number[], held?: string}} svg @param {View} view
+ * @param {Picture} svg @param {View} view
  * @param {(handle: string, x: number, y: number) => void} dragged is told where a handle goes */
 function draw(svg, { scene, words, handles = [] }, dragged) {
   const name = (svg.id ||= `drawn-${Math.random().toString(36).slice(2)}`)
@@ -234,9 +235,11 @@ export async function unpacked(packed) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json()
 }
 
-/** The element of a control; `moved` is called with the place that it is moved to. @param {Element} form
- * @param {Control} control @param {(place: number) => void} moved @returns {(place: number) => void} shows a place */
+/** The element of a control; `moved` is called with the place that it is moved to.
+ * @param {Element} form @param {Control} control @param {(place: number) => void} moved
+ * @returns {(place: number, among: number[] | null) => void} shows a place, among those that it can be moved to */
 function addControl(form, { label, kind, texts }, moved) {
+  const all = texts.map((_, place) => place)
   if (kind === "buttons") {
     const group = add(form, "fieldset", {}), id = Math.random().toString(36)
     add(group, "legend", {}, label)
@@ -246,24 +249,31 @@ function addControl(form, { label, kind, texts }, moved) {
       input.onchange = () => moved(place)
       return input
     })
-    return place => inputs.forEach((input, one) => { input.checked = one === place })
+    return (place, among) => inputs.forEach((input, one) => {
+      input.checked = one === place
+      input.disabled = !(among ?? all).includes(one)
+    })
   }
   const within = add(form, "label", {}, kind === "switch" ? "" : label)
+  if (kind === "list") {
+    const input = /** @type {HTMLSelectElement} */ (add(form, "select", { "aria-label": label }))
+    const options = texts.map((text, place) => /** @type {HTMLOptionElement} */ (add(input, "option", { value: place }, text)))
+    input.onchange = () => moved(Number(input.value))
+    return (place, among) => {
+      input.value = String(place)
+      options.forEach((option, one) => { option.disabled = !(among ?? all).includes(one) })
+    }
+  }
+  const type = { switch: "checkbox", number: "number", slider: "range" }[kind]
+  const shown = kind === "slider" ? add(within, "output", {}) : undefined
+  const input = /** @type {HTMLInputElement} */ (add(kind === "slider" ? form : within, "input", { type, step: kind === "number" ? "any" : 1, min: 0, "aria-label": label }))
   if (kind === "switch") {
-    const input = /** @type {HTMLInputElement} */ (add(within, "input", { type: "checkbox" }))
     within.append(label)
     within.setAttribute("style", "justify-content: flex-start")
     input.onchange = () => moved(Number(input.checked))
     return place => { input.checked = place === 1 }
   }
-  if (kind === "list") {
-    const input = /** @type {HTMLSelectElement} */ (add(form, "select", { "aria-label": label }))
-    texts.forEach((text, place) => add(input, "option", { value: place }, text))
-    input.onchange = () => moved(Number(input.value))
-    return place => { input.value = String(place) }
-  }
   if (kind === "number") {
-    const input = /** @type {HTMLInputElement} */ (add(within, "input", { type: "number", step: "any", min: 0 }))
     input.onchange = () => moved(input.valueAsNumber || 0)
     input.onkeydown = event => {
       const up = { ArrowUp: 1, ArrowDown: -1 }[event.key]
@@ -272,14 +282,15 @@ function addControl(form, { label, kind, texts }, moved) {
       const value = input.valueAsNumber || 0, digit = 10 ** Math.floor(Math.log10((value || 2) / 2))
       moved(Math.max(0, Number((value + up * (Number.isInteger(value) ? Math.max(1, digit) : digit)).toPrecision(6))))
     }
-    return place => { input.value = String(place) }
+    return (value, among) => { input.value = String(value); input.disabled = among !== null }
   }
-  const shown = add(within, "output", {})
-  const input = /** @type {HTMLInputElement} */ (add(form, "input", { type: "range", min: 0, max: texts.length - 1, step: 1, "aria-label": label }))
-  input.oninput = () => moved(Number(input.value))
-  return place => {
-    input.value = String(place)
-    input.setAttribute("aria-valuetext", (shown.textContent = texts[place]))
+  return (place, among) => {
+    const places = among ?? all
+    input.max = String(places.length - 1)
+    input.value = String(places.indexOf(place))
+    input.oninput = () => moved(places[Number(input.value)])
+    input.setAttribute("aria-valuetext", texts[place])
+    if (shown) shown.textContent = texts[place]
   }
 }
 
@@ -289,7 +300,7 @@ export function mount(root, { key, controls, view, stored }) {
   const form = /** @type {HTMLFormElement} */ (add(root, "form", {})), result = add(root, "div", { class: "result" })
   add(result, "style", {}, LOOK)
   form.onkeydown = event => event.stopPropagation() // JupyterLab would take the arrow keys for itself
-  const svg = /** @type {SVGSVGElement} */ (add(result, "svg", { role: "img" }))
+  const svg = /** @type {Picture} */ (add(result, "svg", { role: "img" }))
   const names = add(result, "div", { class: "names" }), words = add(result, "pre", { "aria-live": "polite" })
   const copies = add(result, "div", { class: "names" })
   const first = controls.map(({ at }) => at)
@@ -318,15 +329,22 @@ export function mount(root, { key, controls, view, stored }) {
   const parts = controls.map(() => /** @type {HTMLElement} */ (add(form, "div", {})))
   const shows = controls.map((control, number) => addControl(parts[number], control, place => move(number, place)))
   const hint = add(form, "span", { class: "hint" })
-  const settle = () => shows.forEach((set, number) => set(places[number]))
+  /** Shows where the controls are, and how far they can be moved: with a kernel everywhere. */
+  const settle = () => {
+    const linked = links().has(key)
+    hint.textContent = linked ? "" : "Without a kernel: the stored values. Run the cell for all of them."
+    if (!linked) places = places.map((place, n) => (controls[n].kind === "number" ? first[n] : nearest(controls[n].stored, place)))
+    shows.forEach((set, number) => set(places[number], linked ? null : controls[number].stored))
+  }
+  addEventListener(LINKED, settle)
   const again = /** @type {HTMLButtonElement} */ (add(form, "button", { type: "button" }, "reset"))
   again.onclick = () => { places = [...first]; settle(); ask() }
   /** @param {number} number @param {number} place */
   function move(number, place) {
-    const before = places[number], typed = controls[number].kind === "number"
-    places[number] = links().has(key) || typed ? place : storedPlace(controls[number].stored, before, place)
+    if (places[number] === place) return
+    places[number] = place
     settle()
-    if (places[number] !== before) ask()
+    ask()
   }
   /** @param {string} handle @param {number} x @param {number} y */
   function drag(handle, x, y) {
@@ -335,14 +353,9 @@ export function mount(root, { key, controls, view, stored }) {
   }
   async function fromStored() {
     dragged = undefined
-    const snapped = places.map((place, number) => controls[number].kind === "number" ? first[number]
-      : storedPlace(controls[number].stored, controls[number].stored[0] - 1, place))
-    if (!stored) return
-    hint.textContent = "Without a kernel: the values that are stored. Run the cell for all of them."
-    const views = await (grid ??= unpacked(stored))
-    places = snapped
     settle()
-    show(views[storedNumber(controls, snapped.map((place, number) => controls[number].kind === "number" ? 0 : place))])
+    const views = await (grid ??= unpacked(stored))
+    show(views[storedNumber(controls, places.map((place, number) => (controls[number].kind === "number" ? 0 : place)))])
   }
   function ask() {
     const link = links().get(key)
@@ -357,8 +370,8 @@ export function mount(root, { key, controls, view, stored }) {
       clearTimeout(given)
       links().set(key, link)
       link.off("msg:custom", answered)
-      hint.textContent = ""
-      if (wanted !== "again" || svg.held) { places = answer.places; settle() }
+      if (wanted !== "again" || svg.held) places = answer.places
+      settle()
       show(answer)
       const more = wanted === "again"
       wanted = false
@@ -373,12 +386,13 @@ export function mount(root, { key, controls, view, stored }) {
 }
 
 /** The models by their keys: a kernel makes them, an explorer's output finds them. */
-const links = () => (globalThis.courseLinks ??= new Map())
+const links = () => (/** @type {any} */ (globalThis).courseLinks ??= new Map())
 
 export default {
   /** @param {{model: any}} made by anywidget, when the kernel makes its half */
   initialize({ model }) {
     links().set(model.get("key"), model)
+    dispatchEvent(new Event(LINKED))
     return () => links().delete(model.get("key"))
   },
 }

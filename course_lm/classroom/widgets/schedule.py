@@ -158,7 +158,8 @@ class ScheduleExplorer(Explorer):
         return unread
 
     def _drawn(self, **_: Any) -> tuple[Figure, str]:
-        return draw_schedules(self.curves(), self._own, log=self.values["scale"] == "log")
+        figure, words = draw_schedules(self.curves(), self._own, log=self.values["scale"] == "log")
+        return figure, f"{words}\n# the axis of learning rates is {self.values['scale']}"
 
 
 def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> ScheduleExplorer:
@@ -231,7 +232,7 @@ def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Control]:
     given = {key: number(f"{name} {label}", NANOGPT[key]) for label, key in numbers.items()}
     others = {"num_cycles": 0.5, "decay_ratio": 0.1, "timescale": NANOGPT["warmup_steps"], "gamma": 0.4, **_DROPS}
     more = {key: number(f"{name} {key.removeprefix('num_').replace('_', ' ')}", value) for key, value in others.items()}
-    stored = {"A": len(kinds), "B": 4}.get(name, 1)  # of the types, without a kernel
+    stored = 4 if name == "A" else 2  # of the types, without a kernel
     return {"type": pick(f"{name} type", kinds, kind, stored), **given, **more}
 
 

@@ -126,6 +126,12 @@ def test_the_stored_views_are_no_more_than_an_output_should_hold():
         assert math.prod(len(places) for places in make().stored_places()) <= MOST_STORED
 
 
+def test_what_a_drawing_raises_is_told_in_its_words():
+    box = boxed()
+    box.draw = lambda letter: 1 / 0
+    assert box.answer({"turn": 1, "places": [0]})["words"] == "ZeroDivisionError: division by zero"
+
+
 def test_a_value_that_is_no_option_is_refused():
     with pytest.raises(ValueError, match=r"letter: the value must be one of \['a', 'b', 'c'\], got 'd'"):
         boxed(value="d")

@@ -203,9 +203,9 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
   const [x, y, width, height] = [svg.room[0], svg.room[1], svg.room[2] - svg.room[0], svg.room[3] - svg.room[1]]
   for (const [key, value] of Object.entries({ viewBox: `${x} ${y} ${width} ${height}`, width, height })) svg.setAttribute(key, String(value))
   svg.setAttribute("aria-label", words.split("\n")[0])
-  const [held] = scene.panels
+  const held = scene.panels[0]
   for (const { name: handle, at } of handles) {
-    if (!held.x || !held.y) continue
+    if (!held?.x || !held.y) continue
     const [left, top, wide, high] = held.box
     const [cx, cy] = [pixelOf(held.x, at[0], left, wide), pixelOf(held.y, at[1], top + high, -high)]
     if (!Number.isFinite(cx + cy)) continue
@@ -219,7 +219,7 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
     const frame = svg.getBoundingClientRect(), zoom = width / frame.width
     const [atX, atY] = [x + (event.clientX - frame.x) * zoom, y + (event.clientY - frame.y) * zoom]
     over.replaceChildren()
-    if (svg.held && held.x && held.y) {
+    if (svg.held && held?.x && held.y) {
       svg.setPointerCapture(event.pointerId)
       const [left, top, wide, high] = held.box
       return dragged(svg.held, valueAt(held.x, atX, left, wide), valueAt(held.y, atY, top + high, -high))

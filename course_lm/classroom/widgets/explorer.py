@@ -156,7 +156,11 @@ class Explorer:
         self.values = {name: one.options[at] if one.options else type(one.value)(at) for (name, one), at in named}
         if dragged := asked.get("dragged"):
             self.moved(*dragged)
-        return {"turn": asked["turn"], **self.view(), "places": self.places()}
+        try:
+            view = self.view()
+        except Exception as error:  # of a learner's `draw`: a callback would swallow it
+            view = {"scene": {"size": [0, 0], "panels": []}, "words": f"{type(error).__name__}: {error}"}
+        return {"turn": asked["turn"], **view, "places": self.places()}
 
     def moved(self, handle: str, x: float, y: float) -> None:
         """Follow a handle that was dragged to x and y; of these explorers only that of schedules has some."""

@@ -99,11 +99,12 @@ def has_a_proof(notebook: Any) -> list[str]:
 def of_the_usual_size(notebook: Any) -> list[str]:
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     prose = MARKUP.sub(" ", CODE_FENCE.sub(" ", DETAILS.sub(" ", "\n".join(texts))))
-    figures = sum(len(pictures(output.get("data", {}))) for _, output in outputs(notebook))
+    shown = [output.get("data", {}).get("text/html", "") for _, output in outputs(notebook)]
+    figures = sum(len(PICTURE.findall(page)) + page.count('class="course-explorer"') for page in shown)
     exercises = sum("exercise" in cell.metadata.get("tags", []) for cell in code_cells(notebook))
     return [
-        *_between("cells", len(notebook.cells), 30, 60),
-        *_between("words", len(WORD.findall(prose)), 900, 2000),
+        *_between("cells", len(notebook.cells), 30, 50),
+        *_between("words", len(WORD.findall(prose)), 900, 1800),
         *_between("figures", figures, 4, 8),
         *_between("exercises", exercises, 3, 5),
     ]

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from course_lm.classroom.stored_outputs import clean, refuse_absolute_paths
+from course_lm.classroom.widgets.explorer import SCRIPT
 
 DETAILS = re.compile(r"<details.*?</details>", re.DOTALL)
 CODE_FENCE = re.compile(r"```.*?```", re.DOTALL)
 MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
 PICTURE_WITHOUT_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*alt=)")
+DRAWN_BY = SCRIPT.read_text(encoding="utf-8")
 PICTURE = re.compile(r"<img [^>]*>")
 DESCRIBED = re.compile(r' alt="[^"]*[^"\s]')
 WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
@@ -154,8 +156,15 @@ def public_names(notebook: Any) -> list[str]:
     return [f"a private name: {name}" for name in private]
 
 
+def explorers_are_drawn_by_the_present_script(notebook: Any) -> list[str]:
+    pages = [(number, output.get("data", {}).get("text/html", "")) for number, output in outputs(notebook)]
+    old = [number for number, page in pages if 'class="course-explorer"' in page and DRAWN_BY not in page]
+    return [f"cell {number}: an explorer of an earlier explorer.js; store the lesson anew" for number in old]
+
+
 RULES = (
     executed_in_order,
+    explorers_are_drawn_by_the_present_script,
     figures_have_alternative_text,
     is_clean,
     no_absolute_paths,

@@ -111,6 +111,7 @@ def add(*cells: Any) -> Callable[[Any], None]:
     return lambda notebook: notebook.cells.extend(copy.deepcopy(cells))
 
 
+EXPLORER = '<div class="course-explorer"></div><script type="module">old</script>'
 BREAKS = [
     (rules.executed_in_order, "a null count", put(5, "execution_count", None)),
     (rules.executed_in_order, "run twice", put(5, "execution_count", 41)),
@@ -118,6 +119,11 @@ BREAKS = [
     (rules.figures_have_alternative_text, "no alt", put(1, "outputs", [shown({"text/html": "<img src=''>"})])),
     (rules.figures_have_alternative_text, "an empty alt", put(1, "outputs", [figure(alt=" ")])),
     (rules.figures_have_alternative_text, "a linked picture", put(0, "source", "![](loop.png)")),
+    (
+        rules.explorers_are_drawn_by_the_present_script,
+        "an old one",
+        put(1, "outputs", [shown({"text/html": EXPLORER})]),
+    ),
     (rules.is_clean, "metadata", lambda nb: nb.metadata.language_info.update(version="3.11.7")),
     (rules.is_clean, "a cell's metadata", put(3, "metadata", {"file": "a.py"})),
     (rules.is_clean, "a colour", put(3, "outputs", [new_output("stream", text="\x1b[31mred\x1b[0m")])),

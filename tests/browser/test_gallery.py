@@ -40,7 +40,8 @@ tokenizer = train_tokenizer(documents, 270)
 rates = torch.logspace(-6, 0, 100)
 losses = 7 - 3 * torch.sigmoid((rates.log10() + 3) / 0.1) + 0.2 * (torch.arange(100) - 80).clamp(min=0)
 losses += 0.3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
-tests = {("stories", 200): [lr_finder.LRFinderResult(rates.tolist(), losses.tolist(), "diverged")]}
+one = lr_finder.LRFinderResult(rates.tolist(), losses.tolist(), "diverged")
+tests, unigram = {("stories", steps): [one] for steps in (50, 100, 200, 400)}, 5.0
 """,
     "08_accumulation": """
 model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8), 13, 16)

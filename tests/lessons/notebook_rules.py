@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from course_lm.classroom.stored_outputs import clean, refuse_absolute_paths
-from course_lm.classroom.widgets.explorer import SCRIPT
+from course_lm.classroom.widgets.explorer import script
 
 DETAILS = re.compile(r"<details.*?</details>", re.DOTALL)
 CODE_FENCE = re.compile(r"```.*?```", re.DOTALL)
 MARKUP = re.compile(r"<[^>]+>|\]\([^)]*\)")
 PICTURE_WITHOUT_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*alt=)")
-DRAWN_BY = SCRIPT.read_text(encoding="utf-8")
 PICTURE = re.compile(r"<img [^>]*>")
 DESCRIBED = re.compile(r' alt="[^"]*[^"\s]')
 WORD = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
@@ -158,7 +157,7 @@ def public_names(notebook: Any) -> list[str]:
 
 def explorers_are_drawn_by_the_present_script(notebook: Any) -> list[str]:
     pages = [(number, output.get("data", {}).get("text/html", "")) for number, output in outputs(notebook)]
-    old = [number for number, page in pages if 'class="course-explorer"' in page and DRAWN_BY not in page]
+    old = [number for number, page in pages if 'class="course-explorer"' in page and script() not in page]
     return [f"cell {number}: an explorer of an earlier explorer.js; store the lesson anew" for number in old]
 
 

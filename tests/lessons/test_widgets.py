@@ -387,6 +387,16 @@ def test_the_points_left_out_are_drawn_as_rings_and_the_axis_stays():
     assert len(limits) == 1
 
 
+def test_several_tests_lie_over_each_other_and_the_chosen_one_is_read():
+    short = LRFinderResult(RATES[:60], sweep().losses[:60])
+    box = widgets.lr_finder_explorer({"long": sweep(), "short": short}, unigram=5.0)
+    assert box.view()["words"].startswith("long, points 1 to 100 of 100")
+    assert box.view(test="short")["words"].startswith("short, points 1 to 60 of 60")
+    figure, _ = widgets.draw_lr_reading(sweep(), others=[short], unigram=5.0)
+    assert len(figure.axes[0].lines[2].get_xdata()) == 60
+    assert "unigram" in [text.get_text() for text in figure.axes[0].texts]
+
+
 def test_dotted_lines_stand_at_the_first_and_the_last_point_that_is_read():
     axes = widgets.draw_lr_reading(sweep(), skip_start=4, skip_end=9, points=(11, 90))[0].axes[0]
     places = sorted(float(np.asarray(line.get_xdata())[0]) for line in axes.lines if line.get_linestyle() == ":")

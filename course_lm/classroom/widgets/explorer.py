@@ -11,6 +11,7 @@ import html
 import itertools
 import json
 import math
+import re
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -191,11 +192,16 @@ def _page(key: str, told: Mapping[str, Any]) -> str:
     words = html.escape(told["view"]["words"])
     data = _json({"key": key, **told}).replace("</", "<\\/")
     start = f'const told = {data}\ndocument.querySelectorAll("#explorer-{key}").forEach(root => mount(root, told))'
-    script = SCRIPT.read_text(encoding="utf-8")
     return (
         f'<div class="course-explorer" id="explorer-{key}"><pre>{words}</pre></div>'
-        f'<script type="module">{script}{start}</script>'
+        f'<script type="module">{script()}{start}</script>'
     )
+
+
+@cache
+def script() -> str:
+    """explorer.js as an output holds it: without its comments."""
+    return re.sub(r"^ *(//.*|/\*\*[^/]*\*/)\n", "", SCRIPT.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 @cache

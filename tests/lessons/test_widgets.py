@@ -315,6 +315,12 @@ def test_a_curve_shows_the_controls_that_its_type_reads_and_each_changes_words_a
         box.values[f"A {name}"] = box.controls[f"A {name}"].value
 
 
+def test_a_function_of_ones_own_is_drawn_at_once_and_gives_nothing_to_copy_or_drag():
+    view = widgets.schedule_explorer(own={"mine": one_cycle}).view()
+    assert "# C mine: " in view["words"]
+    assert not any(name.startswith("C") for name in [*view["copies"], *(each["name"] for each in view["handles"])])
+
+
 def one_cycle(step):
     return 0.1 * max(0, min(step, 40 - step)) / 20
 

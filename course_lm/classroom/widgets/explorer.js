@@ -8,7 +8,7 @@
 /** @typedef {{name: string, log: boolean, limits: [number, number], ticks: [number, string][], grid: boolean}} Axis */
 /** @typedef {{box: [number, number, number, number], title: string, legend: [string, string][], x: Axis | null,
  *   y: Axis | null, marks: Mark[]}} Panel */
-/** @typedef {{name: string, at: [number, number]}} Handle */
+/** @typedef {{name: string, at: [number, number], colour: string}} Handle */
 /** @typedef {{scene: {size: [number, number], panels: Panel[]}, words: string, hidden?: string[], handles?: Handle[],
  *   copies?: Record<string, string>}} View */
 /** @typedef {{name: string, label: string, kind: "slider" | "buttons" | "list" | "switch" | "number", texts: string[],
@@ -31,7 +31,8 @@ const LOOK = `
 .course-explorer button { font: inherit; align-self: flex-start }
 .course-explorer pre { white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; margin: .5em 0 0; font-size: 13px; color: inherit;
   background: none; border: 0; padding: 0 }
-.course-explorer svg { display: block; max-width: 100%; max-height: 60vh; height: auto; overflow: visible; font-family: sans-serif }
+.course-explorer svg { display: block; max-width: 100%; max-height: 60vh; height: auto; overflow: visible; font-family: sans-serif;
+  user-select: none }
 .course-explorer .names { display: flex; flex-flow: row wrap; gap: 0 1.2em }
 .course-explorer .names i { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
 .course-explorer .handle { cursor: grab; touch-action: none }
@@ -204,12 +205,12 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
   for (const [key, value] of Object.entries({ viewBox: `${x} ${y} ${width} ${height}`, width, height })) svg.setAttribute(key, String(value))
   svg.setAttribute("aria-label", words.split("\n")[0])
   const held = scene.panels[0]
-  for (const { name: handle, at } of handles) {
+  for (const { name: handle, at, colour } of handles) {
     if (!held?.x || !held.y) continue
     const [left, top, wide, high] = held.box
     const [cx, cy] = [pixelOf(held.x, at[0], left, wide), pixelOf(held.y, at[1], top + high, -high)]
     if (!Number.isFinite(cx + cy)) continue
-    const circle = add(all, "circle", { cx, cy, r: 7, fill: "transparent", stroke: "currentColor", "stroke-width": 2, class: "handle" })
+    const circle = add(all, "circle", { cx, cy, r: 7, fill: colour, "fill-opacity": 0.25, stroke: colour, "stroke-width": 2, class: "handle" })
     add(circle, "title", {}, `drag ${handle}`)
     circle.onpointerdown = () => { svg.held = handle }
   }

@@ -126,10 +126,11 @@ class ScheduleExplorer(Explorer):
     def view(self, **values: Any) -> dict[str, Any]:
         """As of any explorer; and the controls that no curve reads, the texts to copy, the handles to drag."""
         self.values |= values
-        curves = {name: curve for name, curve in self.curves().items() if curve["type"] in SCHEDULES}
+        curves = self.curves()
+        coloured = zip(curves.items(), cycle(plots.PALETTE))  # as `draw_schedules` colours them
         more: dict[str, Any] = {
             "hidden": self._unread(),
-            "handles": [handle for name, curve in curves.items() for handle in _handles(name, curve)],
+            "handles": [one for (name, curve), colour in coloured for one in _handles(name, curve, colour)],
             "copies": {f"{name} as {way}": text for name, one in curves.items() for way, text in _copies(one).items()},
         }
         return super().view() | more
@@ -236,8 +237,8 @@ def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Control]:
     return {"type": pick(f"{name} type", kinds, kind, stored), **given, **more}
 
 
-def _handles(name: str, curve: Settings) -> list[dict[str, Any]]:
-    """Where a curve can be taken hold of: its name, step and rate; nowhere where it is refused."""
+def _handles(name: str, curve: Settings, colour: str) -> list[dict[str, Any]]:
+    """Where a curve can be taken hold of: its name, step and rate, colour; nowhere where it is refused."""
     if not (drawn := _accepted(curve)):
         return []
     total, peak = curve["total_steps"], curve["peak_lr"]
@@ -246,7 +247,7 @@ def _handles(name: str, curve: Settings) -> list[dict[str, Any]]:
         places["end"] = (total, drawn.schedule(total))
     if "decay_ratio" in _parameters(curve["type"]):
         places["decay"] = (total * (1 - curve["decay_ratio"]), peak)
-    return [{"name": f"{name} {part}", "at": place} for part, place in places.items()]
+    return [{"name": f"{name} {part}", "at": place, "colour": colour} for part, place in places.items()]
 
 
 def _copies(curve: Settings) -> dict[str, str]:

@@ -127,8 +127,7 @@ def test_the_stored_views_are_no_more_than_an_output_should_hold():
 
 
 def test_what_a_drawing_raises_is_told_in_its_words():
-    box = boxed()
-    box.draw = lambda letter: 1 / 0
+    box = widgets.explorer(lambda letter: 1 / 0, boxed().controls)  # pyrefly: ignore[bad-argument-type]
     assert box.answer({"turn": 1, "places": [0]})["words"] == "ZeroDivisionError: division by zero"
 
 
@@ -399,7 +398,7 @@ def test_several_tests_lie_over_each_other_and_the_chosen_one_is_read():
     assert box.view()["words"].startswith("long, points 1 to 100 of 100")
     assert box.view(test="short")["words"].startswith("short, points 1 to 60 of 60")
     figure, _ = widgets.draw_lr_reading(sweep(), others=[short], unigram=5.0)
-    assert len(figure.axes[0].lines[2].get_xdata()) == 60
+    assert 60 in [len(np.asarray(line.get_xdata())) for line in figure.axes[0].lines]
     assert "unigram" in [text.get_text() for text in figure.axes[0].texts]
 
 

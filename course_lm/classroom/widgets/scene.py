@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -247,8 +248,8 @@ def _dash(style: Any) -> str:
 
 
 def _dots_of(points: float) -> float:
-    """Points of 1/72 inch as pixels of the figure, which has 100 to the inch."""
-    return round(points * 100 / 72, 2)
+    """Points, of which an inch has 72, as pixels."""
+    return round(points * mpl.rcParams["figure.dpi"] / 72, 2)
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

@@ -2,8 +2,7 @@
 
 load.py finds a corpus by its name or path and splits it; files.py reads anybody's own text, hub.py Hugging Face
 datasets. large.py reads what is too large to be held. stories.py writes the shipped stories from a grammar of our own
-(grammar.py). hindi_glosses.py shows Hindi to those who do not read it. shipped.py says where the files of the package
-lie.
+(grammar.py). shipped.py says where the files of the package lie.
 """
 
 from course_lm.corpus.load import Corpus, load_corpus

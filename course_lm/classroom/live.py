@@ -110,7 +110,8 @@ def as_html(png: bytes, alt: str) -> str:
     """
     width, height = struct.unpack(">II", png[16:24])  # said beforehand, so that nothing jumps when the picture comes
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    size = f'width="{width}" height="{height}" style="max-width: 100%; height: auto"'
+    look = "max-width: 100%; height: auto; border-radius: 8px"  # on a dark page it is a card
+    size = f'width="{width}" height="{height}" style="{look}"'
     return f'<img alt="{html.escape(alt)}" {size} src="{source}">'
 
 

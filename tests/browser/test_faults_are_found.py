@@ -22,14 +22,18 @@ def explored(draw, describe, *controls):
     return explorer(both, {control.label: control for control in controls})
 """
 EVERY_KIND = """
+letters = ["a", "b"]
 explored(
     str, str,
-    slider("slider", 2, range(3)), pick("list", ["a", "b"]), switch("switch"), buttons("buttons", ["a", "b"]),
+    slider("slider", 2, range(3)), pick("list", letters),
+    switch("switch"), buttons("buttons", letters),
 )
 """
 SAME = "lambda _: 'the same'"
-UNKNOWN = """<div class='course-explorer' style='display: block'><form><input type='text' aria-label='unknown'></form>
-<div class='result'><svg role='img' aria-label='none'></svg><pre aria-live='polite'></pre></div></div>"""
+UNKNOWN = """<div class='course-explorer' style='display: block'>
+<form><input type='text' aria-label='unknown'></form>
+<div class='result'>
+<svg role='img' aria-label='none'></svg><pre aria-live='polite'></pre></div></div>"""
 FALSE_PREDICTION = "<div class='course-predict'><details><summary>yes</summary></details></div>"
 FAINT = """
 import matplotlib.pyplot as plt

@@ -25,7 +25,7 @@ from course_lm.classroom.lessons import setup
 setup(seed=0)
 """
 EXPLORER = r"(\w*explorer)\("
-# What an explorer needs of what its lesson has computed.
+# What an explorer needs of what its lesson has computed; all share one notebook, and so their names.
 INPUTS = {
     "00_the_whole_loop": "tokens = list('abcdefghij'); next_logits = torch.linspace(2, -2, 10)",
     "01_text_to_tokens": """
@@ -36,18 +36,30 @@ most = dict.fromkeys(("stories", "hindi", "python-docs"), 512)
 documents = ["the cat sat on the mat " * (1 + number * number % 23) for number in range(60)]
 tokenizer = train_tokenizer(documents, 270)
 """,
+    "03_loss": """
+words, ids = list("abcdefgh"), torch.arange(12).view(2, 6) % 8
+tiny = None
+kinds = [lambda logits, _, n=n: logits.logsumexp(-1).sum() - 2 * logits[..., n].sum() for n in range(7)]
+""",
+    "04_optimizers": """
+CURVATURE = torch.tensor([1.0, 20.0])
+RULES = {"SGD": lambda w, g, _, lr: w - lr * g, "Adam": lambda w, g, _, lr: w - lr * g.sign()}
+RULES["momentum"] = lambda w, g, _, lr: w - lr * g / 2
+""",
     "06_lr_finder": """
 rates = torch.logspace(-6, 0, 100)
 losses = 7 - 3 * torch.sigmoid((rates.log10() + 3) / 0.1) + 0.2 * (torch.arange(100) - 80).clamp(min=0)
 losses += 0.3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
-one = lr_finder.LRFinderResult(rates.tolist(), losses.tolist(), "diverged")
-tests, unigram = {("stories", steps): [one] for steps in (50, 100, 200, 400)}, 5.0
+tests, unigram = {}, 5.0
+for steps in (50, 100, 200, 400):
+    swept = (losses - steps / 100).tolist()
+    tests["stories", steps] = [lr_finder.LRFinderResult(rates.tolist(), swept, "diverged")]
 """,
     "08_accumulation": """
 model = GPT(ModelConfig(n_layer=1, n_head=2, d_model=8), 13, 16)
 mask = (torch.arange(12) < torch.tensor([3, 9, 12, 2, 7, 11, 4, 5])[:, None]).long()
-ids = torch.randint(13, mask.shape, generator=torch.Generator().manual_seed(0))
-ragged = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+tokens8 = torch.randint(13, mask.shape, generator=torch.Generator().manual_seed(0))
+ragged = {"input_ids": tokens8, "attention_mask": mask, "labels": tokens8.masked_fill(mask == 0, -100)}
 """,
 }
 

@@ -84,9 +84,10 @@ def _draw_bound(axes: Axes, method: ClippingMethod, threshold: float) -> None:
 
 
 def _draw_arrow(axes: Axes, gradient: Tensor, colour: str, alpha: float = 1.0) -> None:
-    look = {"color": colour, "alpha": alpha, "width": 0.08, "head_width": 0.4, "length_includes_head": True}
-    if gradient.any():
-        axes.arrow(0, 0, float(gradient[0]), float(gradient[1]), **look)
+    head = min(0.6, float(gradient.norm()))  # a short arrow is all head
+    shape = {"width": 0.08, "head_length": head, "head_width": head / 1.5, "length_includes_head": True}
+    if head:
+        axes.arrow(0, 0, float(gradient[0]), float(gradient[1]), color=colour, alpha=alpha, **shape)
 
 
 def _described(before: list[Tensor], after: list[Tensor], setting: str) -> str:

@@ -24,6 +24,7 @@ const LOOK = `
 .course-explorer { display: flex; flex-flow: row wrap; gap: 0 1.5em; font-size: 14px; line-height: 1.4; color: inherit }
 .course-explorer form { flex: 0 1 19em; min-width: 15em; margin: 0; display: flex; flex-direction: column; gap: .5em }
 .course-explorer .result { flex: 1 1 30em; min-width: 0 }
+.course-explorer legend { font-size: inherit; margin: 0 }
 .course-explorer label, .course-explorer legend { display: flex; gap: .5em; justify-content: space-between; padding: 0 }
 .course-explorer fieldset { border: 0; margin: 0; padding: 0; min-width: 0; display: flex; flex-flow: row wrap; gap: 0 1em }
 .course-explorer fieldset label { justify-content: flex-start; gap: .3em }

@@ -38,6 +38,8 @@ def logged_perplexity(records):
     cases={
         "the third run is low": ([[3.0, 2.0], [3.5, 2.5], [2.5, 1.0]],),
         "on the edge is not outside": ([[3.0, 2.0, 1.0], [3.0, 2.5, 1.5], [3.5, 2.5, 1.25]],),
+        "far from the mean, inside the band": ([[1.0], [2.0], [3.0], [2.95]],),
+        "two runs that are equal": ([[2.0, 2.0], [2.0, 2.0], [1.0, 3.0]],),
         "four runs that cross": (
             [[4.0, 3.0, 2.0, 1.0], [4.5, 3.5, 2.25, 0.5], [4.25, 2.5, 2.5, 1.5], [5.0, 3.25, 2.125, 1.25]],
         ),

@@ -25,6 +25,9 @@ def _drawn(seed: int) -> Tensor:
         ),
         "the best is the lowest rate": ({0.02: [6.0, 6.0], 0.01: [5.0, 5.5], 0.04: [7.0, 7.0]},),
         "the best is the highest rate": ({0.01: [7.0, 6.0], 0.02: [5.0, 5.0], 0.04: [4.0, 4.5]},),
+        "the best mean is not the best median": (
+            {0.1: [5.0] * 3, 0.2: [1.0, 1.0, 9.0], 0.4: [3.0] * 3, 0.8: [4.0] * 3},
+        ),
         "another number of seeds for each rate": ({1: [4.0], 2: [3.0, 3.0, 3.0], 4: [3.5, 3.5], 8: [9.0]},),
     },
 )

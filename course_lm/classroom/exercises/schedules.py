@@ -39,7 +39,7 @@ def optimizer_steps(num_documents, batch_size, accumulation_steps, num_epochs):
     cases={
         "one length": ([1600], 0.2),
         "three lengths, the longest one first": ([1600, 100, 400], 0.2),
-        "decays that are no whole numbers": ([96, 137, 50], 0.15),
+        "decays that are no whole numbers": ([50, 137, 51, 52], 0.15),
         "no plateau: the rate falls from the start": ([40, 80], 1.0),
     }
 )

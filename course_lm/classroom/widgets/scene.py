@@ -53,7 +53,9 @@ def _panel(axes: Axes, height: float) -> dict[str, Any]:
     axes.apply_aspect()
     axes.get_xlim(), axes.get_ylim()  # settle the limits, on which every transform hangs
     left, bottom, right, top = axes.bbox.extents
-    drawn = sorted(axes.get_children(), key=lambda artist: artist.get_zorder())
+    words = {*axes.texts}  # without the titles, which are told apart
+    drawn = [artist for artist in axes.get_children() if not isinstance(artist, Text) or artist in words]
+    drawn.sort(key=lambda artist: artist.get_zorder())
     marks = [mark for artist in drawn if artist.get_visible() for mark in _marks(artist, axes, height)]
     named: Any = axes.get_legend_handles_labels() if axes.get_legend() else ([], [])
     colours = [(handle if isinstance(handle, Patch) else handle[0]).get_facecolor() for handle in named[0]]
@@ -61,13 +63,13 @@ def _panel(axes: Axes, height: float) -> dict[str, Any]:
         "box": _rounded([left, height - top, right - left, top - bottom]),
         "title": axes.get_title() or axes.get_title("left"),
         "legend": [[name, _colour(colour)] for name, colour in zip(named[1], colours, strict=True)],
-        "x": _axis(axes.xaxis, left, right, axes) if axes.axison else None,
-        "y": _axis(axes.yaxis, height - bottom, height - top, axes) if axes.axison else None,
+        "x": _axis(axes.xaxis, left, right) if axes.axison else None,
+        "y": _axis(axes.yaxis, height - bottom, height - top) if axes.axison else None,
         "marks": marks,
     }
 
 
-def _axis(axis: Axis, start: float, end: float, axes: Axes) -> dict[str, Any]:
+def _axis(axis: Axis, start: float, end: float) -> dict[str, Any]:
     """The axis that lies between two pixels."""
     limits = [float(limit) for limit in axis.get_view_interval()]
     transform = axis.get_transform()
@@ -103,12 +105,8 @@ def _marks(artist: Any, axes: Axes, height: float) -> Iterator[Mark]:
     elif isinstance(artist, Patch) and not isinstance(artist, Spine) and artist is not axes.patch:
         path = artist.get_transform().transform_path(artist.get_path())
         yield _fill(path, artist.get_facecolor(), artist.get_edgecolor(), artist.get_linestyle(), height)
-    elif isinstance(artist, Text) and artist.get_text().strip() and artist not in _titles(axes):
+    elif isinstance(artist, Text) and artist.get_text().strip():
         yield _text(artist, height)
-
-
-def _titles(axes: Axes) -> list[Text]:
-    return [text for text in axes.get_children() if isinstance(text, Text) and text not in axes.texts]
 
 
 def _line(line: Line2D, height: float) -> Iterator[Mark]:

@@ -85,7 +85,7 @@ class LivePlot:
             self._show()
 
     def _show(self) -> None:
-        if not _in_notebook():
+        if not in_notebook():
             return
         from IPython.display import display
 
@@ -186,7 +186,7 @@ def _curve(records: Sequence[Record], key: str) -> tuple[list[int], list[float]]
     return [record["step"] for record in records], [record[key] for record in records]
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this runs in a cell of a kernel that can show a picture."""
     # Looked up and not imported: a process that has not loaded it is no notebook. In a terminal it has no kernel.
     ipython = sys.modules.get("IPython")

@@ -14,6 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize
 
+from course_lm.classroom.plots import LEGIBLE
 from course_lm.classroom.stored_outputs import without_pictures
 
 from .lab import Lab
@@ -64,6 +65,24 @@ FLAWS = """() => Array.from(document.querySelectorAll('.jp-Notebook .jp-Cell')).
 OURS = {"include": [[".jp-Notebook .jp-OutputArea-output"], [".jp-Notebook .jp-RenderedMarkdown"]]}
 WCAG = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}
 VIOLATIONS = "async ([context, options]) => (await axe.run(context, options)).violations"
+# The words of explorers, whose contrast with the page axe does not compute: they are SVG.
+FAINT_WORDS = """least => {
+    const numbers = colour => {
+        const brush = Object.assign(document.createElement('canvas').getContext('2d'), {fillStyle: colour})
+        brush.fillRect(0, 0, 1, 1)
+        return Array.from(brush.getImageData(0, 0, 1, 1).data.slice(0, 3), part => part / 255)
+    }
+    const light = colour => [0.2126, 0.7152, 0.0722].reduce((sum, weight, n) => {
+        const part = numbers(colour)[n]
+        return sum + weight * (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+    }, 0)
+    const ground = light(getComputedStyle(document.body).getPropertyValue('--jp-layout-color0'))
+    return Array.from(document.querySelectorAll('.course-explorer svg text')).flatMap(text => {
+        const ink = light(getComputedStyle(text).fill)
+        const contrast = (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05)
+        return contrast < least ? [`${text.textContent}: ${contrast.toFixed(1)}`] : []
+    })
+}"""
 THEMES = ("JupyterLab Light", "JupyterLab Dark")
 CHANGE_THEME = """async theme => {
     await window.jupyterapp.commands.execute('apputils:change-theme', {theme})
@@ -177,6 +196,7 @@ class NotebookPage:
         for theme in sorted(THEMES, key=lambda theme: theme != on):  # to change it takes longer than to look
             self.page.evaluate(CHANGE_THEME, theme)
             self.page.wait_for_function(HAS_THEME, arg=theme)
+            violations += [f"{theme}: {words}" for words in self.page.evaluate(FAINT_WORDS, LEGIBLE - 0.2)]
             violations += [
                 f"{theme}: {rule['id']}: {node['html'][:200]} {node['failureSummary']}"
                 for rule in self.page.evaluate(VIOLATIONS, [OURS, WCAG])

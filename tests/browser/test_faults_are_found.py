@@ -17,7 +17,7 @@ from course_lm.classroom.widgets import buttons, explorer, pick, slider, switch
 def explored(draw, describe, *controls):
     def both(**values):
         figure = Figure()
-        figure.subplots().text(0, 0, draw(values))
+        figure.subplots().text(0, 0, draw(values), color="#DDDD00")
         return figure, describe(values)
     return explorer(both, {control.label: control for control in controls})
 """
@@ -149,8 +149,9 @@ def test_what_is_undescribed_too_tall_or_cut_off_is_reported(faulty):
     ]
 
 
-def test_what_axe_finds_is_reported_in_each_theme(faulty):
+def test_what_axe_finds_and_faint_words_of_an_explorer_are_reported_in_each_theme(faulty):
     found = faulty.violations()
+    assert any(problem.startswith(f"{THEMES[0]}: the same: ") for problem in found)  # a yellow on white
     assert all(any(problem.startswith(f"{theme}: image-alt: ") for problem in found) for theme in THEMES)
 
 

@@ -47,7 +47,7 @@ class Screen:
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     screen = Screen()
-    monkeypatch.setattr(live, "_in_notebook", lambda: True)
+    monkeypatch.setattr(live, "in_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", screen.display)
     return screen
 

@@ -1,5 +1,5 @@
 // Draws what scene.py says as SVG beside the controls, and asks for another scene when a control moves: the kernel where
-// one answers, else the stored scenes, of which it takes the nearest in the direction of the move. No build step, no network.
+// one answers, else the stored scenes; then the controls offer no more than those. No build step, no network.
 
 /** @typedef {{kind: string, points?: (number | null)[], colour?: string, opacity?: number, width?: number,
  *   dash?: string, name?: string, radius?: number, ring?: boolean, path?: string, edge?: string | null, at?: number[],

@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import re
-import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from course_lm.classroom.live import in_notebook
 from course_lm.classroom.widgets.scene import scene
 
 MOST_STORED = 64  # views of an explorer: each takes some 20 ms to compute and 1 kB to store
@@ -145,8 +145,7 @@ class Explorer:
 
     def _listen(self, key: str) -> None:
         """Answer the questions of the output with this key, where a kernel runs it."""
-        ipython = sys.modules.get("IPython")
-        if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+        if not in_notebook():
             return
         self._link = link = _link_type()(key=key)  # kept: a model that nothing holds is closed
         link.on_msg(lambda _, asked, __: link.send(self.answer(asked)))

@@ -172,10 +172,9 @@ def _cells(image: Any, axes: Axes, height: float) -> Iterator[Mark]:
     colours = np.asarray(image.to_rgba(image.get_array()))
     rows, columns = colours.shape[:2]
     left, right, bottom, top = image.get_extent()
-    xs = axes.transData.transform([(left + (right - left) * column / columns, 0) for column in range(columns + 1)])[
-        :, 0
-    ]
-    ys = height - axes.transData.transform([(0, top + (bottom - top) * row / rows) for row in range(rows + 1)])[:, 1]
+    across, down = np.linspace(left, right, columns + 1), np.linspace(top, bottom, rows + 1)
+    xs = axes.transData.transform([(x, top) for x in across])[:, 0]
+    ys = height - axes.transData.transform([(left, y) for y in down])[:, 1]
     shapes: dict[str, list[str]] = {}
     for row in range(rows):
         names = [to_hex(colour) for colour in colours[row]]

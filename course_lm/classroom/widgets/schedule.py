@@ -191,7 +191,7 @@ def _drawn_steps(total_steps: int) -> list[int]:
     return sorted({*range(0, total_steps, block), *range(block - 1, total_steps, block), total_steps - 1})
 
 
-@functools.lru_cache(maxsize=16)  # a control changes one curve of three
+@functools.lru_cache(maxsize=16)  # a control changes one curve of four
 def _configured(text: str) -> _Curve:
     config = TrainingConfig().updated(load_yaml(text), "the configuration")
     rate, steps = config.optimizer.learning_rate, config.training.max_steps

@@ -141,7 +141,7 @@ def read_run(folder: Path) -> RunFolder:
     settings = _flat(tree)
     for key, kind in _ENDS.items():
         require_kind(settings.get(key), kind, f"{config}: {key}")
-    return RunFolder(folder, settings, _read_records(folder / METRICS), _total_steps(folder), is_locked(folder))
+    return RunFolder(folder, settings, read_records(folder / METRICS), _total_steps(folder), is_locked(folder))
 
 
 # The settings that tell whether a run has ended; an older run may lack some.
@@ -184,7 +184,7 @@ def _flat(tree: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return flat
 
 
-def _read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[Record]:
     """The records of training and validation; the last line may be torn, as a killed process leaves it."""
     if not path.exists():
         return []

@@ -2,9 +2,11 @@
 
 import json
 import math
+import random
 import re
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -19,14 +21,19 @@ from course_lm import schedules
 from course_lm.batching import MODES, make_loader, padding_share
 from course_lm.classroom import plots, widgets
 from course_lm.classroom.widgets.explorer import MOST_STORED
+from course_lm.classroom.widgets.scene import scene
+from course_lm.classroom.widgets.schedule import run_rates
 from course_lm.config import TrainingConfig
 from course_lm.loss import count_targets
 from course_lm.lr_finder import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
+from course_lm.trainer import Trainer
 from tests.lessons.explored import parts
 from tests.lessons.test_widgets_accumulation import make_batch, make_model
 from tests.lessons.test_widgets_tokens import TEXTS
+from tests.sets import SET
+from tests.small_run import small_batches, small_trainer
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -89,6 +96,67 @@ def test_every_control_changes_picture_and_words(name):
         control.value = value
         assert picture.value != before[0], control.name
         assert words.value != before[1], control.name
+
+
+SETTINGS = 50 if SET == "nightly" else 5
+
+
+@pytest.mark.parametrize("name", [*EXPLORERS, "schedule"])
+def test_at_random_settings_what_is_drawn_stands_where_the_figures_numbers_are(name):
+    box = widgets.schedule_explorer() if name == "schedule" else EXPLORERS[name][0]()
+    draw, compared = random.Random(0), 0
+    for _ in range(SETTINGS):
+        box.values |= {key: draw.choice(one.options) for key, one in box.controls.items() if one.options}
+        figure, _ = box.draw(**box.values)
+        for axes, panel in zip(figure.axes, scene(figure)["panels"], strict=True):
+            if panel["x"] and panel["y"]:
+                compared += compare(axes, panel)
+        plt.close(figure)
+    draws_cells_and_letters = name in ("batching", "number_format", "token")
+    assert compared >= SETTINGS or draws_cells_and_letters
+
+
+def compare(axes, panel):
+    """Hold each line and each bar of the axes against the marks of the panel; how many there were."""
+    points = [np.array(mark["points"], float).reshape(-1, 2) for mark in panel["marks"] if mark.get("points")]
+    paths = [re.findall(r"(-?[\d.]+) (-?[\d.]+)", mark["path"]) for mark in panel["marks"] if mark["kind"] == "fill"]
+    boxes = [extent(np.array(path, float)) for path in paths if path]
+    lines = [line for line in axes.lines if line.get_transform() == axes.transData]
+    for line in lines:
+        expected = pixels(panel, line.get_xydata())
+        expected = expected[np.isfinite(expected).all(1) & (abs(expected) < 5e4).all(1)]
+        assert any(apart(expected, drawn) < 1 for drawn in points), line
+    bars = [bar for bar in axes.patches if bar.get_data_transform() == axes.transData and bar is not axes.patch]
+    for bar in bars:
+        corners = bar.get_patch_transform().transform_path(bar.get_path()).vertices
+        assert min(np.abs(extent(pixels(panel, corners)) - box).max() for box in boxes) < 1, bar
+    return len(lines) + len(bars)
+
+
+def pixels(panel, numbers):
+    """Where explorer.js draws the numbers (N, 2): its `pixelOf`."""
+    left, top, width, height = panel["box"]
+    parts = []
+    for axis, values in zip((panel["x"], panel["y"]), np.asarray(numbers, float).T, strict=True):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            low, high, at = (np.log(each) if axis["log"] else each for each in (*axis["limits"], values))
+        parts.append((at - low) / (high - low))
+    return np.stack([left + parts[0] * width, top + height - parts[1] * height], 1)
+
+
+def extent(points):
+    return np.array([*np.nanmin(points, 0), *np.nanmax(points, 0)])
+
+
+def apart(expected, drawn):
+    """How far the farthest of the expected points (N, 2) is from the line through the drawn ones, in pixels."""
+    start, step = drawn[:-1], np.diff(drawn, axis=0)
+    if not len(step) or not len(expected):
+        return float(np.abs(expected - drawn[0]).max()) if len(expected) else 0.0
+    sampled = expected[:: max(1, len(expected) // 100), None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        along = np.nan_to_num((((sampled - start) * step).sum(-1) / (step**2).sum(-1)).clip(0, 1))
+    return float(np.nanmin(np.linalg.norm(sampled - start - along[..., None] * step, axis=-1), axis=1).max())
 
 
 def boxed(options=("a", "b", "c"), value="a", stored=2):
@@ -318,6 +386,26 @@ def test_a_function_of_ones_own_is_drawn_at_once_and_gives_nothing_to_copy_or_dr
     view = widgets.schedule_explorer(own={"mine": one_cycle}).view()
     assert "# C mine: " in view["words"]
     assert not any(name.startswith("C") for name in [*view["copies"], *(each["name"] for each in view["handles"])])
+
+
+def test_the_rates_that_a_run_recorded_are_a_curve_as_long_as_the_run(tmp_path):
+    small = small_trainer(40, output_dir=str(tmp_path / "run"), logging_steps=1)
+    warmed = replace(small.config, lr_scheduler=ScheduleConfig(type="linear", warmup_steps=7))
+    Trainer(small.model, warmed).train(small_batches())
+    schedule = build_schedule(warmed.lr_scheduler, peak_lr=3e-3, total_steps=40)
+    box = widgets.schedule_explorer(own={"run": tmp_path / "run" / "my-lm"})
+    assert box.curves()["C"]["total_steps"] == 40
+    figure, words = widgets.draw_schedules(
+        {"C": box.curves()["C"]}, own={"run": run_rates(tmp_path / "run" / "my-lm")[0]}
+    )
+    drawn = np.asarray(figure.axes[0].lines[0].get_ydata())
+    assert drawn.tolist() == pytest.approx([schedule(step) for step in range(40)])
+    assert "# C run: area" in words and "# C run: area" in box.view()["words"]
+
+
+def test_a_folder_without_recorded_rates_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no metrics.jsonl with a learning rate"):
+        widgets.schedule_explorer(own={"run": tmp_path})
 
 
 def one_cycle(step):

@@ -11,7 +11,7 @@ from torch import Tensor
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Explorer, buttons, explorer, slider, steps
 from course_lm.corpus import load_corpus
-from course_lm.curriculum import CurriculumTrainingManager
+from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager, build_pacing
 from course_lm.display import CHOSEN
 
 PacingSchedule = Literal["linear", "root", "exponential", "step"]
@@ -19,6 +19,7 @@ ThresholdOn = Literal["score", "quantile"]
 
 EXAMPLES = 400
 BATCH_SIZE = 16
+_SHOWN = ("schedule", "start_threshold", "warmup_epochs", "num_epochs", "threshold_on")
 _BINS = np.linspace(0, 1, 17)  # powers of two, so that ranks fall evenly
 
 
@@ -53,19 +54,20 @@ def draw_pacing(
         The figure; and in words the configuration, what the first, the middle and the last epoch admit, and how many
         examples all epochs read, beside a run without a curriculum.
     """
-    config = {
-        "start_threshold": start_threshold,
-        "warmup_epochs": warmup_epochs,
-        "num_epochs": num_epochs,
-        "threshold_on": threshold_on,
-    }
-    manager, held = CurriculumTrainingManager("combined", schedule, config), difficulty[threshold_on]
-    thresholds = [manager.threshold(epoch) for epoch in range(num_epochs + 1)]
+    config = CurriculumConfig(
+        schedule=schedule,
+        start_threshold=start_threshold,
+        warmup_epochs=warmup_epochs,
+        num_epochs=num_epochs,
+        threshold_on=threshold_on,
+    )
+    pacing, held = build_pacing(config), difficulty[threshold_on]
+    thresholds = [min(pacing(epoch), 1.0) for epoch in range(num_epochs + 1)]
     # As `prepare_epoch` admits them.
     admitted = [min(len(held), max(batch_size, int((held <= threshold).sum()))) for threshold in thresholds]
     shares = [100 * count / len(held) for count in admitted]
     figure = _picture(held, thresholds, shares, warmup_epochs, f"{schedule}, on {threshold_on}")
-    keys = ", ".join(f"{key}: {value}" for key, value in {"schedule": schedule, **config}.items())
+    keys = ", ".join(f"{key}: {getattr(config, key)}" for key in _SHOWN)
     return figure, f"curriculum: {{enabled: true, {keys}}}\n{_admission(thresholds, admitted, held)}"
 
 

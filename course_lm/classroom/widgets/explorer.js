@@ -17,6 +17,7 @@
 /** @typedef {{key: string, controls: Control[], view: View, stored: string}} Told */
 
 const SVG = "http://www.w3.org/2000/svg"
+const IN_FLIGHT = 3 // questions that the kernel is asked at once: while it computes one, the browser draws another
 const PATIENCE = 2000 // milliseconds for which a kernel may be busy before the stored scenes answer
 const LINKED = "course-linked"
 const MARGIN = 8 // pixels around all that is drawn
@@ -306,9 +307,7 @@ export function mount(root, { key, controls, view, stored }) {
   const names = add(result, "div", { class: "names" }), words = add(result, "pre", { "aria-live": "polite" })
   const copies = add(result, "div", { class: "names" })
   const first = controls.map(({ at }) => at)
-  let places = [...first], turn = 0
-  /** @type {boolean | "again"} */
-  let wanted = false
+  let places = [...first], turn = 0, newest = 0, flying = 0, again = false
   /** @type {[string, number, number] | undefined} */
   let dragged
   /** @type {Promise<View[]> | undefined} */
@@ -339,8 +338,8 @@ export function mount(root, { key, controls, view, stored }) {
     shows.forEach((set, number) => set(places[number], linked ? null : controls[number].stored))
   }
   addEventListener(LINKED, settle)
-  const again = /** @type {HTMLButtonElement} */ (add(form, "button", { type: "button" }, "reset"))
-  again.onclick = () => { places = [...first]; settle(); ask() }
+  const reset = /** @type {HTMLButtonElement} */ (add(form, "button", { type: "button" }, "reset"))
+  reset.onclick = () => { places = [...first]; settle(); ask() }
   /** @param {number} number @param {number} place */
   function move(number, place) {
     if (places[number] === place) return
@@ -362,9 +361,10 @@ export function mount(root, { key, controls, view, stored }) {
   function ask() {
     const link = links().get(key)
     if (!link) return void fromStored()
-    if (wanted) return void (wanted = "again") // one question at a time: a drag does not queue up
-    wanted = true
-    const now = ++turn, late = () => { wanted = false; links().delete(key); fromStored() }
+    if (flying === IN_FLIGHT) return void (again = true) // a drag does not queue up
+    again = false
+    const now = ++turn, late = () => { flying = 0; links().delete(key); fromStored() }
+    flying += 1
     const given = setTimeout(late, PATIENCE) // a kernel that is busy or gone; if it answers after all, it is taken back
     /** @param {{turn: number, places: number[]} & View} answer */
     const answered = answer => {
@@ -372,12 +372,14 @@ export function mount(root, { key, controls, view, stored }) {
       clearTimeout(given)
       links().set(key, link)
       link.off("msg:custom", answered)
-      if (wanted !== "again" || svg.held) places = answer.places
-      settle()
-      show(answer)
-      const more = wanted === "again"
-      wanted = false
-      if (more) ask()
+      flying = Math.max(0, flying - 1)
+      if (now > newest) {
+        newest = now
+        if ((now === turn && !again) || svg.held) places = answer.places
+        settle()
+        show(answer)
+      }
+      if (again) ask()
     }
     link.on("msg:custom", answered)
     link.send({ turn: now, places, dragged })

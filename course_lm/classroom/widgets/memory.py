@@ -1,6 +1,6 @@
 """Memory before it is spent: the peak of a step, predicted from its shapes, and measured where it is small enough."""
 
-from bisect import bisect_right
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -56,7 +56,12 @@ def rows_that_fit(
     def held(rows: int) -> int:
         return sum(training_memory(n_layer, d_model, length, vocab_size, rows, precision, checkpointing).values())
 
-    return bisect_right(range(1, 2**20), limit_gib * GIB, key=held)
+    limit, rows = int(limit_gib * GIB), 2**20
+    # The largest of a few straight lines: from too many rows, each step down a line ends at the answer or above it.
+    while rows > 0 and (over := held(rows) - limit) > 0:
+        of_a_row = held(rows) - held(rows - 1) if rows > 1 else 0
+        rows = rows - math.ceil(over / of_a_row) if of_a_row else 0
+    return max(0, rows)
 
 
 def draw_training_memory(

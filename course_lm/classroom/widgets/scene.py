@@ -88,7 +88,7 @@ def _axis(axis: Axis, start: float, end: float) -> dict[str, Any]:
             for part, text, here in zip(parts, texts, within, strict=True)
             if here
         ],
-        "grid": bool(axis.get_major_ticks(1)[0].gridline.get_visible()),
+        "grid": bool(axis.get_tick_params().get("gridOn")),
     }
 
 
@@ -193,8 +193,8 @@ def _fill(path: Path, face: Any, edge: Any, dash: Any, height: float) -> Mark:
     colour, opaque = _PALE.get(to_hex(face), (face, to_rgba(face)[3]))
     parts = []
     for polygon in map(np.asarray, path.to_polygons(closed_only=False)):
-        corners = [f"{x:.1f} {height - y:.1f}" for x, y in polygon if np.isfinite((x, y)).all()]
-        parts.append("M" + "L".join(corners) + ("Z" if closed else ""))
+        corners = polygon[np.isfinite(polygon).all(1)] * (1, -1) + (0, height)
+        parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in corners.tolist()) + ("Z" if closed else ""))
     drawn = to_rgba(edge)[3] > 0
     same = drawn and closed and to_hex(edge) == to_hex(face)  # then the edge shows nothing
     return {

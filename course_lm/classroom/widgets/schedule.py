@@ -11,8 +11,10 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import cycle, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 from matplotlib.figure import Figure
 
@@ -21,7 +23,10 @@ from course_lm.classroom.widgets.explorer import Control, Explorer, buttons, num
 from course_lm.config import TrainingConfig
 from course_lm.guard import check_schedule
 from course_lm.optim import checked_rate
+from course_lm.run_records import METRICS
 from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule
+from course_lm.use.run_folder import read_records
+from course_lm.validation import ensure
 from course_lm.yaml_tree import load_yaml
 
 Schedule = Callable[[int], float]
@@ -106,12 +111,16 @@ def schedule_yaml(settings: Settings) -> str:
 class ScheduleExplorer(Explorer):
     """Four schedules with numbers of their own, whose curves can be dragged: see `schedule_explorer`."""
 
-    def __init__(self, own: Mapping[str, Schedule]) -> None:
+    def __init__(self, own: Mapping[str, Schedule | str | Path]) -> None:
         first = _FIRST_TYPES | {"C": next(iter(own), _NONE)}
-        self._own = own
+        self._own: dict[str, Schedule] = {}
+        steps = {}
+        for name, each in own.items():
+            self._own[name], steps[name] = (each, NANOGPT["total_steps"]) if callable(each) else run_rates(each)
         self._columns = {name: _controls(name, kind, [_NONE, *_TYPES, *own]) for name, kind in first.items()}
         flat = {f"{name} {key}": control for name, column in self._columns.items() for key, control in column.items()}
         super().__init__(self._drawn, {**flat, "scale": buttons("learning rate", ["linear", "log"])})
+        self.values["C total_steps"] = steps.get(first["C"], NANOGPT["total_steps"])
 
     def curves(self) -> dict[str, dict[str, Any]]:
         """The settings of each curve that is drawn, by its name; a drop at 0 is none."""
@@ -163,13 +172,28 @@ class ScheduleExplorer(Explorer):
         return figure, f"{words}\n# the axis of learning rates is {self.values['scale']}"
 
 
-def schedule_explorer(own: Mapping[str, Schedule] | None = None) -> ScheduleExplorer:
+def schedule_explorer(own: Mapping[str, Schedule | str | Path] | None = None) -> ScheduleExplorer:
     """Four schedules with numbers of their own, at first nanoGPT's; every control works by keyboard.
 
     Args:
-        own: functions of your own from the completed steps to the rate, by name. The first one is drawn at once.
+        own: by name, functions of your own from the completed steps to the rate, or folders of runs, see `run_rates`.
+            The first one is drawn at once.
+
+    Raises OSError or ValueError for a folder whose run has recorded no learning rate.
     """
     return ScheduleExplorer(own or {})
+
+
+def run_rates(folder: str | Path) -> tuple[Schedule, int]:
+    """The learning rates that a run has recorded, a straight line from each record to the next, and its steps.
+
+    Args:
+        folder: of the run, with its `metrics.jsonl`.
+    """
+    records = read_records(Path(folder) / METRICS)
+    logged = {int(record["step"]) - 1: record["lr"] for record in records if "lr" in record}  # of the step before it
+    ensure(bool(logged), f"{folder} holds no {METRICS} with a learning rate")
+    return lambda step: float(np.interp(step, [*logged], [*logged.values()])), max(logged) + 1
 
 
 def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[_Curve, list[str]]:

@@ -20,6 +20,7 @@ const SVG = "http://www.w3.org/2000/svg"
 const IN_FLIGHT = 3 // questions that the kernel is asked at once: while it computes one, the browser draws another
 const PATIENCE = 2000 // milliseconds for which a kernel may be busy before the stored scenes answer
 const LINKED = "course-linked"
+const LETTERS = 13, MOST_ENLARGED = 1.4 // pixels of an axis's words; they grow where a narrow page shrinks the picture
 const MARGIN = 8 // pixels around all that is drawn
 const LOOK = `
 .course-explorer { display: flex; flex-flow: row wrap; gap: 0 1.5em; font-size: 14px; line-height: 1.4; color: inherit }
@@ -139,26 +140,26 @@ function drawMark(within, above, mark) {
   }
 }
 
-/** @param {Element} group @param {Panel} panel */
-function drawAxes(group, { box: [left, top, width, height], title, x, y }) {
-  const line = { stroke: "currentColor" }, words = { fill: "currentColor", "font-size": 13 }
+/** @param {Element} group @param {Panel} panel @param {number} size of the letters */
+function drawAxes(group, { box: [left, top, width, height], title, x, y }, size) {
+  const line = { stroke: "currentColor" }, words = { fill: "currentColor", "font-size": size }
   const [right, bottom] = [left + width, top + height]
   for (const [axis, down] of /** @type {[Axis | null, boolean][]} */ ([[x, true], [y, false]])) {
     if (!axis) continue
     for (const [place, text] of axis.ticks) {
       const [x1, y1, x2, y2] = down ? [place, top, place, bottom] : [left, place, right, place]
       if (axis.grid) add(group, "line", { ...line, x1, y1, x2, y2, opacity: 0.15 })
-      const at = down ? { x: place, y: bottom + 17, "text-anchor": "middle" }
+      const at = down ? { x: place, y: bottom + 4 + size, "text-anchor": "middle" }
         : { x: left - 7, y: place, "text-anchor": "end", "dominant-baseline": "central" }
       add(group, "text", { ...words, ...at }, text)
     }
     add(group, "line", { ...line, x1: left, y1: bottom, x2: down ? right : left, y2: down ? bottom : top, opacity: 0.6 })
     const widest = Math.max(0, ...axis.ticks.map(([, text]) => text.length))
-    const at = down ? { x: left + width / 2, y: bottom + 38 }
-      : { transform: `translate(${left - 20 - 7.5 * widest} ${top + height / 2}) rotate(-90)` }
+    const at = down ? { x: left + width / 2, y: bottom + 8 + 2.3 * size }
+      : { transform: `translate(${left - 7 - size - 0.58 * size * widest} ${top + height / 2}) rotate(-90)` }
     if (axis.name) add(group, "text", { ...words, ...at, "text-anchor": "middle" }, axis.name)
   }
-  if (title) add(group, "text", { ...words, "font-size": 14, x: left + width / 2, y: top - 9, "text-anchor": "middle" }, title)
+  if (title) add(group, "text", { ...words, "font-size": size + 1, x: left + width / 2, y: top - 9, "text-anchor": "middle" }, title)
 }
 
 /** What the lines of a panel are at the pointer, and a line through it. @param {Element} over @param {Panel} panel @param {number} at */
@@ -189,12 +190,14 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
   const name = (svg.id ||= `drawn-${Math.random().toString(36).slice(2)}`)
   svg.replaceChildren()
   const [below, all] = [add(svg, "g", {}), add(svg, "g", {})]
+  const shrunk = scene.size[0] / (svg.parentElement?.clientWidth || scene.size[0])
+  const size = Math.round(LETTERS * Math.min(MOST_ENLARGED, Math.max(1, shrunk)))
   scene.panels.forEach((panel, number) => {
     const [x, y, width, height] = panel.box, clip = add(svg, "clipPath", { id: `${name}-${number}` })
     const box = { x: x - 1, y: y - 1, width: width + 2, height: height + 2 }
     add(clip, "rect", box)
     add(all, "rect", { ...box, fill: "none" })
-    drawAxes(all, panel)
+    drawAxes(all, panel, size)
     const within = add(below, "g", { "clip-path": panel.x ? `url(#${name}-${number})` : "" })
     panel.marks.forEach(mark => drawMark(within, all, mark))
   })

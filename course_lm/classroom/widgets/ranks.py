@@ -99,7 +99,8 @@ def draw_ranks(
     for limit in LIMITS:
         if limit < left.get_ylim()[1]:
             left.axhline(limit, color=plots.INK, linestyle="--", linewidth=1.2)
-            left.text(10.4, limit, f"{limit} GiB", ha="right", va="bottom", fontsize=11)
+            above = {"textcoords": "offset points", "ha": "right", "va": "bottom", "fontsize": 11}
+            left.annotate(f"{limit} GiB", (10.4, limit), (0, 4), **above)
     return figure, _words(model, ranks, strategy, checkpointing, chosen, plans)
 
 

@@ -1,0 +1,624 @@
+"""Loops with mistakes that public issues and pull requests of 2024 to 2026 report of training loops.
+
+Each loop is right but for the mistake that its docstring states. `reference` names the repository and the number of the
+issue or pull request. The code is this project's own: it makes the mistake where the reported code made it, and
+nothing else of that code is here.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from course_lm.audit.spec import Batches, Settings
+
+from .outside import DecayAfterTheStep, ForgetsDocuments
+from .plain import IGNORED, Plain
+from .textbook import UncorrectedAdam
+
+
+class Reported(Plain):
+    """A loop with a reported mistake.
+
+    `part` is the part of a loop that is wrong. `promise` is the line of the contract that it breaks, and `fault` the
+    mistake's name among the specification's faults: each is empty where there is none.
+    """
+
+    reference = promise = fault = ""
+
+    def __init_subclass__(cls, part: str = "", reference: str = "", promise: str = "", fault: str = "") -> None:
+        super().__init_subclass__(part)
+        cls.reference, cls.promise, cls.fault = reference, promise, fault
+
+
+def reported() -> Iterator[type[Reported]]:
+    """Every loop of this module that has a mistake."""
+    kinds = (kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Reported))
+    return (kind for kind in kinds if kind.reference)
+
+
+# data
+
+
+class PadsAreLearned(Reported, part="data", reference="open-jarvis/OpenJarvis#521", promise="C2", fault="pads_counted"):
+    """The labels are the input ids, so the model learns to predict PADs."""
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        is_pad = batch["attention_mask"][:, 1:] == 0
+        return torch.where(is_pad, batch["input_ids"][:, 1:], super().targets(batch))
+
+
+class EndOfTextIsThePad(Reported, part="data", reference="huggingface/open-r1#494", promise="C2", fault="eos_masked"):
+    """The pad token is the end-of-text token, and each label with that id is masked."""
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        targets = super().targets(batch).clone()
+        targets[targets == self.settings.eos_id] = IGNORED
+        return targets
+
+
+class NoAttentionMask(
+    Reported, part="data", reference="jingyaogong/minimind-v#76", promise="C2", fault="mask_forgotten"
+):
+    """The loss leaves the PADs out, but the model gets no attention mask and attends to them."""
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        return super().logits({name: value for name, value in batch.items() if name != "attention_mask"})
+
+
+class PositionsRunOn(Reported, part="data", reference="hiyouga/LlamaFactory#7318", promise="C1"):
+    """Documents packed into a row do not attend to each other, but their positions count on through the row."""
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        return super().logits({name: value for name, value in batch.items() if name != "position_ids"})
+
+
+class MaskOfOnesHidesDocuments(
+    Reported, ForgetsDocuments, part="data", reference="huggingface/transformers#46634", promise="C1"
+):
+    """A mask of ones is given too, so the documents of a row are not looked for and attend to each other."""
+
+
+class PackedAsOneText(Reported, part="data", reference="huggingface/nanoVLM#204", promise="C1"):
+    """A packed row is one text to the model: positions run on, and a document attends to those before it."""
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        packed = ("document_ids", "position_ids")
+        return super().logits({name: value for name, value in batch.items() if name not in packed})
+
+
+class NextDocumentIsPredicted(Reported, part="data", reference="pytorch/torchtitan#4075", promise="C1"):
+    """The last token of a packed document is trained to predict the first token of the next one."""
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        targets = super().targets(batch)
+        if "document_ids" not in batch:
+            return targets
+        documents = batch["document_ids"]
+        is_first = (documents[:, 1:] != documents[:, :-1]) & (documents[:, 1:] >= 0)
+        return torch.where(is_first, batch["input_ids"][:, 1:], targets)
+
+
+# loss
+
+
+class ShiftedTwice(Reported, part="loss", reference="allenai/open-instruct#1549", promise="C1", fault="shifted_twice"):
+    """The labels are shifted for the model, which shifts them once more."""
+
+    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
+        logits = self.logits(batch)[:, :-2].transpose(1, 2)
+        return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none")
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        return super().targets(batch)[:, 1:]
+
+
+class ShiftedFlatOnceMore(Reported, part="loss", reference="huggingface/transformers#47394", promise="C1"):
+    """Shifted labels are made flat and shifted again, so a row's last position gets a target of the next row."""
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        once = super().targets(batch)
+        return F.pad(once.flatten(), (0, 1), value=IGNORED)[1:].reshape(once.shape)
+
+
+class MaskIsNotShifted(Reported, part="loss", reference="OpenRLHF/OpenRLHF#973", promise="C2"):
+    """The targets are shifted and their mask is not, so an answer's first token is not learned."""
+
+    def targets(self, batch: Mapping[str, Any]) -> Tensor:
+        return batch["input_ids"][:, 1:].masked_fill(batch["labels"][:, :-1] == IGNORED, IGNORED)
+
+
+class SumOfTokens(Reported, part="loss", reference="thinking-machines-lab/tinker-cookbook#271", promise="C3"):
+    """The token losses are added up and not divided."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            self.loss_sum(batch).backward()
+
+
+class SumOverRows(Reported, part="loss", reference="PrimeIntellect-ai/prime-rl#2034", promise="C3"):
+    """The sum of the token losses is divided by the number of rows."""
+
+    def accumulate(self, window: Batches) -> None:
+        rows = sum(len(batch["labels"]) for batch in window)
+        for batch in window:
+            (self.loss_sum(batch) / rows).backward()
+
+
+class MeanOfRows(Reported, part="loss", reference="huggingface/trl#2881", promise="C3"):
+    """Each row has a mean of its own, and rows weigh the same; validation is right."""
+
+    def accumulate(self, window: Batches) -> None:
+        tokens = [(self.targets(batch) != IGNORED).sum(dim=1) for batch in window]
+        rows = sum(int((each > 0).sum()) for each in tokens)
+        for batch, each in zip(window, tokens):
+            means = self.token_losses(batch).sum(dim=1) / each.clamp(min=1)
+            (means.sum() / rows).backward()
+
+
+class PadsAreDividedBy(Reported, part="loss", reference="NovaSky-AI/SkyRL#462", promise="C3"):
+    """The sum is divided by all positions, those of PADs among them; validation is right."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            (self.loss_sum(batch) / sum(self.targets(each).numel() for each in window)).backward()
+
+
+class DividesByOneRow(Reported, part="loss", reference="EleutherAI/bergson#344", promise="C3"):
+    """The sum over a batch is divided by the length of one of its rows."""
+
+    def accumulate(self, window: Batches) -> None:
+        lengths = sum(batch["labels"].shape[1] - 1 for batch in window)
+        for batch in window:
+            (self.loss_sum(batch) / lengths).backward()
+
+
+class CountsBeforeTheShift(Reported, part="loss", reference="huggingface/transformers#46204", promise="C3"):
+    """The labels are counted before the shift, so the divisor has one token too many for each row."""
+
+    def accumulate(self, window: Batches) -> None:
+        tokens = sum(int((batch["labels"] != IGNORED).sum()) for batch in window)
+        for batch in window:
+            (self.loss_sum(batch) / tokens).backward()
+
+
+class TrainsInEvalMode(Reported, part="loss", reference="EleutherAI/bergson#359"):
+    """The model is in eval mode from the first step to the last, so nothing is ever dropped."""
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        super().__init__(model.eval(), settings)
+
+    def validate(self) -> None:
+        super().validate()
+        self.model.eval()
+
+
+# accumulation
+
+
+class MeansOfMicroBatches(
+    Reported, part="accumulation", reference="pytorch/torchtitan#2206", promise="C3", fault="mean_of_means"
+):
+    """Each micro-batch is divided by its own tokens, and the means weigh the same."""
+
+    def accumulate(self, window: Batches) -> None:
+        full = [batch for batch in window if self.count(batch)]
+        for batch in full:
+            (self.loss_sum(batch) / self.count(batch) / len(window)).backward()
+
+
+class MeansAddedUp(
+    Reported,
+    part="accumulation",
+    reference="huggingface/transformers#37766",
+    promise="C3",
+    fault="accumulation_not_divided",
+):
+    """The model ignores the window's count and returns its own mean, and the loop adds these means up."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            if self.count(batch):
+                (self.loss_sum(batch) / self.count(batch)).backward()
+
+
+class DividedByBoth(Reported, part="accumulation", reference="unslothai/unsloth-zoo#1023", promise="C3"):
+    """The loss is divided by the window's tokens, and by the number of accumulation steps too."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            (self.loss_sum(batch) / self.count(*window) / self.settings.accumulation_steps).backward()
+
+
+class MaskedRowsCount(Reported, part="accumulation", reference="radixark/miles#2796", promise="C3"):
+    """A row without a target counts as one token."""
+
+    def accumulate(self, window: Batches) -> None:
+        rows = [(self.targets(batch) != IGNORED).sum(dim=1).clamp(min=1) for batch in window]
+        tokens = int(torch.cat(rows).sum())
+        for batch in window:
+            (self.loss_sum(batch) / tokens).backward()
+
+
+class ClearedEachMicroBatch(
+    Reported,
+    part="accumulation",
+    reference="bytetriper/RAE#67",
+    promise="C10",
+    fault="zero_grad_per_micro_batch",
+):
+    """Gradients are cleared inside the loop over micro-batches."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            self.optimizer.zero_grad()
+            (self.loss_sum(batch) / self.count(*window)).backward()
+
+
+class Asking(Reported):
+    """A right loop that asks after each micro-batch whether a step is due."""
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        self.window: list[Mapping[str, Any]] = []
+        for batches in epochs:
+            for index, batch in enumerate(batches):
+                self.window.append(batch)
+                if self.is_due(index) or self.is_tail_due(index, len(batches)):
+                    self.run_window(self.window)
+                    self.window = []
+            self.end_epoch()
+            if self.settings.validation:
+                self.validate()
+        return {"validation_losses": self.losses, "best_weights": self.best}
+
+    def is_due(self, index: int) -> bool:
+        return (index + 1) % self.settings.accumulation_steps == 0
+
+    def is_tail_due(self, index: int, batches: int) -> bool:
+        return index + 1 == batches
+
+    def end_epoch(self) -> None: ...
+
+
+class TailIsCleared(
+    Asking, part="accumulation", reference="NVIDIA-NeMo/Automodel#2257", promise="C4", fault="tail_dropped"
+):
+    """The last, smaller window makes no step, and the next epoch begins with cleared gradients."""
+
+    def is_tail_due(self, index: int, batches: int) -> bool:
+        return False
+
+    def end_epoch(self) -> None:
+        self.window = []
+
+
+class TailJoinsAFullWindow(Asking, part="accumulation", reference="meta-pytorch/torchtune#2745", promise="C4"):
+    """The last, smaller window makes no step; its sums and counts go into the next epoch's first full window."""
+
+    def is_tail_due(self, index: int, batches: int) -> bool:
+        return False
+
+
+class StepsAtTheFirstBatch(Asking, part="accumulation", reference="rasbt/LLMs-from-scratch#299", promise="C4"):
+    """A step is due at index % accumulation_steps == 0: after the first micro-batch, and never at an epoch's end."""
+
+    def is_due(self, index: int) -> bool:
+        return index % self.settings.accumulation_steps == 0
+
+    def is_tail_due(self, index: int, batches: int) -> bool:
+        return False
+
+
+class StopsByMicroBatches(Reported, part="accumulation", reference="karpathy/nanochat#775"):
+    """The number of steps is compared with a count of micro-batches, so training ends early."""
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        size = self.settings.accumulation_steps
+        left = sum(-(-len(batches) // size) for batches in epochs)
+        kept: list[Batches] = []
+        for batches in epochs:
+            kept.append(batches[: max(0, left)])
+            left -= len(batches)
+        return super().train(kept)
+
+
+class TailDividedByAFullWindow(
+    Reported,
+    part="accumulation",
+    reference="Lightning-AI/pytorch-lightning#19987",
+    promise="C4",
+    fault="tail_divided_by_full",
+):
+    """The last, smaller window is divided as if it had all its micro-batches."""
+
+    def accumulate(self, window: Batches) -> None:
+        share = len(window) / self.settings.accumulation_steps
+        for batch in window:
+            (self.loss_sum(batch) / self.count(*window) * share).backward()
+
+
+# clipping
+
+
+class ClipsAfterTheStep(Reported, part="clipping", reference="awslabs/graphstorm#1366", promise="C6"):
+    """Gradients are clipped after the optimizer has used them."""
+
+    def clip(self) -> None: ...
+
+    def step(self) -> None:
+        super().step()
+        super().clip()
+
+
+class ClipsBeforeBackward(Reported, part="clipping", reference="simchowitzlabpublic/nano-world-model#22", promise="C6"):
+    """Gradients are clipped after each forward pass, before the backward pass that adds to them."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            loss = self.loss_sum(batch) / self.count(*window)
+            super().clip()
+            loss.backward()
+
+    def clip(self) -> None: ...
+
+
+class ClipsEachMicroBatch(
+    Reported, part="clipping", reference="facebookresearch/lingua#59", promise="C6", fault="clip_per_micro_batch"
+):
+    """Gradients are clipped after each micro-batch of a window."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            (self.loss_sum(batch) / self.count(*window)).backward()
+            super().clip()
+
+    def clip(self) -> None: ...
+
+
+class ClipsScaledGradients(
+    Reported, part="clipping", reference="rwth-i6/returnn#1590", promise="C6", fault="clip_before_unscale"
+):
+    """Gradients are clipped while they carry the loss scale."""
+
+    def accumulate(self, window: Batches) -> None:
+        scale = self.settings.loss_scale
+        for batch in window:
+            (self.loss_sum(batch) / self.count(*window) * scale).backward()
+
+    def clip(self) -> None:
+        super().clip()
+        for gradient in self.gradients():
+            gradient /= self.settings.loss_scale
+
+
+class ClipsEachModelPart(Reported, part="clipping", reference="nvidia-cosmos/cosmos-rl#120", promise="C6"):
+    """Each part of the model is clipped by its own norm."""
+
+    def clip(self) -> None:
+        if self.settings.max_grad_norm is not None:
+            half = len(self.parameters) // 2
+            for part in (self.parameters[:half], self.parameters[half:]):
+                nn.utils.clip_grad_norm_(part, self.settings.max_grad_norm)
+
+
+class CountsTiedWeightsTwice(Reported, part="clipping", reference="NVIDIA/Megatron-LM#7228", promise="C6"):
+    """A weight that two modules share is counted twice in the gradient's norm."""
+
+    def clip(self) -> None:
+        bound = self.settings.max_grad_norm
+        if bound is not None:
+            named = self.model.named_parameters(remove_duplicate=False)
+            norm = nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])
+            nn.utils.clip_grads_with_norm_(self.parameters, bound, norm)
+
+
+# optimizer
+
+
+class DecaysNormGains(Reported, part="optimizer", reference="huggingface/transformers#35927", promise="C9"):
+    """Norms are left out of decay by their class, and these are of another one: their gains decay, no bias does."""
+
+    def decay_of(self, weight: Tensor) -> float:
+        gains = (module.weight for module in self.model.modules() if isinstance(module, nn.LayerNorm))
+        return self.settings.weight_decay if any(weight is one for one in gains) else super().decay_of(weight)
+
+
+class DecaysEverything(
+    Reported, part="optimizer", reference="ServiceNow/Fast-LLM#542", promise="C9", fault="decays_everything"
+):
+    """Norms and biases decay like matrices."""
+
+    def decay_of(self, weight: Tensor) -> float:
+        return self.settings.weight_decay
+
+
+class DecayInTheGradient(
+    Reported, part="optimizer", reference="nntrainer/nntrainer#3565", promise="C9", fault="coupled_decay"
+):
+    """AdamW's decay goes through the gradient and the moments."""
+
+    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        if self.settings.optimizer != "adamw":
+            return super().optimizer_of(groups)
+        s = self.settings
+        return torch.optim.Adam(groups, lr=0.0, betas=(s.beta1, s.beta2), eps=s.epsilon)
+
+
+class DecaysTheUpdatedWeight(
+    Reported, DecayAfterTheStep, part="optimizer", reference="stanford-cs336/assignment1-basics#54", promise="C9"
+):
+    """AdamW's decay shrinks the weight that has just been updated."""
+
+
+class NoBiasCorrection(Reported, part="optimizer", reference="ml-explore/mlx#1640", fault="no_bias_correction"):
+    """Adam's moments are used without the correction for their start at zero."""
+
+    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        s = self.settings
+        if s.optimizer == "sgd":
+            return super().optimizer_of(groups)
+        defaults = {"lr": 0.0, "betas": (s.beta1, s.beta2), "eps": s.epsilon, "decoupled": s.optimizer == "adamw"}
+        return UncorrectedAdam(groups, defaults)
+
+
+class BetasAreNotHandedOn(Reported, part="optimizer", reference="NovaSky-AI/SkyRL#1646"):
+    """The optimizer is made without the betas of the configuration, so it has its own."""
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super().make_optimizer()
+        for group in optimizer.param_groups:
+            group["betas"] = (0.9, 0.999)
+        return optimizer
+
+
+class AveragesEachMicroBatch(Reported, part="optimizer", reference="SWivid/F5-TTS#631"):
+    """The moving average of the weights is updated after each micro-batch instead of each step."""
+
+    def accumulate(self, window: Batches) -> None:
+        self.average = getattr(self, "average", self.copy())
+        for batch in window:
+            (self.loss_sum(batch) / self.count(*window)).backward()
+            for average, weight in zip(self.average, self.parameters):
+                average.lerp_(weight.detach(), 0.1)
+
+
+# schedule
+
+
+class ScheduledEachMicroBatch(
+    Reported,
+    part="schedule",
+    reference="EvolvingLMMs-Lab/OneVision-Encoder#82",
+    promise="C8",
+    fault="schedule_per_micro_batch",
+):
+    """The scheduler makes a step with each micro-batch."""
+
+    micro_batches = 0
+
+    def run_window(self, window: Batches) -> None:
+        self.micro_batches += len(window)
+        super().run_window(window)
+
+    def rate(self) -> float:
+        return self.settings.schedule(self.micro_batches - 1)
+
+
+class SchedulerComesFirst(
+    Reported, part="schedule", reference="lincc-frameworks/hyrax#983", promise="C8", fault="schedule_off_by_one"
+):
+    """The scheduler makes its step before the optimizer does, so the first rate is never used."""
+
+    def rate(self) -> float:
+        return self.settings.schedule(self.steps + 1)
+
+
+class SchedulerCountsOverflows(Reported, part="schedule", reference="huggingface/accelerate#4242", promise="C8"):
+    """The scheduler moves on although the loss scale overflowed and the optimizer made no step."""
+
+    overflows = 0
+
+    def may_step(self, overflow: bool) -> bool:
+        self.overflows += overflow
+        return super().may_step(overflow)
+
+    def rate(self) -> float:
+        return self.settings.schedule(self.steps + self.overflows)
+
+
+class FirstRateIsZero(Reported, part="schedule", reference="huggingface/transformers#34754", promise="C8"):
+    """The warm-up multiplies the rate by k / warm-up steps, which is 0 at the first step."""
+
+    def rate(self) -> float:
+        warmup_steps = 1
+        return self.settings.schedule(self.steps) * min(1.0, self.steps / warmup_steps)
+
+
+# precision
+
+
+class WeightsInBfloat16(Reported, part="precision", reference="vllm-project/speculators#765"):
+    """The weights are held in bfloat16, without a finer copy: a small update is rounded away."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        super().step()
+        for p in self.parameters:
+            p.copy_(p.bfloat16())
+
+
+class GradientsInBfloat16(Reported, part="precision", reference="linkedin/Liger-Kernel#830", fault="bf16_gradients"):
+    """Gradients are added up in bfloat16."""
+
+    def accumulate(self, window: Batches) -> None:
+        for batch in window:
+            (self.loss_sum(batch) / self.count(*window)).backward()
+            for gradient in self.gradients():
+                gradient.copy_(gradient.bfloat16())
+
+
+# finite
+
+
+class StepsOnNaN(
+    Reported, part="finite", reference="facebookresearch/habitat-lab#2226", promise="C7", fault="steps_on_nonfinite"
+):
+    """A gradient with NaN is clipped, which leaves it as it is, and reaches the optimizer."""
+
+    def may_step(self, overflow: bool) -> bool:
+        return True
+
+
+class UpdatesWithZeros(Reported, part="finite", reference="mlnomadpy/flaxchat#6", promise="C7"):
+    """A gradient that is not finite is replaced by zeros, and the optimizer still moves moments, count and decay."""
+
+    def may_step(self, overflow: bool) -> bool:
+        if overflow or super().may_step(overflow=True):
+            return not overflow
+        for gradient in self.gradients():
+            gradient.zero_()
+        return True
+
+
+# validation
+
+
+class ValidatesInTrainMode(
+    Reported,
+    part="validation",
+    reference="leap-c/leap-c#119",
+    promise="C11",
+    fault="validation_in_train_mode",
+):
+    """Nothing puts the model into eval mode for validation."""
+
+    def validation_loss(self) -> float:
+        self.model.train()
+        return super().validation_loss()
+
+
+class MeanOfValidationMeans(
+    Reported, part="validation", reference="pytorch/torchtitan#4167", promise="C11", fault="val_mean_of_means"
+):
+    """The means of the validation batches weigh the same."""
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        full = [batch for batch in self.settings.validation if self.count(batch)]
+        return sum(self.loss_sum(batch).item() / self.count(batch) for batch in full) / len(full)
+
+
+class BestWeightsAreLive(
+    Reported, part="validation", reference="WenjieDu/PyPOTS#667", promise="C12", fault="best_is_a_reference"
+):
+    """The best weights are the state dict itself, which training goes on to change."""
+
+    def validate(self) -> None:
+        super().validate()
+        if self.losses[-1] == min(self.losses):
+            self.best = dict(self.model.state_dict())
+
+
+REPORTED: dict[str, type[Reported]] = {kind.__name__: kind for kind in reported()}

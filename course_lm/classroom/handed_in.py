@@ -53,9 +53,10 @@ def read_handed_in(folder: Path, lessons: Sequence[Path], *, run_code: bool = Fa
         run_code: whether the answers are run, see `rerun`. All notebooks are read before the first of them runs.
 
     Raises:
-        ValueError: no folder, or none that holds a lesson.
+        ValueError: no folder, one learner's, or one in which nobody has handed in a lesson.
     """
     ensure(folder.is_dir(), f"{folder} must be a folder that holds one folder for each learner")
+    ensure(not _files_in(folder, lessons), f"{folder} is the folder of one learner; give the one that holds it")
     found = {path.name: _files_in(path, lessons) for path in sorted(folder.iterdir()) if path.is_dir()}
     handed_in = [lesson for lesson in lessons if any(lesson.stem in files for files in found.values())]
     ensure(bool(handed_in), f"no folder in {folder} holds a lesson, such as LEARNER/notebooks/{lessons[0].name}")

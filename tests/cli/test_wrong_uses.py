@@ -57,6 +57,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("--csv nowhere", "nowhere must be a folder that holds one folder for each learner"),
         ("--csv notes.txt", "notes.txt must be a folder"),
         ("--csv bare", "no folder in bare holds a lesson, such as LEARNER/notebooks/00_first.ipynb"),
+        ("--csv copies", "copies is the folder of one learner; give the one that holds it"),
         ("--csv bare --page new.html", "--csv goes with neither --page nor --workspace"),
         ("--csv bare --workspace copies", "--csv goes with neither --page nor --workspace"),
         ("--rerun", "--rerun needs --csv FOLDER"),

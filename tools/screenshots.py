@@ -21,14 +21,14 @@ DOCS = ROOT / "docs"
 THEMES = {"": "JupyterLab Light", "_dark": "JupyterLab Dark"}
 IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom course_lm.classroom import checks, widgets"
 EXPLORER = "widgets.schedule_explorer()"
-# Nothing clears the gradients.
+# The labels are not shifted, as in the third panel of README's first picture.
 ANSWER = """def train_steps(model, batches, optimizer, lr_at):
     for k, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = lr_at(k)
+        optimizer.zero_grad()
         logits = model(batch["input_ids"], batch["attention_mask"])
-        targets = batch["labels"][:, 1:]
-        F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten()).backward()
+        F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
         optimizer.step()
 

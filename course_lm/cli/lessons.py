@@ -31,13 +31,12 @@ def show_progress(options: Namespace) -> int:
         print(as_csv(read_handed_in(options.csv, lesson_paths(), run_code=options.rerun)), end="")
         return 0
     ensure(not options.rerun, "--rerun needs --csv FOLDER")
+    page = options.page
+    new = page is None or (page.suffix == ".html" and not page.exists())
+    ensure(new, f"--page must be a new file that ends in .html, got {page}")
     rows = read_progress(find_workspace(options.workspace), lesson_paths())
-    if options.page:
-        name = options.page
-        ensure(
-            name.suffix == ".html" and not name.exists(), f"--page must be a new file that ends in .html, got {name}"
-        )
-        name.write_text(progress_page(rows, datetime.now()), encoding="utf-8")
+    if page:
+        page.write_text(progress_page(rows, datetime.now()), encoding="utf-8")
     print(format_table(rows))
     return 0
 

@@ -55,7 +55,8 @@ def gather(app: Sphinx, config: Config) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(page, copy)
     readme = app.srcdir / "README.md"  # whose pictures for two themes Sphinx would not look for
-    readme.write_text(PICTURE.sub(r"![\1](\2)", readme.read_text(encoding="utf-8")), encoding="utf-8")
+    text = PICTURE.sub(lambda found: f"![{' '.join(found[1].split())}]({found[2]})", readme.read_text(encoding="utf-8"))
+    readme.write_text(text, encoding="utf-8")
     (app.srcdir / "docs" / "index.md").rename(app.srcdir / "index.md")
     (app.srcdir / "api").mkdir()
     for page, modules in reference().items():

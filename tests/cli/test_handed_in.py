@@ -47,11 +47,7 @@ HOSTILE = {
         WRONG + "import os\nos.write(1, b'[\"passed\", \"right\"]')\nprint('✓ passed')\n",
         "",
     ),
-    "an answer that deletes files": (
-        "import os, shutil\nshutil.rmtree(os.getcwd(), ignore_errors=True)\nfor name in os.listdir('..'):\n"
-        "    if name == 'right':\n        shutil.rmtree('../right')\n" + WRONG,
-        "",
-    ),
+    "an answer that deletes its folder": ("import os, shutil\nshutil.rmtree(os.getcwd())\n" + WRONG, ""),
     "a process that is left behind": (
         "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n" + WRONG,
         "",
@@ -153,14 +149,14 @@ def test_a_stored_output_is_read_and_nothing_runs_unless_it_is_asked_for(tmp_pat
 
 def test_the_right_the_wrong_and_the_hostile_folder_get_what_they_deserve(tmp_path, capsys, few_seconds):
     right = [f"{checks.log_sum_exp.text}\n\n\n{CALL}"]
-    hand_in(
-        tmp_path, "a_hostile", ["import os\nos._exit(0)\n" + CALL, "while True:\n    pass\nchecks.prompt_masked(1)"]
-    )
+    deletes = f"import os, shutil\nshutil.rmtree({str(tmp_path / 'right')!r})\nos._exit(0)\n{CALL}"
+    hand_in(tmp_path, "a_hostile", [deletes, "while True:\n    pass\nchecks.prompt_masked(1)"])
     hand_in(tmp_path, "right", right, report("… log_sum_exp: not written yet"))
     hand_in(tmp_path, "wrong", [WRONG + CALL])
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / LESSON.name).write_text("{")
     rows = {(row["learner"], row["exercise"]): row for row in marks(capsys, tmp_path, "--rerun")}
+    assert not (tmp_path / "right").exists()  # deleted by the first answer, when all had been read
     assert [key for key, row in rows.items() if row["rerun"] == "passed"] == [("right", "log_sum_exp")]
     assert rows["right", "prompt_masked"]["rerun"] == "not written yet"
     assert rows["wrong", "log_sum_exp"]["said"].startswith("this is what you get when nothing is subtracted")
@@ -170,14 +166,12 @@ def test_the_right_the_wrong_and_the_hostile_folder_get_what_they_deserve(tmp_pa
 
 
 @pytest.mark.parametrize(("source", "said"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_answer_gets_no_mark_and_ends(tmp_path, source, said):
-    (tmp_path / "right").mkdir()
+def test_a_hostile_answer_gets_no_mark_and_ends(source, said):
     seconds = 10 if "no end" in said else 120
     state, words = rerun(
         "log_sum_exp", Tried("passed", source + CALL, ["from course_lm.classroom import checks"]), seconds
     )
     assert state == "wrong" and said in words
-    assert (tmp_path / "right").is_dir()
 
 
 def test_an_answer_may_use_what_the_cells_before_it_define():

@@ -1,4 +1,4 @@
-"""README's picture: `python benchmarks/lying_loops.py` measures it and draws `docs/lying_loops.png`.
+"""README's picture: `python benchmarks/lying_loops.py` measures it and draws `docs/lying_loops.png`, and a dark one.
 
 Stores `data/lying_loops.json`. Three loops differ in one number: how far the labels are shifted against the logits. One
 is right, and two score a position against another token than the next one. Beside the loss that a loop prints,
@@ -10,7 +10,9 @@ import io
 from itertools import islice, product
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
+import matplotlib
 import torch
 from harness import ROOT, Results, Runs, Settings, load, markdown, measure_missing
 from matplotlib.figure import Figure
@@ -19,10 +21,10 @@ from PIL.PngImagePlugin import PngInfo
 from story_rows import D_MODEL, batches, held_out_batches, new_model
 from torch.nn.functional import cross_entropy
 
-from course_lm.display import BLUE, GRID, RED
+from course_lm.display import BLUE, GRID, INK, ORANGE, RED, SKY
 from course_lm.monitoring import evaluate
 
-FILE, PICTURE = "lying_loops.json", ROOT / "docs" / "lying_loops.png"
+FILE = "lying_loops.json"
 SHIFTS = {"right": 1, "labels shifted twice": 2, "labels not shifted": 0}
 SEEDS, STEPS, EVERY = (0, 1, 2), 600, 20
 BATCH_SIZE, LEARNING_RATE, HELD_OUT_ROWS = 16, 3e-3, 128
@@ -30,6 +32,22 @@ TITLES = {
     "right": "right: position t learns\ntoken t + 1",
     "labels shifted twice": "labels shifted twice:\nit learns token t + 2",
     "labels not shifted": "labels not shifted:\nit learns the token it reads",
+}
+
+
+class Look(NamedTuple):
+    """The colours of a picture."""
+
+    ground: str
+    ink: str
+    grid: str
+    printed: str
+    held_out: str
+
+
+PICTURES = {
+    ROOT / "docs" / "lying_loops.png": Look("white", INK, GRID, BLUE, RED),
+    ROOT / "docs" / "lying_loops_dark.png": Look("#0D1117", "#E6EDF3", "#30363D", SKY, ORANGE),
 }
 
 
@@ -74,32 +92,34 @@ def table(results: Results) -> str:
     return markdown(["printed, first", "printed, last", "held-out, last"], rows, numbers="---:")
 
 
-def draw(results: Results) -> Figure:
+def draw(results: Results, look: Look) -> Figure:
     """A panel for each loop, a line for each seed: the loss that it prints, and the one that nobody looks at."""
-    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.2), layout="constrained", facecolor=look.ground)
     panels = figure.subplots(1, len(SHIFTS), sharey=True)
     points = range(EVERY, STEPS + 1, EVERY)
     for panel, loop in zip(panels, SHIFTS, strict=True):
         for run in results["runs"]:
             if run["loop"] == loop:
-                panel.plot(points, run["printed"], color=BLUE, linewidth=1.6)
-                panel.plot(points, run["held_out"], color=RED, linewidth=1.6, linestyle="--")
+                panel.plot(points, run["printed"], color=look.printed, linewidth=1.6)
+                panel.plot(points, run["held_out"], color=look.held_out, linewidth=1.6, linestyle="--")
         panel.set_title(TITLES[loop], loc="left", fontsize=11)
         panel.set_xlabel("step")
         panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(color=GRID)
+        panel.grid(color=look.grid)
         panel.set_axisbelow(True)
         panel.set_ylim(0, 13.5)
     panels[0].set_ylabel("loss, nats per token")
-    panels[-1].text(STEPS, 0.7, "what the loop prints", color=BLUE, ha="right", fontsize=11)
-    panels[-1].text(STEPS, 7.5, "the next token\nof held-out stories", color=RED, ha="right", fontsize=11)
+    panels[-1].text(STEPS, 0.7, "what the loop prints", color=look.printed, ha="right", fontsize=11)
+    panels[-1].text(STEPS, 7.5, "the next token\nof held-out stories", color=look.held_out, ha="right", fontsize=11)
     return figure
 
 
-def save(results: Results, path: Path) -> None:
+def save(results: Results, path: Path, look: Look) -> None:
     """Write the picture in few colours, with the table as its description."""
     drawn, description = io.BytesIO(), PngInfo()
-    draw(results).savefig(drawn, dpi=150, facecolor="white")
+    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    with matplotlib.rc_context({**dict.fromkeys(names, look.ink), "axes.facecolor": look.ground}):
+        draw(results, look).savefig(drawn, dpi=150)
     description.add_text("Description", table(results))
     Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True, pnginfo=description)
 
@@ -113,5 +133,6 @@ def begin() -> Results:
 if __name__ == "__main__":
     results = load(FILE, begin)
     measure_missing(FILE, results, settings_of_runs(), measure)
-    save(results, PICTURE)
+    for path, look in PICTURES.items():
+        save(results, path, look)
     print(table(results))

@@ -23,6 +23,7 @@ import course_lm  # noqa: E402
 
 project = "course_lm"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+PICTURE = re.compile(r"<picture>.*?<img [^>]*?alt=\"([^\"]*)\" src=\"([^\"]*)\">\s*</picture>", re.DOTALL)
 exclude_patterns = ["README.md"]  # index.md includes it
 
 nb_execution_mode = "off"
@@ -53,6 +54,9 @@ def gather(app: Sphinx, config: Config) -> None:
         copy = app.srcdir / page.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(page, copy)
+    readme = app.srcdir / "README.md"  # whose pictures for two themes Sphinx would not look for
+    text = PICTURE.sub(lambda found: f"![{' '.join(found[1].split())}]({found[2]})", readme.read_text(encoding="utf-8"))
+    readme.write_text(text, encoding="utf-8")
     (app.srcdir / "docs" / "index.md").rename(app.srcdir / "index.md")
     (app.srcdir / "api").mkdir()
     for page, modules in reference().items():

@@ -1,10 +1,9 @@
 """What README and the pages in `docs/` tell a reader to type works: README's blocks are run, all commands are parsed.
 
-Lines of README that are not run, and why: `git clone` has a place to be filled in, and `cd` goes into what it makes;
-`make lab` and `course-lm lab` open JupyterLab, and `course-lm progress` needs what they make; `make test` and
-`make book` take minutes. Of the targets of make it is asked that they are there. `tests/cli/` has tests of `lab`,
-without JupyterLab, and of `progress`; `tests/test_packaging.py` follows what make installs, and `tests/test_book.py`
-builds the book. A run of training is cut to three steps.
+Lines of README that are not run, and why: `make lab` and `course-lm lab` open JupyterLab, `course-lm progress` needs
+what they make; `make book` takes minutes. Of the targets of make it is asked that they are there. `tests/cli/` has
+tests of `lab`, without JupyterLab, and of `progress`; `tests/test_packaging.py` follows what make installs, and
+`tests/test_book.py` builds the book. A run of training is cut to three steps.
 """
 
 import re
@@ -26,8 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem != "index")]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NOT_RUN = ("git clone", "cd", "make", ".venv/bin/course-lm lab", ".venv/bin/course-lm progress")
-SHORTER = {".venv/bin/course-lm train my.txt": "--training.max_steps=3"}
+NOT_RUN = ("make", ".venv/bin/course-lm lab", ".venv/bin/course-lm progress")
+SHORTER = dict.fromkeys((".venv/bin/course-lm train", ".venv/bin/course-lm train my.txt"), "--training.max_steps=3")
+PICTURE = re.compile(
+    r'<source media="\(prefers-color-scheme: dark\)" srcset="(.*?)">\s*<img [^>]*?alt="([^"]+)" src="(.*?)">'
+)
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -52,7 +54,7 @@ def problem_with(command):
     """Why this command of a page cannot be typed as it stands, in words; None where it can."""
     if inner := re.fullmatch(r'eval "\$\((.*)\)"', command):
         command = inner[1]
-    words = shlex.split(re.sub(r"<[^>]*>", "FILL_IN", command.partition(" | ")[0]))
+    words = shlex.split(re.sub(r"<[^>]*>", "FILL_IN", re.split(r" [|>] ", command)[0]))
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words.pop(0)
     program, arguments = words[0], words[1:]
@@ -148,6 +150,28 @@ def test_every_command_stands_on_a_page():
 def test_every_block_of_python_on_a_page_is_python(page):
     for block in blocks(page, "python"):
         compile(block, page.name, "exec")
+
+
+def test_every_picture_of_readme_is_small_has_words_and_is_there_in_both_themes():
+    text = README.read_text(encoding="utf-8")
+    pictures = PICTURE.findall(text)
+    assert len(pictures) == text.count("<img ") == text.count("<picture>") > 0
+    for dark, words, light in pictures:
+        assert len(words.split()) > 20 and dark == light.replace(".png", "_dark.png")
+        assert max((ROOT / file).stat().st_size for file in (dark, light)) < 150_000
+
+
+def test_what_readme_says_of_speed_stands_in_the_tables():
+    tables = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
+    rows = {
+        "`Trainer`, compiled": "476,443",
+        "nanoGPT, compiled": "470,816",
+        "Lightning": "33,526",
+        "`Trainer`": "40,891",
+    }
+    for row, figure in rows.items():
+        assert f"\n| {row} | {figure} |" in tables and f"{figure}" in text
 
 
 def test_what_readme_says_of_its_size_holds():

@@ -1,11 +1,13 @@
 """Which exercises a learner has solved, as the reports say that the notebooks hold; nothing of the learner's runs."""
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from course_lm.display import table
 from course_lm.validation import ensure
@@ -19,11 +21,14 @@ _STATES = {SIGNS[state]: state for state in ("passed", "wrong", "not written yet
 class LessonProgress:
     """The exercises of a lesson by the names of their checks, each with what became of it when it was last run.
 
-    That is "passed", "wrong", "not written yet", "stopped by an error", "not run", or "not in your copy".
+    That is "passed", "wrong", "not written yet", "stopped by an error", "not run", or "not in your copy". Of the copy,
+    where there is one, `saved` is when its file was last written, and `sha256` the hash of it.
     """
 
     lesson: str
     exercises: dict[str, str]
+    saved: datetime | None = None
+    sha256: str = ""
 
     @property
     def passed(self) -> int:
@@ -48,11 +53,22 @@ def read_progress(workspace: Path, lessons: Sequence[Path]) -> list[LessonProgre
     rows = []
     for lesson in lessons:
         copy = copies / lesson.name
-        mine = exercises_in(copy) if copy.exists() else {}
-        rows.append(
-            LessonProgress(lesson.stem, {name: mine.get(name, "not in your copy") for name in exercises_in(lesson)})
-        )
+        states = dict.fromkeys(exercises_in(lesson), "not in your copy")
+        saved, sha256 = None, ""
+        if copy.exists():
+            mine = exercises_in(copy)
+            states = {name: mine.get(name, state) for name, state in states.items()}
+            saved, sha256 = datetime.fromtimestamp(copy.stat().st_mtime), digest(copy.read_bytes())
+        rows.append(LessonProgress(lesson.stem, states, saved, sha256))
     return rows
+
+
+class Tried(NamedTuple):
+    """An exercise in a notebook: what its stored output says, its cell, and the cells of code `before` it."""
+
+    state: str
+    cell: str
+    before: list[str]
 
 
 def exercises_in(notebook: Path) -> dict[str, str]:
@@ -61,12 +77,29 @@ def exercises_in(notebook: Path) -> dict[str, str]:
     Raises ValueError for a file that is no notebook.
     """
     try:
-        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-        code = [cell for cell in cells if cell["cell_type"] == "code"]
-        tagged = [cell for cell in code if "exercise" in cell["metadata"].get("tags", [])]
-        return {name: _state(cell) for cell in tagged for name in checks_called("".join(cell["source"]))}
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return {name: tried.state for name, tried in tried_in(notebook.read_bytes()).items()}
+    except ValueError:
         raise ValueError(f"{notebook} is no notebook that can be read") from None
+
+
+def tried_in(notebook: bytes) -> dict[str, Tried]:
+    """The exercises of a notebook's file by the names of their checks. Raises ValueError for what is no notebook."""
+    try:
+        code = [cell for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+        sources = ["".join(cell["source"]) for cell in code]
+        return {
+            name: Tried(_state(cell), sources[place], sources[:place])
+            for place, cell in enumerate(code)
+            if "exercise" in cell["metadata"].get("tags", [])
+            for name in checks_called(sources[place])
+        }
+    except (AttributeError, KeyError, RecursionError, TypeError) as error:
+        raise ValueError("no notebook") from error
+
+
+def digest(content: bytes) -> str:
+    """The SHA-256 of a file's content."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def is_answered(notebook: Path) -> bool:

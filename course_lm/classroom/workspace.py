@@ -6,21 +6,24 @@
         .course_lm.json    for each copy the SHA-256 of the file that it was made from
 
 A copy that the learner has changed is never written again; one that nobody has changed follows the course. Whether the
-course has changed since a copy was made, the manifest `.course_lm.json` tells.
+course has changed since a copy was made, the manifest `.course_lm.json` tells. It also tells of a folder that `release`
+has made: there the lessons come without solutions, now and later.
 """
 
-import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from course_lm.classroom.progress import is_answered
+from course_lm.classroom.progress import digest, is_answered
 from course_lm.validation import ensure
 
 MANIFEST = ".course_lm.json"
+RELEASED = "solutions", "left out"  # an entry of the manifest
+SOLUTION = re.compile(r"<details><summary>Solution</summary>.*?</details>\n*", re.DOTALL)
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -105,7 +108,9 @@ def prepare(workspace: Path, fresh: Iterable[str | int] = ()) -> Changes:
     for place, original in originals.items():
         copy, content = workspace / place, original.read_bytes()
         is_lesson = place.startswith("notebooks/")
-        mine, shipped = _digest_of(copy), _digest(content)
+        if is_lesson and RELEASED in recorded.items():
+            content = without_solutions(content)
+        mine, shipped = _digest_of(copy), digest(content)
         if mine not in (None, shipped) and _holds_work(copy, made_of.get(place)):
             if not (is_lesson and copy.name in wanted):
                 # Of a copy without a record nobody knows the age: it counts as one of the present lesson.
@@ -121,13 +126,33 @@ def prepare(workspace: Path, fresh: Iterable[str | int] = ()) -> Changes:
             if mine is not None and is_lesson:
                 changes.followed.append(copy.name)
         made_of[place] = shipped
-    for place in made_of.keys() - originals.keys():  # the course has them no longer
-        copy, digest = workspace / place, made_of.pop(place)
-        if copy.exists() and not _holds_work(copy, digest):
+    for place in made_of.keys() - originals.keys() - {RELEASED[0]}:  # the course has them no longer
+        copy, made = workspace / place, made_of.pop(place)
+        if copy.exists() and not _holds_work(copy, made):
             copy.unlink()
     if made_of != recorded:
         _write(workspace / MANIFEST, json.dumps(made_of, indent=1).encode())
     return changes
+
+
+def release(folder: Path) -> None:
+    """Make `folder`, which is new or empty, a workspace whose lessons have no solutions.
+
+    Raises OSError where it cannot be written, ValueError where it is a file or holds something.
+    """
+    folder = find_workspace(folder)
+    ensure(not folder.exists() or not any(folder.iterdir()), f"the folder must be new or empty, {folder} is neither")
+    _write(folder / MANIFEST, json.dumps(dict([RELEASED])).encode())
+    prepare(folder)
+
+
+def without_solutions(lesson: bytes) -> bytes:
+    """The file of a lesson without the folds that hold solutions; its explanations and hints stay."""
+    notebook = json.loads(lesson)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = SOLUTION.sub("", "".join(cell["source"])).splitlines(keepends=True)
+    return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _trust(lesson: Path) -> None:
@@ -148,6 +173,7 @@ def _originals() -> dict[str, Path]:
     originals = {f"notebooks/{path.name}": path for path in lesson_paths()}
     originals |= {f"docs/{path.name}": path for path in sorted(_course_folder("docs").glob("*.md"))}
     sources = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".yaml"))
+    sources = [path for path in sources if path.parent != PACKAGE / "classroom" / "exercises"]  # the solutions
     # Without the first __init__.py: Python takes a folder that has none for a package only where it finds no other, so
     # that a kernel or a terminal in the workspace imports the package itself, and not this copy, which has no data.
     sources.remove(PACKAGE / "__init__.py")
@@ -160,17 +186,13 @@ def _read_manifest(workspace: Path) -> dict[str, str]:
         made_of = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (RecursionError, ValueError):  # brackets without end, no JSON, no text at all
         made_of = None
-    if not isinstance(made_of, dict) or not all(isinstance(digest, str) for digest in made_of.values()):
+    if not isinstance(made_of, dict) or not all(isinstance(made, str) for made in made_of.values()):
         raise ValueError(f"{path} is damaged: remove it, and what you have changed stays as it is")
     return made_of
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def _digest_of(file: Path) -> str | None:
-    return _digest(file.read_bytes()) if file.exists() else None
+    return digest(file.read_bytes()) if file.exists() else None
 
 
 def _holds_work(copy: Path, made_of: str | None) -> bool:

@@ -76,6 +76,20 @@ def _add_workspace(parser: Arguments) -> None:
     parser.add_argument("--workspace", type=path, metavar="FOLDER", help=help)
 
 
+def _add_progress(parser: Arguments) -> None:
+    _add_workspace(parser)
+    help = "also write a page to print, with the hash of each notebook: a new file that ends in .html"
+    parser.add_argument("--page", type=path, metavar="FILE", help=help)
+    help = "for a teacher: what the notebooks in FOLDER say, which holds one folder for each learner, as CSV"
+    parser.add_argument("--csv", type=path, metavar="FOLDER", help=help)
+    help = "with --csv: run the answers on this machine, with your rights, and have them checked anew"
+    parser.add_argument("--rerun", action="store_true", default=False, help=help)
+
+
+def _add_release(parser: Arguments) -> None:
+    parser.add_argument("folder", type=path, metavar="FOLDER", help="a new or empty folder")
+
+
 def _add_lessons(parser: Arguments) -> None:
     help = "lesson numbers; all of them by default"
     parser.add_argument("numbers", nargs="*", type=not_empty, metavar="NN", help=help)
@@ -178,7 +192,8 @@ def _add_completion(parser: Arguments) -> None:
 
 COMMANDS: dict[str, Command] = {
     "lab": Command("open your copies of the lessons in JupyterLab", "lessons:open_copies", _add_lab),
-    "progress": Command("which exercises of your copies are solved", "lessons:show_progress", _add_workspace),
+    "progress": Command("which exercises of your copies are solved", "lessons:show_progress", _add_progress),
+    "release": Command("write the lessons without their solutions, for a class", "lessons:write_release", _add_release),
     "lessons": Command("run lessons from top to bottom, without a browser", "lessons:run_lessons", _add_lessons),
     "train": Command("train a model on a text", "train:train_on_text", text="[TEXT]"),
     "find-lr": Command("look for a learning rate", "find_lr:find_lr_on_text", _add_sweep, "[TEXT]"),

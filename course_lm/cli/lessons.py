@@ -1,9 +1,13 @@
-"""The commands `lab`, `progress` and `lessons`. Only `progress` does without torch, which lessons load."""
+"""The commands `lab`, `progress`, `release` and `lessons`. Only `progress` does without torch, which lessons load."""
 
 from argparse import Namespace
+from datetime import datetime
 
+from course_lm.classroom.handed_in import as_csv, read_handed_in
 from course_lm.classroom.progress import exercises_in, format_table, read_progress
-from course_lm.classroom.workspace import find_workspace, lesson_paths
+from course_lm.classroom.progress_page import progress_page
+from course_lm.classroom.workspace import find_workspace, lesson_paths, release
+from course_lm.validation import ensure
 
 
 def open_copies(options: Namespace) -> int:
@@ -14,8 +18,33 @@ def open_copies(options: Namespace) -> int:
 
 
 def show_progress(options: Namespace) -> int:
-    """Print which exercises are solved in the copies in the folder `workspace`; return 0."""
-    print(format_table(read_progress(find_workspace(options.workspace), lesson_paths())))
+    """Print which exercises are solved in the copies in the folder `workspace`, and write the `page`; return 0.
+
+    Of the folder `csv` of handed-in notebooks print a table of all learners, with `rerun` after their code has run.
+
+    Raises:
+        ValueError: options that do not go together, no copies, or no notebook that can be read.
+        OSError: the page cannot be written.
+    """
+    if options.csv:
+        ensure(not (options.page or options.workspace), "--csv goes with neither --page nor --workspace")
+        print(as_csv(read_handed_in(options.csv, lesson_paths(), run_code=options.rerun)), end="")
+        return 0
+    ensure(not options.rerun, "--rerun needs --csv FOLDER")
+    page = options.page
+    new = page is None or (page.suffix == ".html" and not page.exists())
+    ensure(new, f"--page must be a new file that ends in .html, got {page}")
+    rows = read_progress(find_workspace(options.workspace), lesson_paths())
+    if page:
+        page.write_text(progress_page(rows, datetime.now()), encoding="utf-8")
+    print(format_table(rows))
+    return 0
+
+
+def write_release(options: Namespace) -> int:
+    """Write the lessons without their solutions into the new `folder`; return 0."""
+    release(options.folder)
+    print(f"{options.folder}: {len(lesson_paths())} lessons without solutions; course-lm lab, called in it, opens them")
     return 0
 
 

@@ -1,8 +1,11 @@
 """Claims about `course-lm progress`: which exercises are solved, as the reports say that the copies hold."""
 
+import hashlib
 import os
+import re
 import subprocess
 import sys
+from datetime import datetime
 
 import nbformat
 import pytest
@@ -89,6 +92,28 @@ def test_an_exercise_or_a_lesson_that_is_not_among_the_copies_stays_open(copies,
     assert first[3] == "not written yet: floor; not in your copy: train_steps"
     assert second == ["01_second", "1", "0", "not in your copy: padding_share"]
     assert total == ["total", "3", "0"]
+
+
+def test_the_page_says_what_is_solved_when_it_was_saved_and_which_file_it_was(copies, capsys, tmp_path):
+    content = solve(copies / "00_first.ipynb", 1)
+    os.utime(copies / "00_first.ipynb", (0, datetime(2026, 3, 4, 5, 6).timestamp()))
+    (copies / "01_second.ipynb").unlink()
+    assert main(["progress", "--page", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "1 of 3 exercises solved" in page and "http" not in page
+    first, second = re.findall(r"<tr><td>(.*?)</tr>", page)
+    assert (
+        first == f"00_first<br><small>{hashlib.sha256(content).hexdigest()}</small></td><td>floor: not written yet<br>"
+        "<b>✓ train_steps</b></td><td>2026-03-04 05:06</td>"
+    )
+    assert second == "01_second<br><small></small></td><td>padding_share: not in your copy</td><td>–</td>"
+
+
+def test_a_page_that_is_there_is_not_written_again(copies, capsys, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    assert_refused(capsys, ["progress", "--page", str(page)], "--page must be a new file", str(page))
+    assert page.read_text() == "mine"
 
 
 def test_all_exercises_of_the_course_are_counted_and_none_is_solved_at_first(tmp_path):

@@ -20,6 +20,7 @@ from tests.cli.small_runs import write_text
 # Arguments that a command takes; to these comes what it refuses. Of several commands with one way to read an argument,
 # the table below has the wrong uses of one.
 RIGHT = {
+    "release": "new",
     "train": "text.txt",
     "find-lr": "text.txt",
     "plan": "--ranks=2",
@@ -51,6 +52,22 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("--workspace bare", "bare", "course-lm lab makes them"),
         ("--workspace course", "another folder than the course's own"),
         ("--workspace copies", "copies/notebooks/01_second.ipynb is no notebook that can be read"),
+        ("--page notes.txt", "--page must be a new file that ends in .html, got notes.txt"),
+        ("--page printed.html", "--page must be a new file that ends in .html, got printed.html"),
+        ("--csv nowhere", "nowhere must be a folder that holds one folder for each learner"),
+        ("--csv notes.txt", "notes.txt must be a folder"),
+        ("--csv bare", "no folder in bare holds a lesson, such as LEARNER/notebooks/00_first.ipynb"),
+        ("--csv copies", "copies is the folder of one learner; give the one that holds it"),
+        ("--csv bare --page new.html", "--csv goes with neither --page nor --workspace"),
+        ("--csv bare --workspace copies", "--csv goes with neither --page nor --workspace"),
+        ("--rerun", "--rerun needs --csv FOLDER"),
+    ],
+    "release": [
+        ("", "required", "FOLDER"),
+        ("notes.txt", "must be a folder, got the file", "notes.txt"),
+        ("copies", "the folder must be new or empty", "copies"),
+        ("course", "another folder than the course's own"),
+        ("notes.txt/new", "notes.txt"),
     ],
     "lessons": [
         ("99", "there is no lesson '99'; there are 00, 01, 02"),
@@ -258,6 +275,7 @@ TEXTS = {
     "blank.txt": "\n \n\n",
     "short.txt": "one paragraph",
     "notes.txt": "my notes",
+    "printed.html": "<p>mine",
     "torn.yaml": "training: {batch_size: [",
     "zero.yaml": "training: {batch_size: 0}",
     "loops.py": "NUMBER = 3\n\n\ndef sound(model, epochs, settings): ...\n\n\ndef of_two(model, loader): ...\n",

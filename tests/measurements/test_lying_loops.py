@@ -6,8 +6,8 @@ from itertools import product
 import lying_loops
 import pytest
 from harness import ROOT, load
-from lying_loops import FILE, PICTURE, SEEDS, SHIFTS, STEPS, table, told
-from PIL import Image
+from lying_loops import FILE, PICTURES, SEEDS, SHIFTS, STEPS, table, told
+from PIL import Image, ImageColor
 
 RESULTS = load(FILE)
 RUNS = RESULTS["runs"]
@@ -20,10 +20,12 @@ def test_every_printed_loss_falls_and_only_the_right_loop_learns_the_next_token(
     assert (run["held_out"][-1] < run["held_out"][0]) == (loop == "right")
 
 
-def test_the_picture_is_of_these_runs_and_small():
-    with Image.open(PICTURE) as picture:
+@pytest.mark.parametrize("file", PICTURES, ids=lambda file: file.stem)
+def test_the_picture_is_of_these_runs_and_small(file):
+    with Image.open(file) as picture:
         assert picture.info["Description"] == table(RESULTS)
-    assert PICTURE.stat().st_size < 60_000
+        assert picture.convert("RGB").getpixel((0, 0)) == ImageColor.getrgb(PICTURES[file].ground)
+    assert file.stat().st_size < 60_000
 
 
 def test_readme_says_what_the_picture_shows():

@@ -185,6 +185,9 @@ COMMANDS: dict[str, Command] = {
     "plan": Command("what each of many processes would hold and send", "plan:plan_run", _add_ranks, ""),
     "profile": Command("where the time and the memory of a step go", "profile:profile_run", _add_profile, "[TEXT]"),
     "inspect": Command("what is wrong with a text, before one trains on it", "inspect:inspect_text", _add_json, "TEXT"),
+    "preflight": Command(
+        "what would spoil a run, tried before it: 0 go, 1 something is wrong", "preflight:check_run", text="[TEXT]"
+    ),
     "audit": Command(
         "compare a training loop with the specification: 0 sound, 1 unsound", "audit:audit_file", _add_audit
     ),

@@ -3,7 +3,6 @@
 import math
 from argparse import Namespace
 from dataclasses import asdict
-from typing import NamedTuple
 
 import torch
 
@@ -20,20 +19,14 @@ from course_lm.validation import one_line
 WIDTH = 40  # of the longest bar of the histogram
 
 
-class Inspected(NamedTuple):
-    """What a text holds and what is wrong with it, and of how much of it that was counted."""
-
-    measured: Measurements
-    findings: list[Finding]
-    parameters: int
-    share: float
-    division: Division | None
-
-
 def inspect_text(config: TrainingConfig, options: Namespace) -> int:
     """Count what the configured text holds and print it, with a line for each finding; return 0."""
     data = config.data
-    text, findings, parameters, share, division = find_in_text(config)
+    documents, share, division = read_share(data.corpus)
+    text = measure(documents, data.vocab_size)
+    with torch.device("meta"):
+        parameters = count_parameters(GPT(config.model, data.vocab_size, data.max_length))
+    findings = find(text, parameters, 1 - data.val_fraction - data.test_fraction, share)
     if options.json:
         measured = {"text": data.corpus, "division": division, "share": share, **asdict(text), "parameters": parameters}
         print(as_json(measured | {"findings": [asdict(finding) for finding in findings]}))
@@ -42,17 +35,6 @@ def inspect_text(config: TrainingConfig, options: Namespace) -> int:
     name = data.corpus + describe_division(division) + counted_on
     print(describe(name, text, data.vocab_size, parameters, findings))
     return 0
-
-
-def find_in_text(config: TrainingConfig) -> Inspected:
-    """What the configured text holds, and what is wrong with it for the configured model."""
-    data = config.data
-    documents, share, division = read_share(data.corpus)
-    text = measure(documents, data.vocab_size)
-    with torch.device("meta"):
-        parameters = count_parameters(GPT(config.model, data.vocab_size, data.max_length))
-    findings = find(text, parameters, 1 - data.val_fraction - data.test_fraction, share)
-    return Inspected(text, findings, parameters, share, division)
 
 
 def read_share(corpus: str) -> tuple[list[str], float, Division | None]:

@@ -32,7 +32,7 @@ from course_lm.lr_finder.trial import restored
 from course_lm.model import GPT, evaluation_mode
 from course_lm.monitoring.utilization import Work, peak_flops
 from course_lm.precision import Precision, resolve_precision
-from course_lm.profiling.plan import plan
+from course_lm.profiling.plan import plan_of
 from course_lm.reproducibility import resolve_device
 from course_lm.schedules import ScheduleConfig
 from course_lm.step import StepResult, take_step
@@ -56,6 +56,9 @@ class Check:
     name: str
     verdict: str
     found: str
+
+
+ALL_ELSE = Check("all else", NOTE, "left out: nothing is computed where memory is too small")
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def preflight(
     ours = isinstance(unwrap(model), GPT)
     memory = check_memory(config) if ours else Check("memory", NOTE, "left out: plan knows the package's own model")
     if memory.verdict == WRONG:
-        return [memory, *left_out("all else", "nothing is computed where memory is too small")]
+        return [memory, ALL_ELSE]
     settings = replace(config.training, output_dir=None, compile=False)
     off = {name: replace(vars(config)[name], enabled=False) for name in ("curriculum", "tensorboard", "wandb")}
     trainer = Trainer(model, replace(config, training=settings, **off))
@@ -122,34 +125,19 @@ def preflight(
     ):
         checks.append(_tried(name, check, subject))
     if val_loader is None:
-        return [*checks, *left_out("rows in both splits", "there is no validation loader")]
+        return [*checks, Check("rows in both splits", NOTE, "left out: there is no validation loader")]
     return [*checks, _tried("rows in both splits", lambda _: _check_leak(train_loader, val_loader), subject)]
-
-
-def left_out(name: str, why: str) -> list[Check]:
-    """The note of something that was not tried."""
-    return [Check(name, NOTE, f"left out: {why}")]
 
 
 def check_memory(config: TrainingConfig) -> Check:
     """What the plan predicts for one process, beside the memory of the device; needs no model."""
     device = resolve_device(config.training.device)
-    planned = plan(
-        config.model,
-        1,
-        vocab_size=config.data.vocab_size,
-        max_length=config.data.max_length,
-        batch_size=config.training.batch_size,
-        micro_batches=config.training.gradient_accumulation_steps,
-        optimizer=config.optimizer,
-        averages=config.training.average_weights is not None,
-        precision=resolve_precision(config.training.precision, device),
-        device=device.type,
-    )
+    precision = resolve_precision(config.training.precision, device)
+    planned = plan_of(config, 1, "ddp", precision, device.type)
     there = _memory_of(device)
+    found = f"{readable_bytes(planned.held)} predicted, {readable_bytes(there or 0)} on {device}"
     if there is None:
-        return Check("memory", NOTE, f"{readable_bytes(planned.held)} predicted; the memory of {device} is not known")
-    found = f"{readable_bytes(planned.held)} predicted, {readable_bytes(there)} on {device}"
+        return Check("memory", NOTE, f"{found}, where 0 stands for not known")
     return Check("memory", OK if planned.held <= there else WRONG, found)
 
 
@@ -269,19 +257,21 @@ def _check_resume(subject: Subject) -> tuple[str, str]:
         init_from=None,  # whose weights the model has by now
     )
 
-    def trained(folder: str, *stops: int) -> dict[str, Tensor]:
-        """The weights after a run that was stopped, and resumed, at all `stops` but the last."""
+    def weights_at(stop: int, folder: str) -> dict[str, Tensor]:
+        """The weights of a run in the folder, or of one that goes on there, after the step `stop`."""
+        loop = replace(short, output_dir=folder, max_steps=stop)
+        constant = ScheduleConfig(type="constant", warmup_steps=0)  # a run may go on for longer
+        config = replace(subject.trainer.config, training=loop, lr_scheduler=constant)
+        trainer = Trainer(deepcopy(subject.trainer.model), config)
         with kept(subject.loader), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            for stop in stops:
-                loop = replace(short, output_dir=folder, max_steps=stop)
-                constant = ScheduleConfig(type="constant", warmup_steps=0)  # a run may go on for longer
-                config = replace(subject.trainer.config, training=loop, lr_scheduler=constant)
-                model = deepcopy(subject.trainer.model)
-                Trainer(model, config).train(subject.loader)
-        return model.state_dict()
+            trainer.train(subject.loader)
+        if trainer.interrupted is not None:  # it takes Ctrl-C as the wish to be saved
+            raise KeyboardInterrupt
+        return trainer.model.state_dict()
 
     with TemporaryDirectory() as folder:
-        straight, resumed = trained(f"{folder}/one", STEPS), trained(f"{folder}/other", STOPPED_AFTER, STEPS)
+        straight, _ = weights_at(STEPS, f"{folder}/one"), weights_at(STOPPED_AFTER, f"{folder}/other")
+        resumed = weights_at(STEPS, f"{folder}/other")
     same = all(torch.equal(straight[name], resumed[name]) for name in straight)
     found = f"after {STEPS} steps, and after {STOPPED_AFTER}, a stop and the rest, the weights " + (
         "have the same bits" if same else "differ"
@@ -296,18 +286,15 @@ def _check_disk(subject: Subject, config: TrainingConfig) -> Check:
     if folder is None:
         return Check("disk", NOTE, "left out: the run writes no files (training.output_dir is null)")
     weights = sum(one.nbytes for one in trainer.model.state_dict().values())
-    state = sum(one.nbytes for kept in trainer.optimizer.state.values() for one in kept.values() if _is_tensor(one))
+    held = [one for state in trainer.optimizer.state.values() for one in state.values()]
+    moments = sum(one.nbytes for one in held if isinstance(one, Tensor))
     averaged = weights * (config.training.average_weights is not None)
     files = min(config.training.save_total_limit or math.inf, subject.steps // config.training.save_steps + 1)
-    needed = int((files + 1) * (weights + state + averaged) + 2 * weights)  # one is being written; best, and exported
+    needed = int((files + 1) * (weights + moments + averaged) + 2 * weights)  # one is being written; best, and exported
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     free = shutil.disk_usage(there).free
     found = f"{readable_bytes(needed)} for {files + 1:g} checkpoints, {readable_bytes(free)} free at {folder}"
     return Check("disk", OK if needed <= free else WRONG, found)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _describe_speed(subject: Subject) -> list[Check]:

@@ -167,6 +167,12 @@ def test_what_would_take_too_long_is_left_out_with_its_reason(monkeypatch):
         assert checks[name].found.startswith("left out:")
 
 
+def test_an_interrupt_while_it_trains_ends_it_and_is_no_verdict(monkeypatch):
+    monkeypatch.setattr(module.Trainer, "train", lambda trainer, loader: setattr(trainer, "interrupted", 2))
+    with pytest.raises(KeyboardInterrupt):
+        looked_at(own_model())
+
+
 def test_an_iterator_is_refused_in_one_line():
     with pytest.raises(ValueError, match="got a list_iterator"):
         preflight(own_model(), CONFIG, iter(BATCHES))

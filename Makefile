@@ -79,12 +79,12 @@ book: $(VENV)/.test ## build the book, all lessons and the reference, as a site 
 	@echo "$(BOOK)/index.html"
 
 # Resolves afresh in an empty environment. The `+cpu` of a CPU build of torch is dropped, so that the lock
-# fits whatever build of the same version the machine's package index offers. Of torch it takes the range's first version.
+# fits whatever build of the same version the machine's package index offers. Torch stays at its locked version: raise it in the lock first.
 lock: ## write requirements.lock anew from pyproject.toml
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && \
 	$(PYTHON) -m venv "$$tmp/venv" && \
-	torch=$$(sed -n 's/^ *"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml) && \
-	"$$tmp/venv/bin/python" -m pip install --quiet -e ".[test]" "torch==$$torch.*" && \
+	torch=$$(sed -n 's/^torch==//p' requirements.lock) && \
+	"$$tmp/venv/bin/python" -m pip install --quiet -e ".[test]" "torch==$$torch" && \
 	"$$tmp/venv/bin/python" -m pip freeze --exclude course-lm > "$$tmp/all" && \
 	sed 's/+[a-z0-9.]*$$//' "$$tmp/all" > requirements.lock && \
 	wc -l requirements.lock

@@ -1,6 +1,6 @@
 """The command line: for the lessons `course-lm lab | progress | release | lessons`, for a training loop `train |
-find-lr | plan | profile | audit`, to look at texts and runs `inspect | runs | plot`, to use a trained model `generate |
-evaluate | export`, and `completion` for a shell. `commands.py` is the table of them.
+find-lr | plan | profile | audit | speedrun`, to look at texts and runs `inspect | preflight | runs | plot`, to use a
+trained model `generate | evaluate | export`, and `completion` for a shell. `commands.py` is the table of them.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what); interrupted and resumable: 128 and the number of
 the signal, 130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that was closed.

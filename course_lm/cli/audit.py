@@ -49,9 +49,9 @@ def load(target: str) -> Callable[..., Any]:
         ValueError: no such file or name, a file that cannot be run, or a name of something that cannot be called.
     """
     file, colon, name = target.rpartition(":")
-    ensure(bool(colon and file and name), f"audit needs FILE.py:FUNCTION, got {one_line(target)}")
+    ensure(bool(colon and file and name), f"the target must be FILE.py:FUNCTION, got {one_line(target)}")
     path = Path(file)
-    ensure(path.suffix == ".py", f"audit needs a file that ends in .py, got {one_line(file)}")
+    ensure(path.suffix == ".py", f"the target's file must end in .py, got {one_line(file)}")
     ensure(path.is_file(), f"no such file: {one_line(file)}")
     module = _run(path)
     if not hasattr(module, name):

@@ -132,6 +132,14 @@ def _add_audit(parser: Arguments) -> None:
     _add_json(parser)
 
 
+def _add_speedrun(parser: Arguments) -> None:
+    help = "the entry, called as entry(new_model, batches, budget)"
+    parser.add_argument("target", type=not_empty, metavar="FILE.py:FUNCTION", help=help)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data [default: %(default)s]")
+    help = "of the training [default: a trillion]"
+    parser.add_argument("--flops", type=int, metavar="N", help=help)
+
+
 def _add_runs(parser: Arguments) -> None:
     parser.add_argument("folder", nargs="?", default="runs", type=path, help="where they lie [default: %(default)s]")
     _add_json(parser)
@@ -200,8 +208,14 @@ COMMANDS: dict[str, Command] = {
     "plan": Command("what each of many processes would hold and send", "plan:plan_run", _add_ranks, ""),
     "profile": Command("where the time and the memory of a step go", "profile:profile_run", _add_profile, "[TEXT]"),
     "inspect": Command("what is wrong with a text, before one trains on it", "inspect:inspect_text", _add_json, "TEXT"),
+    "preflight": Command(
+        "what would spoil a run, tried before it: 0 go, 1 something is wrong", "preflight:check_run", text="[TEXT]"
+    ),
     "audit": Command(
         "compare a training loop with the specification: 0 sound, 1 unsound", "audit:audit_file", _add_audit
+    ),
+    "speedrun": Command(
+        "how near a sound loop comes to the floor with so many FLOPs", "speedrun:run_file", _add_speedrun
     ),
     "runs": Command("a table of all runs in a folder", "runs:list_runs", _add_runs),
     "plot": Command(

@@ -6,9 +6,8 @@ from dataclasses import replace
 from course_lm.cli.preparation import settle_curriculum
 from course_lm.config import TrainingConfig
 from course_lm.display import readable_bytes, table
-from course_lm.model import ModelConfig
 from course_lm.precision import resolve_precision
-from course_lm.profiling.plan import NOT_SHARDED, Plan, plan
+from course_lm.profiling.plan import NOT_SHARDED, Plan, plan_of
 
 HELD = {
     "weights": "weights",
@@ -41,27 +40,11 @@ def plan_run(config: TrainingConfig, options: Namespace) -> int:
     if precision == "auto":
         precision = resolve_precision("auto", device) if device in ("cpu", "mps") else "bf16"
 
-    def planned(model: ModelConfig) -> list[Plan]:
-        return [
-            plan(
-                model,
-                options.ranks,
-                name,
-                vocab_size=config.data.vocab_size,
-                max_length=config.data.max_length,
-                batch_size=config.training.batch_size,
-                micro_batches=config.training.gradient_accumulation_steps,
-                shard_size=config.distributed.shard_size,
-                optimizer=config.optimizer,
-                averages=config.training.average_weights is not None,
-                precision=precision,
-                device=device,
-            )
-            for name in _strategies(config)
-        ]
+    def planned(config: TrainingConfig) -> list[Plan]:
+        return [plan_of(config, options.ranks, name, precision, device) for name in _strategies(config)]
 
-    plans, checkpointing = planned(config.model), config.model.gradient_checkpointing
-    others = planned(replace(config.model, gradient_checkpointing=not checkpointing))
+    plans, checkpointing = planned(config), config.model.gradient_checkpointing
+    others = planned(replace(config, model=replace(config.model, gradient_checkpointing=not checkpointing)))
     print(describe(config, plans[0], f"{precision} on {device}"))
     print(f"\n{plan_report(plans, others, 'without' if checkpointing else 'with')}")
     return 0

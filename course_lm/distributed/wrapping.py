@@ -57,7 +57,7 @@ def _with_tensors_in_sight(model: nn.Module, inputs: Any, output: Any) -> Any:
 
 def _replicated(model: nn.Module, group: Group) -> nn.Module:
     device = next(model.parameters()).device
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         process_group=group.process_group,
@@ -65,8 +65,11 @@ def _replicated(model: nn.Module, group: Group) -> nn.Module:
         # And without it the gradients are put into other buckets after the first step: of more than two ranks a sum
         # then rounds otherwise in a run that goes on than in one that was never stopped.
         find_unused_parameters=True,
-        forward_sync_buffers=False,  # a forward pass would change them on the others: `Trainer` refuses such models
     )
+    # A forward pass would change them on the others: `Trainer` refuses such models. Set here, since the argument for it
+    # has one name before torch 2.13 and another from then on.
+    wrapped.broadcast_buffers = False
+    return wrapped
 
 
 def _sharded(model: nn.Module, group: Group, shard_size: int | None) -> nn.Module:

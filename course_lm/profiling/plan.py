@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import torch
 
+from course_lm.config import TrainingConfig
 from course_lm.distributed.settings import STRATEGIES
 from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
@@ -160,6 +161,24 @@ def plan(
         all_reduce=2 * (replicas - 1) * shard // replicas,
         collectives=gathering * (passes * (1 + 2 * layers) + buckets) + (ranks > 1 and strategy != "fsdp") * buckets,
         passes=passes,
+    )
+
+
+def plan_of(config: TrainingConfig, ranks: int, strategy: str, precision: str, device: str) -> Plan:
+    """The plan of rank 0 of a run as configured; errors are those of `plan`."""
+    return plan(
+        config.model,
+        ranks,
+        strategy,
+        vocab_size=config.data.vocab_size,
+        max_length=config.data.max_length,
+        batch_size=config.training.batch_size,
+        micro_batches=config.training.gradient_accumulation_steps,
+        shard_size=config.distributed.shard_size if strategy == "hybrid" else None,
+        optimizer=config.optimizer,
+        averages=config.training.average_weights is not None,
+        precision=precision,
+        device=device,
     )
 
 

@@ -157,8 +157,8 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
     ],
     "audit": [
         ("''", "FILE.py:FUNCTION", "must not be empty"),
-        ("loops.py", "audit needs FILE.py:FUNCTION, got loops.py"),
-        ("loops.py:", "audit needs FILE.py:FUNCTION, got loops.py:"),
+        ("loops.py", "the target must be FILE.py:FUNCTION, got loops.py"),
+        ("loops.py:", "the target must be FILE.py:FUNCTION, got loops.py:"),
         ("none.py:train", "no such file: none.py"),
         ("folder.py:train", "no such file: folder.py"),
         ("notes.txt:train", "a file that ends in .py"),

@@ -64,7 +64,7 @@ def audit_resume(
     base = audit(straight(train), precision=precision, seed=seed, progress=progress, timeout=timeout)
     if not base.sound:
         return replace(base, notes=("this run has no stop; how it resumes is looked at once it is sound", *base.notes))
-    asked = [case for case in _runs(Rows(seed)) if is_asked(case, frozenset(base.ignored))]
+    asked = [case for case in runs(Rows(seed)) if is_asked(case, frozenset(base.ignored))]
     cases = [one for case in asked for one in stopped(replace(case, seed=seed), base.ignored)]
     player = ResumePlayer(train, PRECISIONS[precision], timeout)
     report = report_of(player, cases, ResumeSpecification(), progress, base.ignored)
@@ -81,7 +81,9 @@ def straight(train: ResumedLoop) -> Loop:
     return loop
 
 
-def _runs(rows: Rows) -> Sequence[Case]:
+def runs(rows: Rows) -> Sequence[Case]:
+    """The runs that are stopped after each of their steps."""
+
     def epochs(*lengths: int) -> Epochs:
         return [[rows.batch(length) for length in one] for one in (lengths, lengths[::-1])]
 
@@ -203,7 +205,10 @@ class ResumePlayer(Player):
         left, right = (Outcome(flat(one, names)) for one in (dict(model.named_parameters()), case.stop.weights))
         start = flat(dict(case.model().named_parameters()), names)
         if distance(left, right, start, self.precision) > 1.0:
-            raise Trouble(f"called with stop_after={case.stop.steps}, the loop leaves other weights than then are due")
+            steps = f"{case.stop.steps} step{'s' * (case.stop.steps > 1)}"
+            raise Trouble(
+                f"called with stop_after={case.stop.steps}, the loop leaves other weights than those of {steps}"
+            )
 
 
 def _compare(unstopped: _Seen, before: _Seen, seen: _Seen, factor: float) -> list[bool]:

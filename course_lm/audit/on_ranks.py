@@ -43,8 +43,7 @@ class RankCase(Case):
 
 def ladder_of_ranks(seed: int, world: int) -> list[Case]:
     """The runs in their order: those that leave a rank without a micro-batch come last, as many loops hang there."""
-    made = (RankCase(name, *about, seed=seed, world=world) for name, about in _runs(Rows(seed), world).items())
-    return list(made)
+    return [RankCase(name, *about, seed=seed, world=world) for name, about in _runs(Rows(seed), world).items()]
 
 
 def _runs(rows: Rows, world: int) -> Mapping[str, tuple[Any, ...]]:
@@ -96,7 +95,7 @@ class RankSpecification(WiderSpecification):
             size = case.settings.accumulation_steps * self.processes
             settings = replace(case.settings, accumulation_steps=size)
             weights = [spec.train(model, case.epochs, settings).weights] * self.processes
-        return Outcome(joined([flat(one, names) for one in weights], [set.__contains__(faults, SEED)]))
+        return Outcome(joined([flat(one, names) for one in weights], [SEED in faults]))
 
 
 class RankPlayer(Player):
@@ -128,7 +127,7 @@ class RankPlayer(Player):
         try:
             made = self.ranks.run(_play_on_rank, self.loop, self.precision, case)
         except (TimeoutError, RuntimeError) as error:
-            raise Trouble(one_line(error)) from error
+            raise Trouble(one_line(error).replace("Trouble: ", "", 1)) from error
         except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the loop cannot be sent to another process: {one_line(error)}") from error
         plays = [play for play, _ in made]

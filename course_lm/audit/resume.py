@@ -106,13 +106,11 @@ def stopped(case: Case, ignored: Sequence[str]) -> list[StoppedCase]:
     """The run stopped after each of its steps, as a loop sees it that lacks the features `ignored`."""
     seen = without(case, ignored)
     return [
-        StoppedCase(f"{seen.name}, after step {stop.steps}", *_fields(seen), stop=stop)
+        StoppedCase(
+            f"{seen.name}, after step {stop.steps}", seen.part, "C13", seen.epochs, seen.settings, seen.seed, stop=stop
+        )
         for stop in spec_resume.stops(seen.model(), seen.epochs, seen.settings)
     ]
-
-
-def _fields(case: Case) -> tuple[Any, ...]:
-    return case.part, case.promise, case.epochs, case.settings, case.seed
 
 
 class ResumeSpecification(WiderSpecification):
@@ -137,9 +135,8 @@ class ResumeSpecification(WiderSpecification):
             result, read = spec_resume.train(model, case.epochs, case.settings, case.stop.steps, faults)
         goes_on = 0 < read < total and not case.stop.is_last
         is_scaled = case.stop.scale != case.settings.loss_scale and not spec_resume.ANOTHER_GRADIENT & faults
-        names_seen = set(faults)
-        seen = [read >= total, goes_on and "random_state_lost" in names_seen]
-        seen.append(goes_on and is_scaled and "loss_scale_lost" in names_seen)
+        seen = [read >= total, goes_on and "random_state_lost" in faults]
+        seen.append(goes_on and is_scaled and "loss_scale_lost" in faults)
         best = None if result.best_weights is None else joined([flat(result.best_weights, names)], [False] * 3)
         return Outcome(joined([flat(result.weights, names)], seen), best=best)
 

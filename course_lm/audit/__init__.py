@@ -8,6 +8,9 @@
 - search: the smallest set of faults that explains all runs
 - observe: what the weights do not show
 - adapters: loops made of a step function, or of the Trainers of Hugging Face and Lightning
+- on_ranks, spec_ranks: a loop on several ranks, and the faults that only ranks have
+- resume, spec_resume: a loop that stops and goes on, and what it may lose
+- wider: what both compare besides the weights of one call
 - locate, report: the run that departs, its numbers beside the right ones, and how all this is said
 """
 
@@ -15,6 +18,7 @@ from course_lm.audit.adapters import huggingface, lightning, step_function
 from course_lm.audit.examine import assert_sound, audit
 from course_lm.audit.observe import ObserveReport, observe
 from course_lm.audit.report import AuditReport
+from course_lm.audit.resume import audit_resume
 from course_lm.audit.runs import PARTS, Case
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "ObserveReport",
     "assert_sound",
     "audit",
+    "audit_resume",
     "huggingface",
     "lightning",
     "observe",

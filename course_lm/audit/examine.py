@@ -2,16 +2,18 @@
 
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from course_lm.audit.locate import locate
+from course_lm.audit.on_ranks import RankPlayer, RankSpecification, ladder_of_ranks
 from course_lm.audit.outcome import PRECISIONS, distance
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, ladder
 from course_lm.audit.search import Explanation, Search, Specification
+from course_lm.audit.wider import WiderSpecification, locate_in
 from course_lm.display import Bar
 from course_lm.validation import require
 
@@ -25,6 +27,7 @@ UNSTEADY = (
 def audit(
     loop: Loop,
     *,
+    ranks: int = 1,
     precision: str = "float64",
     parts: Sequence[str] | None = None,
     seed: int = 0,
@@ -36,42 +39,64 @@ def audit(
     Args:
         loop: called as `loop(model, epochs, settings)`; it trains `model` in place as `spec.train` would. It may return
             a mapping with "validation_losses", "best_weights", and "ignores": names of settings that it does not have.
+        ranks: processes that the loop runs in. From 2 on it is called in each of them, where `torch.distributed`'s
+            default group (gloo) is joined already, with the same weights and with all batches of each epoch, of which
+            rank r of W is to take r, r + W, …; `settings.accumulation_steps` of a rank's own make its part of a step.
+            Other runs are made then, about what ranks do together; audit the loop on one process too.
         precision: that of the model, "float64" or "float32", or "bf16" for a loop that computes under autocast on a
             float32 model. In float64 equal means equal to ten digits; what is finer than a precision is not seen
             in it, such as the fault `bf16_gradients` in bf16.
-        parts: the parts of a loop to look at, of `PARTS`; all by default.
+        parts: the parts of a loop to look at, of `PARTS`; all by default. With ranks, all are looked at.
         seed: of the tokens and the weights.
         progress: a bar on standard error.
         timeout: seconds that one run may take; nothing stops a run on Windows, or outside the main thread.
 
     Raises:
-        ValueError: a precision or a part that is unknown, a timeout of 0 or less, or a `loop` that does not take three
-            arguments.
+        ValueError: a precision or a part that is unknown, a timeout of 0 or less, `ranks` below 1, parts with ranks, or
+            a `loop` that does not take three arguments or, with ranks, cannot be sent to another process.
         TypeError: `loop` cannot be called.
+        ImportError: ranks without the package cloudpickle.
     """
     require(precision in PRECISIONS, "precision", f"one of {', '.join(PRECISIONS)}", precision)
     require(timeout > 0, "timeout", "above 0", timeout)
-    if not callable(loop):
-        raise TypeError(f"loop must be callable as loop(model, epochs, settings), got {type(loop).__name__}")
-    _require_three_parameters(loop)
-    cases = ladder(seed, parts)
+    require(ranks >= 1, "ranks", "at least 1", ranks)
+    require_callable(loop, "model, epochs, settings")
+    if ranks == 1:
+        return report_of(Player(loop, PRECISIONS[precision], timeout), ladder(seed, parts), Specification(), progress)
+    require(parts is None, "parts", "left out with ranks", parts)
+    began = time.perf_counter()
+    with RankPlayer(loop, PRECISIONS[precision], timeout, ranks) as player:
+        report = report_of(player, ladder_of_ranks(seed, ranks), RankSpecification(ranks), progress)
+    return replace(report, seconds=time.perf_counter() - began)  # with those in which the processes start
+
+
+def report_of(
+    player: Player, cases: Sequence[Case], specification: Specification, progress: bool, ignored: Collection[str] = ()
+) -> AuditReport:
+    """Let a player make the runs and say what they show, with the seconds that it took.
+
+    `ignored`: features that the loop is known to lack.
+    """
     began = time.perf_counter()
     with Bar(total=len(cases), desc="audit", unit="run", disable=not progress, leave=False) as bar:
-        report = _Audit(Player(loop, PRECISIONS[precision], timeout), cases, bar).report()
+        report = _Audit(player, cases, bar, specification, ignored).report()
     return replace(report, seconds=time.perf_counter() - began)
 
 
-def _require_three_parameters(loop: Loop) -> None:
+def require_callable(loop: Callable[..., Any], parameters: str) -> None:
+    """Raise TypeError for what cannot be called, ValueError for what does not take the named parameters."""
+    if not callable(loop):
+        raise TypeError(f"loop must be callable as loop({parameters}), got {type(loop).__name__}")
     try:
         signature = inspect.signature(loop)
     except (TypeError, ValueError):
         return  # not every callable has one
     try:
-        signature.bind(None, None, None)
+        signature.bind(*parameters.split(", "))
     except TypeError:
         name = getattr(loop, "__name__", type(loop).__name__)
         takes = f"({', '.join(signature.parameters)})"
-        raise ValueError(f"{name} must be callable as {name}(model, epochs, settings), it takes {takes}") from None
+        raise ValueError(f"{name} must be callable as {name}({parameters}), it takes {takes}") from None
 
 
 def assert_sound(loop: Loop, **options: Any) -> None:
@@ -83,11 +108,15 @@ def assert_sound(loop: Loop, **options: Any) -> None:
 
 
 class _Audit:
-    def __init__(self, player: Player, cases: Sequence[Case], bar: Bar) -> None:
+    """The runs that a player makes, compared with those of a specification."""
+
+    def __init__(
+        self, player: Player, cases: Sequence[Case], bar: Bar, specification: Specification, ignored: Collection[str]
+    ) -> None:
         self.player, self.cases, self.bar = player, cases, bar
-        self.precision, self.specification = player.precision, Specification()
+        self.precision, self.specification = player.precision, specification
         self.plays: dict[str, Play] = {}
-        self.declared: frozenset[str] = frozenset()
+        self.declared = frozenset(ignored)
         self.trouble: tuple[Case, Trouble] | None = None
 
     def report(self) -> AuditReport:
@@ -206,4 +235,6 @@ class _Audit:
 
     def located(self, base: AuditReport, case: Case, explanation: Explanation) -> AuditReport:
         """The report with the run that departs: see `locate`."""
+        if isinstance(self.specification, WiderSpecification):
+            return locate_in(self.specification, base, case, self.plays[case.name].outcome, explanation)
         return locate(base, self.player, self.specification, case, self.plays[case.name], explanation)

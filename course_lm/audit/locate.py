@@ -42,6 +42,8 @@ PROMISES: Mapping[str, str] = {
     "drawn in it reaches the run, nor does it move a loader's position. Its loss is the plain next-token loss, a mean "
     "over all target tokens.",
     "C12": "The best weights are a copy or on disk, never live tensors.",
+    "C13": "k steps, stop, resume, N − k steps: the same bits as N steps, for any k, in the middle of an epoch, with "
+    "dropout, and with what model, loss, clip and optimizer keep beside their weights.",
 }
 
 Line = tuple[str, str, str]  # what, of the loop, of the specification

@@ -203,7 +203,7 @@ class Player:
                 returned = self.loop(model, epochs, settings)
         except _TimeOut:
             raise Trouble(f"the loop had not returned after {self.timeout:g} seconds") from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Trouble):
             raise
         except BaseException as error:  # a script may leave by sys.exit, and the audit with it
             trouble = _raised(error)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from course_lm.audit import spec
+from course_lm.audit import spec, spec_ranks, spec_resume
 from course_lm.audit.runs import Case
 from course_lm.display import GREEN, GREY, RED, table
+
+FAULTS = {**spec.FAULTS, **spec_ranks.FAULTS, **spec_resume.FAULTS}
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +23,7 @@ class AuditReport:
 
     Attributes:
         sound: equal to the specification in every run, but for features that the loop lacks.
-        faults: names of `spec.FAULTS`, the smallest set found that reproduces the loop in every run; () if none does.
+        faults: names of `FAULTS`, the smallest set found that reproduces the loop in every run; () if none does.
         alternatives: other sets as small that do so too.
         part: of the loop, one of `PARTS`: that of the first run that departs. None where none departs.
         case: that run.
@@ -67,7 +69,7 @@ class AuditReport:
     def __str__(self) -> str:
         """The report in a dozen lines."""
         lines = [self.verdict]
-        lines += [f"  {name}: {spec.FAULTS[name]}" for name in self.faults]
+        lines += [f"  {name}: {FAULTS[name]}" for name in self.faults]
         if self.faults:
             these = "this fault" if len(self.faults) == 1 else f"these {len(self.faults)} faults"
             lines.append(f"  the specification with {these} leaves the loop's weights in all {self.runs} runs")

@@ -49,7 +49,7 @@ class Explanation:
         return Explanation(self.faults, tuple(sorted({*self.ignored, *names})))
 
 
-class _Noting(set[str]):
+class Noting(set[str]):
     """Faults that note which faults they are asked for."""
 
     def __init__(self, faults: Collection[str]) -> None:
@@ -62,7 +62,13 @@ class _Noting(set[str]):
 
 
 class Specification:
-    """Runs of the specification, each made once, and none for a fault that the run never asks for."""
+    """Runs of the specification, each made once, and none for a fault that the run never asks for.
+
+    Attributes:
+        steps: what a set of faults is widened by.
+    """
+
+    steps: tuple[tuple[str, ...], ...] = STEPS
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, Explanation], tuple[Outcome, set[object]]] = {}
@@ -87,20 +93,23 @@ class Specification:
                 (fault, self._made.get((case.name, explanation.without_fault(fault)))) for fault in explanation.faults
             )
             same = next((made for fault, made in fewer if made is not None and fault not in made[1]), None)
-            self._made[key] = same or self._run(without(case, explanation.ignored), _Noting(explanation.faults))
+            self._made[key] = same or self._run(without(case, explanation.ignored), Noting(explanation.faults))
         return self._made[key][0]
 
-    def _run(self, case: Case, faults: _Noting) -> tuple[Outcome, set[object]]:
+    def _run(self, case: Case, faults: Noting) -> tuple[Outcome, set[object]]:
         """What a run leaves, and the faults that it asks for."""
-        model, names, start = self._start(case)
+        model, names, _ = self._start(case)
         try:
-            result = spec.train(model, case.epochs, case.settings, faults)
+            return self._left(case, model, names, faults), faults.asked
         except FloatingPointError:
             return Outcome(None, refused=True), faults.asked
         except ZeroDivisionError:  # a fault that divides by a count of 0
-            return Outcome(torch.full_like(start, math.nan)), faults.asked
+            return Outcome(torch.full_like(self.start(case), math.nan)), faults.asked
+
+    def _left(self, case: Case, model: nn.Module, names: list[str], faults: Noting) -> Outcome:
+        result = spec.train(model, case.epochs, case.settings, faults)
         best = None if result.best_weights is None else flat(result.best_weights, names)
-        return Outcome(flat(result.weights, names), result.validation_losses, best), faults.asked
+        return Outcome(flat(result.weights, names), result.validation_losses, best)
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ class Candidate:
 
     explanation: Explanation
     missed: Case | None
-    steps: tuple[tuple[str, ...], ...] = STEPS
+    steps: tuple[tuple[str, ...], ...]
 
 
 class Search:
@@ -204,7 +213,7 @@ class Search:
                 self._visited.add(child)
         # a run of the ladder has one feature more than those before it: no three faults show in it at once. One may do
         # nothing without the other, as PADs that are counted and a mask that is forgotten.
-        again = (*fit, *idle) if one.steps is STEPS else ()
+        again = (*fit, *idle) if one.steps is self.specification.steps else ()
         return [replace(child, steps=again) if child.missed is one.missed else child for child in wider]
 
     def _settle(self, explanation: Explanation, last: Case | None) -> list["Candidate"]:
@@ -214,7 +223,7 @@ class Search:
         """
         case = self.missed(explanation)
         if case is None:
-            return [Candidate(explanation, None)]
+            return [Candidate(explanation, None, self.specification.steps)]
         if last is not None and self._place(case) < self._place(last):
             return []
         lacking = [explanation.lacking(names) for names in LACKING if not set(names) & set(explanation.ignored)]
@@ -223,7 +232,7 @@ class Search:
             if without(case, child.ignored) != without(case, explanation.ignored) and self.explains(case, child):
                 found += self._settle(child, case)
         is_open = all(one.missed is not None for one in found)
-        return [*found, Candidate(explanation, case)] if is_open else found
+        return [*found, Candidate(explanation, case, self.specification.steps)] if is_open else found
 
     def _differ(self, one: Outcome, other: Outcome, case: Case) -> bool:
         return distance(one, other, self.specification.start(case), self.precision) > 1.0

@@ -2,7 +2,8 @@
 
 All of it is float64 and plain loops, and nothing of it is shared with the package. If you doubt a loop, train
 the same model on the same batches with `train` and compare the weights. Each name in `FAULTS` switches on one
-mistake, where real loops make it. Out of scope: `lr_scale` of groups, early stopping, many processes.
+mistake, where real loops make it. Out of scope: `lr_scale` of groups and early stopping.
+Many processes are in spec_ranks.py, a run that stops and goes on in spec_resume.py.
 """
 
 import copy
@@ -10,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -128,9 +129,7 @@ def train(
         raise ValueError(f"unknown fault {unknown[0]!r}; the faults are {', '.join(FAULTS)}")
     if "eos_masked" in faults and settings.eos_id is None:
         raise ValueError("the fault eos_masked needs settings.eos_id, which is None")
-    windows = sum(math.ceil(len(batches) / settings.accumulation_steps) for batches in epochs)
-    run = _Run(copy.deepcopy(model).double().train(), settings, faults, windows, settings.loss_scale)
-    run.model.zero_grad()
+    run = Run.before(model, epochs, settings, faults)
     for epoch, batches in enumerate(epochs):
         run.train_epoch(epoch, batches, is_last=epoch == len(epochs) - 1)
         if settings.validation:
@@ -140,7 +139,7 @@ def train(
 
 
 @dataclass
-class _Loss:
+class BatchLoss:
     """Of one batch: the sum of its token losses, its number of target tokens, and what a mean divides that sum by."""
 
     total: Tensor
@@ -150,7 +149,9 @@ class _Loss:
 
 
 @dataclass
-class _Run:
+class Run:
+    """A run that goes on: the model that it trains, and all that it keeps from one window to the next."""
+
     model: nn.Module
     parameters: dict[str, nn.Parameter] = field(init=False)  # asked for once: a model takes its time to list them
     settings: Settings
@@ -158,7 +159,7 @@ class _Run:
     windows: int  # read by the fault decay_at_peak_rate alone
     scale: float
     result: SpecResult = field(default_factory=SpecResult)
-    window: list[_Loss] = field(default_factory=list)
+    window: list[BatchLoss] = field(default_factory=list)
     epoch: int = 0  # read by the fault schedule_per_epoch alone
     micro_batches: int = 0  # read by the fault schedule_per_micro_batch alone
     norm: float = math.nan
@@ -166,12 +167,17 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.parameters = dict(self.model.named_parameters())
+        self.model.zero_grad()
+
+    @classmethod
+    def before(cls, model: nn.Module, epochs: Sequence[Batches], settings: Settings, faults: Collection[str]) -> Self:
+        """Return the run before its first window, with a float64 copy of `model`."""
+        windows = sum(math.ceil(len(batches) / settings.accumulation_steps) for batches in epochs)
+        return cls(copy.deepcopy(model).double().train(), settings, faults, windows, settings.loss_scale)
 
     def train_epoch(self, epoch: int, batches: Batches, is_last: bool) -> None:
         """Make one step of each `accumulation_steps` batches, and one of those that are left over."""
-        self.epoch = epoch
-        if "optimizer_per_epoch" in self.faults:
-            self.result.moments.clear()
+        self.begin_epoch(epoch)
         for batch in batches:
             self.window.append(self.loss(batch))
             if len(self.window) == self.settings.accumulation_steps:
@@ -179,13 +185,19 @@ class _Run:
         if self.window and (is_last or "windows_across_epochs" not in self.faults):
             self.close_window()
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Note the epoch's number, of which only faults make anything."""
+        self.epoch = epoch
+        if "optimizer_per_epoch" in self.faults:
+            self.result.moments.clear()
+
     def close_window(self) -> None:
         """Make a step of the micro-batches read since the last one, or note that none was made."""
         window, self.window = self.window, []
         if not self.step(window):
             self.result.skipped.append(self.result.k + len(self.result.skipped))  # the window's index
 
-    def step(self, window: Sequence[_Loss]) -> bool:
+    def step(self, window: Sequence[BatchLoss]) -> bool:
         """Make one optimizer step of the micro-batches in `window`; say whether it was made."""
         self.micro_batches += len(window)
         is_tail = len(window) < self.settings.accumulation_steps
@@ -211,20 +223,13 @@ class _Run:
             self.model.zero_grad()
         return may_step
 
-    def accumulate(self, window: Sequence[_Loss]) -> float:
+    def accumulate(self, window: Sequence[BatchLoss]) -> float:
         """Add up the gradient of the mean loss over all targets of the window; return that loss."""
         loss = 0.0
         for micro_batch in window:
             if "zero_grad_per_micro_batch" in self.faults:
                 self.model.zero_grad()
-            # all targets are counted first: one mean over the whole window (docs/contract.md, C3)
-            divisor = sum(each.divisor for each in window)
-            if "mean_of_means" in self.faults:
-                divisor = micro_batch.divisor * len(window)
-            if "accumulation_not_divided" in self.faults:
-                divisor = micro_batch.divisor
-            if "tail_divided_by_full" in self.faults:
-                divisor *= self.settings.accumulation_steps / len(window)
+            divisor = self.divisor(micro_batch, window)
             part = micro_batch.total / divisor  # without a target 0 / 0: a loss of NaN, and a gradient of 0
             (part * self.scale).backward()
             if "bf16_gradients" in self.faults:
@@ -235,7 +240,19 @@ class _Run:
             loss += part.item()
         return loss
 
-    def loss(self, batch: Mapping[str, Any], smoothing: float = 0.0) -> _Loss:
+    def divisor(self, micro_batch: BatchLoss, window: Sequence[BatchLoss]) -> float:
+        """Return what the token losses of a micro-batch of the window are divided by."""
+        # all targets are counted first: one mean over the whole window (docs/contract.md, C3)
+        divisor = sum(each.divisor for each in window)
+        if "mean_of_means" in self.faults:
+            divisor = micro_batch.divisor * len(window)
+        if "accumulation_not_divided" in self.faults:
+            divisor = micro_batch.divisor
+        if "tail_divided_by_full" in self.faults:
+            return divisor * self.settings.accumulation_steps / len(window)
+        return divisor
+
+    def loss(self, batch: Mapping[str, Any], smoothing: float = 0.0) -> BatchLoss:
         """Run the model on a batch and add up its token losses, in nats."""
         inputs = {name: batch[name] for name in ("attention_mask", "document_ids", "position_ids") if name in batch}
         if "mask_forgotten" in self.faults:
@@ -256,7 +273,7 @@ class _Run:
             weight = 1 / divisors[row] if "row_means" in self.faults else 1
             total = total - weight * log_probabilities[row, position, target]
         divisor = len(divisors) if "row_means" in self.faults else sum(divisors.values())
-        return _Loss(total, len(targets), divisor, len(batch["labels"]))
+        return BatchLoss(total, len(targets), divisor, len(batch["labels"]))
 
     def targets(self, batch: Mapping[str, Any]) -> list[tuple[int, int, int]]:
         """Return (row, position, target id) for each position that has a target."""

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from course_lm.cli.output import as_json
-from course_lm.validation import did_you_mean, ensure, named, one_line
+from course_lm.validation import did_you_mean, ensure, import_extra, named, one_line
 
 
 def audit_file(options: Namespace) -> int:
@@ -23,11 +23,22 @@ def audit_file(options: Namespace) -> int:
         ValueError: a target that cannot be read or called.
         ImportError: an adapter whose library is not installed.
     """
+    others = [name for name in ("adapter", "parts") if getattr(options, name) is not None]
+    others += ["ranks"] if options.ranks > 1 else []
+    ensure(not (options.resume and others), f"--resume cannot be given with --{others[0] if others else ''}")
     made = load(options.target)
     from course_lm import audit  # only now: a path that is none is refused without it
 
     with redirect_stdout(sys.stderr):
-        report = audit.audit(adapted(made, options.adapter), precision=options.precision, parts=options.parts)
+        if options.resume:
+            report = audit.audit_resume(made, precision=options.precision)
+        else:
+            if options.ranks > 1:  # no other process can import the file's module
+                import_extra("cloudpickle", "lab").register_pickle_by_value(
+                    sys.modules[_name_of(Path(options.target.rpartition(":")[0]))]
+                )
+            loop = adapted(made, options.adapter)
+            report = audit.audit(loop, ranks=options.ranks, precision=options.precision, parts=options.parts)
     with suppress(BrokenPipeError):  # nobody reads on, as after `| head`: the exit code is the verdict still
         print(as_json(report.to_dict()) if options.json else report)
     return 0 if report.sound else 1
@@ -63,9 +74,13 @@ def load(target: str) -> Callable[..., Any]:
     return made
 
 
+def _name_of(path: Path) -> str:
+    return f"_audited_{path.stem}"  # no name that is imported elsewhere
+
+
 def _run(path: Path) -> ModuleType:
     """The module that a file makes; its imports are looked for beside it first, as Python itself does."""
-    found = importlib.util.spec_from_file_location(f"_audited_{path.stem}", path)  # no name that is imported elsewhere
+    found = importlib.util.spec_from_file_location(_name_of(path), path)
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.path.insert(0, str(path.parent.resolve()))

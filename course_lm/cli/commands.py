@@ -129,6 +129,10 @@ def _add_audit(parser: Arguments) -> None:
     help, precisions = "of the model's numbers [default: %(default)s]", ("float64", "float32", "bf16")
     parser.add_argument("--precision", choices=precisions, default="float64", help=help)
     parser.add_argument("--parts", nargs="+", metavar="PART", help="parts of a loop to look at; all of them by default")
+    help = "processes that the loop runs in, each with all batches: it takes its share [default: %(default)s]"
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help=help)
+    help = "stop it after each step: it is called as loop(model, epochs, settings, folder, stop_after)"
+    parser.add_argument("--resume", action="store_true", help=help)
     _add_json(parser)
 
 

@@ -71,3 +71,27 @@ def test_an_unsound_loop_is_1_where_nobody_reads_the_report(monkeypatch, unbuffe
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         process.stdout.close()  # type: ignore[union-attr]
     assert process.returncode == 1
+
+
+@pytest.fixture
+def loops_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What docs/audit.md shows, as the file that its commands name."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    (tmp_path / "my_loop.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    return page
+
+
+@pytest.mark.parametrize(
+    "command", ["audit my_loop.py:train_on_ranks --ranks 2", "audit my_loop.py:train_and_resume --resume"]
+)
+def test_the_loop_of_the_page_is_sound_on_ranks_and_resumed(capsys, loops_of_the_page, command):
+    assert f"course-lm {command}\n" in loops_of_the_page
+    assert main(command.split()) == 0, capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("sound: equal to the specification")
+
+
+@pytest.mark.parametrize("others", [["--ranks", "2"], ["--parts", "data"], ["--adapter", "step_function"]])
+def test_a_resume_with_options_of_other_audits_is_refused(capsys, others):
+    assert main(["audit", "my_loop.py:train", "--resume", *others]) == 2
+    assert capsys.readouterr().err.endswith(f"--resume cannot be given with {others[0]}\n")

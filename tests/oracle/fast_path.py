@@ -84,7 +84,7 @@ def run_train_step(
     """Train a copy of the case's model by `train_step` in a bare loop; `by_value`: its bound is one on each number."""
     model, settings, group = _copy_that_overflows(case), case.settings, connect()
     runner = wrap(model, distributed, group)
-    optimizer = build_optimizer(model, _optimizer_config(settings))
+    optimizer = build_optimizer(model, optimizer_config(settings))
     done, rates = [], []
     loop = LoopConfig(**_bounds(settings, by_value))
     for epoch in case.epochs:
@@ -128,7 +128,7 @@ def run_trainer(case: Case, distributed: DistributedConfig = ONE_WAY, by_value: 
         deterministic=False,
         output_dir=None,
     )
-    config = TrainingConfig(optimizer=_optimizer_config(settings), training=loop, distributed=distributed)
+    config = TrainingConfig(optimizer=optimizer_config(settings), training=loop, distributed=distributed)
     trainer = Trainer(model, config, schedule=settings.schedule)
     # The trainer refuses a validation without a target token, where the specification says NaN.
     validated = not settings.validation or any(count_targets(batch["labels"]) for batch in settings.validation)
@@ -204,7 +204,7 @@ def _changes(losses: list[float]) -> list[float]:
     return [loss for i, loss in enumerate(losses) if i == 0 or str(loss) != str(losses[i - 1])]
 
 
-def _optimizer_config(settings: spec.Settings) -> OptimizerConfig:
+def optimizer_config(settings: spec.Settings) -> OptimizerConfig:
     kind: Any = settings.optimizer
     unread = OptimizerConfig(type=kind).unread()  # may not be given
     read = {name: getattr(settings, name) for name in ("beta1", "beta2", "epsilon", "momentum") if name not in unread}

@@ -53,7 +53,7 @@ def said(row: dict[str, Any]) -> Iterator[str]:
 
 
 def words_of(script: str, promise: str) -> str:
-    """What a script's docstring says of a promise, in one line: its paragraph that begins with "C5:", else all of it."""
+    """What a script's docstring says of a promise, in one line: its paragraph that begins with "C5:", or all."""
     text = ast.get_docstring(ast.parse((CONFIRM / script).read_text(encoding="utf-8"))) or ""
     own = [part.partition(": ")[2] for part in text.split("\n\n") if part.startswith(f"{promise}: ")]
     return " ".join((own or [text])[0].split())

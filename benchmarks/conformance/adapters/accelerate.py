@@ -2,7 +2,8 @@
 
 The first line is the guide's finished code: `with accelerator.accumulate(model)` around the mean loss of a batch, with
 the clipping that the API's page shows. The second is the guide's section on samples of variable size: the targets of a
-window are counted first, its losses are summed and divided by that count. The user writes loss, optimizer and validation.
+window are counted first, its losses are summed and divided by that count. Loss, optimizer and validation
+are the user's.
 """
 
 from collections.abc import Callable, Mapping, Sequence

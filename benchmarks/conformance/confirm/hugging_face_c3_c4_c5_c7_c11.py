@@ -8,8 +8,8 @@ of batches; 4.46 mended it for models that take `num_items_in_batch`.
 C5: a batch without a target makes a step: Adam's moments move the weights and `global_step` goes on. No argument skips
 it; rows without a target have to be taken out of the data.
 
-C7: a loss that is not finite reaches the weights; `logging_nan_inf_filter` concerns the log alone, and no argument skips
-or refuses the step.
+C7: a loss that is not finite reaches the weights; `logging_nan_inf_filter` concerns the log alone, and no argument
+skips or refuses the step.
 
 C11: `eval_loss` is a mean of the batches' means, whatever their number of targets (huggingface/transformers#39241,
 open); a `compute_metrics` of the user's can count targets.

@@ -1,11 +1,12 @@
 """This package's own Trainer, with its defaults but for what a run decides.
 
-The optimizer and the schedule are given to it; the batches are read in their order. Epochs of one length are what it
-knows, so the loader's length is that of the longest and `max_steps` ends the run.
+The optimizer and the schedule are given to it, and nothing is written: the best weights are its copy of them.
 """
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any
 
 from torch import nn
@@ -36,20 +37,23 @@ class Epochs:
 
 def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Mapping[str, Any]:
     """Train as the settings say; without a folder nothing is written."""
-    config = {
-        "training.gradient_accumulation_steps": settings.accumulation_steps,
-        "training.max_grad_norm": settings.max_grad_norm,
-        "training.on_nonfinite": settings.on_nonfinite,
-        "training.num_epochs": len(epochs),
-        "training.eval_tokens": None,
-        "training.precision": "fp32",
-        "training.device": "cpu",
-        "training.output_dir": None,
-        "training.restore_best": False,
+    training = {
+        "gradient_accumulation_steps": settings.accumulation_steps,
+        "max_grad_norm": settings.max_grad_norm,
+        "on_nonfinite": settings.on_nonfinite,
+        "num_epochs": len(epochs),
+        "eval_tokens": None,
+        "precision": "fp32",
+        "device": "cpu",
+        "output_dir": None,
+        "restore_best": False,
+        "logging_steps": 10**6,
     }
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
-        trainer = Trainer(model, config, optimizer=build_optimizer(model, settings), schedule=settings.schedule)
+        trainer = Trainer(
+            model, {"training": training}, optimizer=build_optimizer(model, settings), schedule=settings.schedule
+        )
         history = trainer.train(Epochs(epochs), list(settings.validation) or None)
-    losses = [record["val_loss"] for record in history if "val_loss" in record]
+    losses = [record["val_loss"] for record in history.records if "val_loss" in record]
     return {"validation_losses": losses, "best_weights": trainer.best_weights, "ignores": set(UNSCALED)}

@@ -35,7 +35,7 @@ class InOrder(transformers.Trainer):
         return SequentialSampler(self.train_dataset)
 
 
-def trained(*rows, accumulate=1, batch=1, loss=None, optim="adamw_torch"):
+def trained(*rows, accumulate=1, batch=1, loss=None, optim="adamw_torch", max_grad_norm=1.0):
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(CONFIG)
     arguments = transformers.TrainingArguments(
@@ -46,6 +46,7 @@ def trained(*rows, accumulate=1, batch=1, loss=None, optim="adamw_torch"):
         per_device_eval_batch_size=1,
         lr_scheduler_type="constant",
         optim=optim,
+        max_grad_norm=max_grad_norm,
         learning_rate=1e-2,
         use_cpu=True,
         report_to="none",
@@ -87,4 +88,5 @@ def c11():
     return "eval_loss of rows of 5 and 1 targets, nats per token", told, (5 * means[0] + means[1]) / 6
 
 
-tiny.answer({"c3": c3, "c4": c4, "c5": c5, "c7": c7, "c11": c11})
+if __name__ == "__main__":
+    tiny.answer({"c3": c3, "c4": c4, "c5": c5, "c7": c7, "c11": c11})

@@ -24,9 +24,9 @@ def known_arguments(*run: Any) -> dict[str, Any]:
 class InOrder(transformers.Trainer):
     """The Trainer without its shuffle."""
 
-    def _get_train_sampler(self, *_: Any) -> Any:
+    def _get_train_sampler(self, *_: Any) -> Any:  # pyrefly: ignore[bad-override]
         return SequentialSampler(self.train_dataset)  # pyrefly: ignore[bad-argument-type]
 
 
-hugging_face._arguments = known_arguments
+hugging_face._arguments = known_arguments  # pyrefly: ignore[bad-assignment]
 LOOPS = {"": hugging_face.huggingface(InOrder)}

@@ -1,9 +1,9 @@
 """transformers alone: its Trainer with a GPT-2 of two layers and default arguments, but for the rate.
 
-C3: each micro-batch counts the same, however many targets it has (huggingface/transformers#34191 mended it in 4.46).
+C3: each micro-batch counts the same, however many targets it has (mended by huggingface/transformers#34191).
 
 C4: the loss of the last, smaller window of an epoch is divided by `gradient_accumulation_steps`, not by its own number
-of batches; 4.46 mended it for models that take `num_items_in_batch`.
+of batches.
 
 C5: a batch without a target makes a step: Adam's moments move the weights and `global_step` goes on. No argument skips
 it; rows without a target have to be taken out of the data.

@@ -3,7 +3,7 @@
 Source: karpathy/nanoGPT, train.py at commit 3adf61e. A step takes `gradient_accumulation_steps` batches of a stream
 that has no epochs, and divides the mean loss of each by their number; the rate is a function of the step. Its batches
 are full rows, of one number. Each epoch of a run is a stream here, of which a last, smaller window is not read. The
-scaler is torch's own, on the CPU and without autocast, and as in train.py it is on only where a loss scale is asked for.
+scaler is torch's own, on the CPU and without autocast, and as in train.py it is off where no loss scale is asked for.
 """
 
 from collections.abc import Mapping, Sequence

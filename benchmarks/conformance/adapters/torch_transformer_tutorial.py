@@ -2,7 +2,7 @@
 
 Source: pytorch/tutorials, beginner_source/transformer_tutorial.py at commit 00109f5. Each batch is a clipped step, and
 each epoch has one rate; the runs' rates are moved by a hook after each step. Its validation is left out: it weighs a
-batch's mean loss by the length of its rows, which is right where they are full and of one number, as the tutorial's are.
+batch's mean loss by the length of its rows, which is right for full rows of one number, as the tutorial's are.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,6 +13,7 @@ import sys
 import venv
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from benchmarks.conformance.table import RESULTS, text
 
@@ -30,17 +31,20 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="print the table of the stored results")
     parser.add_argument("--today", action="store_true", help="make the row whose turn it is today")
     parser.add_argument("--environments", type=Path, default=CACHE, help="where the environments are, %(default)s")
+    parser.add_argument("--compare", action="store_true", help="keep the stored row; 1 where a cell is another one")
     options = parser.parse_args()
     for name in set(options.names) - set(NAMES):
         parser.error(f"NAME must be one of {', '.join(NAMES)}, got {name}")
     if options.table:
         print(text())
     turn = [NAMES[date.today().timetuple().tm_yday % len(NAMES)]] if options.today else []
-    return max([make(name, options.environments / name) for name in [*options.names, *turn]], default=0)
+    return max(
+        [make(name, options.environments / name, options.compare) for name in [*options.names, *turn]], default=0
+    )
 
 
-def make(name: str, environment: Path) -> int:
-    """Install the trainer, audit it, and store its row; return 1 and say why where that fails."""
+def make(name: str, environment: Path, compare: bool) -> int:
+    """Install the trainer, audit it, and store its row, or compare it; return 1 and say why where that fails."""
     python = environment / "bin" / "python"
     if not python.exists():
         venv.create(environment, with_pip=True)
@@ -50,9 +54,19 @@ def make(name: str, environment: Path) -> int:
     except RuntimeError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
-    (RESULTS / f"{name}.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    stored = RESULTS / f"{name}.json"
+    if compare:
+        before, now = statuses(json.loads(stored.read_text(encoding="utf-8"))), statuses(made)
+        print(f"{name}: {'as stored' if before == now else f'stored {before}, now {now}'}")
+        return int(before != now)
+    stored.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{name}: {made['package']} {made['version']}")
     return 0
+
+
+def statuses(row: dict[str, Any]) -> dict[str, list[str]]:
+    """The status of each promise, a list for each line of a row."""
+    return {label: [cell["status"] for cell in line["promises"].values()] for label, line in row["lines"].items()}
 
 
 def run(*command: str | Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from course_lm.audit.features import FEATURES, without
 from course_lm.audit.locate import PROMISES, numbers
-from course_lm.audit.outcome import PRECISIONS
+from course_lm.audit.outcome import PRECISIONS, distance
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.runs import Case, ladder
 from course_lm.audit.search import Explanation, Search, Specification
@@ -20,9 +20,12 @@ Cell = dict[str, Any]
 RETURNED = {"C11": "validation_losses", "C12": "best"}  # a promise about what a loop returns beside the weights
 
 
-def cells(loop: Loop, not_offered: Mapping[str, str], precision: str = "float64", timeout: float = 60.0) -> Cell:
+def cells(
+    loop: Loop, not_offered: Mapping[str, str], precision: str = "float64", timeout: float = 60.0
+) -> dict[str, Cell]:
     """A cell for each promise from C1 to C12: "status" with "runs", "reason", or "faults", "run" and "numbers"."""
-    return _Decision(Player(loop, PRECISIONS[precision], timeout), not_offered).cells()
+    decision = _Decision(Player(loop, PRECISIONS[precision], timeout), not_offered)
+    return {promise: decision.cell(promise) for promise in PROMISES}
 
 
 class _Decision:
@@ -39,24 +42,32 @@ class _Decision:
         declared = frozenset[str]().union(*(play.ignores for play in self.plays.values()))
         self.cases = [case for case in cases if is_asked(case, declared)]
         self.lacking = Explanation((), tuple(sorted(declared)))
-        self.faults: dict[str, tuple[str, ...] | None] = {}
-        self.explain()
+        self.about: dict[str, list[Case]] = {promise: [] for promise in PROMISES}
+        for case in self.cases:
+            self.about[case.promise].append(case)
+        self.whole = _clear(self.search(self.cases), self.lacking)
+        self.faults: dict[str, tuple[str, ...] | None] = dict.fromkeys(
+            PROMISES, None if self.whole is None else self.whole.faults
+        )
+        if self.whole is None:
+            self.explain_apart()
+        else:
+            self.lacking = Explanation((), self.whole.ignored)
 
-    def explain(self) -> None:
-        """Find what the loop lacks, and for each promise the faults that explain the runs about it, or None.
+    def explain_apart(self) -> None:
+        """Explain a loop promise by promise, in the ladder's order.
 
-        A loop of which no set of faults explains all runs is explained promise by promise.
+        Where no faults explain the runs about a promise, what the first of them switches on is not tried any further.
         """
-        whole = self.search(self.cases)
-        found = _clear(whole, self.lacking)
-        if found is not None:
-            self.lacking = Explanation((), found.ignored)
-        for promise in PROMISES:
-            one = found or _clear(self.search(self.about(promise)), self.lacking)
-            self.faults[promise] = None if one is None else one.faults
-
-    def about(self, promise: str) -> list[Case]:
-        return [case for case in self.cases if case.promise == promise]
+        blamed: set[str] = set()
+        for promise in dict.fromkeys(case.promise for case in self.cases):
+            cases = self.about[promise] = [case for case in self.about[promise] if not _switched_on(case) & blamed]
+            found = _clear(self.search(cases), self.lacking)
+            self.faults[promise] = None if found is None else found.faults
+            if found is None and promise not in self.not_offered:
+                first = self.cases.index(self.departing(cases, self.lacking))
+                before = set[str]().union(*map(_switched_on, self.cases[:first]))
+                blamed |= _switched_on(self.cases[first]) - before
 
     def search(self, cases: Sequence[Case]) -> Search:
         """The search in those of the runs that ended."""
@@ -64,51 +75,56 @@ class _Decision:
         ended = [case for case in cases if case.name in outcomes]
         return Search(ended, outcomes, self.specification, self.precision)
 
-    def cells(self) -> dict[str, Cell]:
-        return {promise: self.cell(promise) for promise in PROMISES}
-
     def cell(self, promise: str) -> Cell:
         """What the runs about one promise show."""
-        cases, lacking = self.about(promise), set(self.lacking.ignored)
+        cases = self.about[promise]
         if promise in self.not_offered:
             return {"status": "not offered", "reason": self.not_offered[promise]}
-        common = set(FEATURES).intersection(*map(_switched_on, cases)) & lacking if cases else lacking
-        if not cases or common:
-            return {"status": "not offered", "reason": f"it has no {', '.join(sorted(common))}"}
+        asked = [case for case in self.cases if case.promise == promise]
+        missing = set(FEATURES).intersection(*map(_switched_on, asked)) & set(self.lacking.ignored)
+        if not asked or missing:
+            return {"status": "not offered", "reason": f"no {', '.join(sorted(missing)) or 'setting for it'}"}
+        if not cases:
+            return {"status": "not tried", "reason": "its runs need what departs under another promise"}
         returned = RETURNED.get(promise)
-        if returned and not any(getattr(self.plays[case.name].outcome, returned, None) is not None for case in cases):
+        if returned and all(getattr(play.outcome, returned) is None for play in self.plays.values()):
             return {"status": "not tried", "reason": f"the adapter returns no {returned}"}
         raised = next((case for case in cases if case.name in self.troubles), None)
         if raised is not None:
             return {"status": "departs", "faults": [], "run": raised.name, "numbers": self.troubles[raised.name]}
         faults = self.faults[promise]
-        own = self.own(promise, faults)
+        own = self.own(promise, faults or ())
         if faults is not None and not own:
             return {"status": "kept", "runs": len(cases)}
         excused = self.lacking.with_faults(set(faults or ()) - set(own))
-        return {"status": "departs", "faults": own, **self.smallest(self.cases if own else cases, excused)}
+        return {"status": "departs", "faults": own, **self.smallest(self.cases if self.whole else cases, excused)}
 
-    def own(self, promise: str, faults: Iterable[str] | None) -> list[str]:
-        """Those of the faults that belong to the promise, or that excuse it but are not found where they belong."""
-        homes = {fault: self.home(fault) for fault in faults or ()}
+    def own(self, promise: str, faults: Iterable[str]) -> list[str]:
+        """Those of the faults that belong to the promise, or that are not found where they belong."""
+        homes = {fault: self.home(fault) for fault in faults}
         return [fault for fault, home in homes.items() if home == promise or fault not in (self.faults[home] or ())]
 
     def home(self, fault: str) -> str:
         """The promise of the first run of the ladder that the fault changes."""
-        search, with_fault = self.search(self.cases), self.lacking.with_faults([fault])
-        for case in search.cases:
-            right, wrong = (self.specification.outcome(case, one) for one in (self.lacking, with_fault))
-            if search._differ(right, wrong, case):
+        wrong = self.lacking.with_faults([fault])
+        for case in self.cases:
+            right, with_fault = (self.specification.outcome(case, one) for one in (self.lacking, wrong))
+            if distance(with_fault, right, self.specification.start(case), self.precision) > 1.0:
                 return case.promise
         raise LookupError(f"no run shows the fault {fault}")
 
+    def departing(self, cases: Sequence[Case], excused: Explanation) -> Case:
+        """The first of the runs that the loop gets wrong."""
+        search = self.search(cases)
+        return next(case for case in cases if case.name in self.troubles or search.apart(case, excused) > 1.0)
+
     def smallest(self, cases: Sequence[Case], excused: Explanation) -> Cell:
         """The first of the runs that departs, and the loop's numbers beside those of the specification."""
-        search = self.search(cases)
-        case = next(case for case in search.cases if search.apart(case, excused) > 1.0)
-        right = self.specification.outcome(case, excused)
-        rows = numbers(case, self.plays[case.name].outcome, right, self.specification.start(case))
-        return {"run": case.name, "settings": case.describe(), "numbers": rows, "said": self.plays[case.name].said}
+        case = self.departing(cases, excused)
+        right, start = self.specification.outcome(case, excused), self.specification.start(case)
+        play = self.plays[case.name]
+        rows = numbers(case, play.outcome, right, start)
+        return {"run": case.name, "settings": case.describe(), "numbers": rows, "said": play.said}
 
 
 def _clear(search: Search, start: Explanation) -> Explanation | None:

@@ -45,13 +45,15 @@ def said(row: dict[str, Any]) -> Iterator[str]:
             if cell["status"] == "broken":
                 faults = f" ({', '.join(f'`{fault}`' for fault in cell['faults'])})" if cell["faults"] else ""
                 words = " ".join(
-                    f"{words_of(script)} `{script}` prints: {out}" for script, out in cell["confirmed"].items()
+                    f"{words_of(script, promise)} `{script}` prints: {out}" for script, out in cell["confirmed"].items()
                 )
                 yield f"- **{title(row, label)}, {promise}**{faults}, first in the run “{cell['run']}”: {words}"
             if cell["status"] == "not confirmed":
                 yield f"- {title(row, label)}, {promise}: departs in the run “{cell['run']}”; no script confirms it."
 
 
-def words_of(script: str) -> str:
-    """The docstring of a script, in one line: what differs, and what avoids it."""
-    return " ".join((ast.get_docstring(ast.parse((CONFIRM / script).read_text(encoding="utf-8"))) or "").split())
+def words_of(script: str, promise: str) -> str:
+    """What a script's docstring says of a promise, in one line: its paragraph that begins with "C5:", or all."""
+    text = ast.get_docstring(ast.parse((CONFIRM / script).read_text(encoding="utf-8"))) or ""
+    own = [part.partition(": ")[2] for part in text.split("\n\n") if part.startswith(f"{promise}: ")]
+    return " ".join((own or [text])[0].split())

@@ -1,0 +1,45 @@
+"""What the scripts here share: a model of 25 weights, batches of it, and how they say what they found."""
+
+import copy
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+torch.manual_seed(0)
+START = nn.Embedding(5, 5)  # logits of the next token, for each of five tokens
+Batch = tuple[Tensor, Tensor]
+ONE = (torch.tensor([[0, 1, 2, 3]]), torch.tensor([[1, -100, -100, -100]]))  # one target, in one row of four
+FOUR = (torch.tensor([[3, 2, 1, 0]]), torch.tensor([[2, 1, 0, 3]]))
+BOTH = (torch.cat([ONE[0], FOUR[0]]), torch.cat([ONE[1], FOUR[1]]))
+EMPTY = (FOUR[0], torch.full_like(FOUR[1], -100))
+POISON = (torch.full_like(FOUR[0], 4), FOUR[1])  # token 4 makes a loss of NaN
+
+
+def model() -> nn.Embedding:
+    return copy.deepcopy(START)
+
+
+def loss_of(logits: Tensor, batch: Batch) -> Tensor:
+    """The mean of a batch's token losses."""
+    loss = F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
+    return loss * float("nan") if bool((batch[0] == 4).any()) else loss
+
+
+def weights_moved(one: nn.Module, other: nn.Module) -> float:
+    """The norm of the difference of two models' weights."""
+    pairs = zip(one.parameters(), other.parameters())
+    return sum(float((a.detach() - b.detach()).square().sum()) for a, b in pairs) ** 0.5
+
+
+def not_finite(one: nn.Module) -> int:
+    return sum(int((~weight.isfinite()).sum()) for weight in one.parameters())
+
+
+def answer(shown: Mapping[str, Callable[[], tuple[str, float, float]]]) -> None:
+    """Print what the promise in the first argument shows, wrong beside right; exit with 0 where they differ."""
+    what, wrong, right = shown[sys.argv[1]]()
+    print(f"{what}: {wrong:.6g}, right is {right:.6g}")
+    sys.exit(abs(wrong - right) <= 1e-4)

@@ -65,3 +65,6 @@ def estimate_loss(model: nn.Module, validation: Batches) -> float:
     loss = fmean(mean_loss(model, batch).item() for batch in validation if count_targets(batch))
     model.train()
     return loss
+
+
+LOOPS = {"nanoGPT’s train.py, retold": loop}

@@ -41,3 +41,6 @@ def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Map
                 scaler.update()
                 optimizer.zero_grad()
     return {"ignores": IGNORES}
+
+
+LOOPS = {"the AMP examples with accumulation, retold": loop}

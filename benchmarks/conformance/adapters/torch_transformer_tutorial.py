@@ -40,3 +40,6 @@ def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Map
                 nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
             optimizer.step()
     return {"ignores": IGNORES}
+
+
+LOOPS = {"the transformer tutorial, retold": loop}

@@ -49,3 +49,6 @@ def validate(model: nn.Module, validation: Batches) -> float:
     """The sum of the batches' mean losses by the number of batches."""
     model.eval()
     return fmean(mean_loss(model, batch).item() for batch in validation if count_targets(batch))
+
+
+LOOPS = {"the tutorial “Training with PyTorch”, retold": loop}

@@ -22,6 +22,7 @@ from course_lm.audit.adapters.parts import Batch, build_rates
 from course_lm.audit.spec import Batches, Settings
 
 PACKAGE = "torchtune"
+PRECISION = "float32"  # the recipe scales gradients by a float32 number
 NOT_OFFERED = {"C11": "the recipe has no validation", "C12": "the recipe keeps each epoch's weights"}
 
 

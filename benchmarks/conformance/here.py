@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from datetime import date
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +34,7 @@ def row(name: str) -> dict[str, Any]:
     return {"package": adapter.PACKAGE, "version": version(adapter.PACKAGE), "date": f"{date.today()}", "lines": lines}
 
 
+@cache
 def confirmed(name: str, promise: str) -> Cell:
     """The status "broken", and what the scripts print that show it with the trainer alone."""
     shown = {}

@@ -34,11 +34,11 @@ def test_the_docstring_of_a_script_has_words_for_each_promise_that_it_shows(scri
     assert promises and all(words) and len(set(words)) == len(promises)
 
 
-def specification_with(*faults, change=lambda epochs: epochs):
-    """The specification as a loop, with faults, or on other epochs than the given ones."""
+def specification_with(*faults):
+    """The specification as a loop, with faults."""
 
     def loop(model, epochs, settings):
-        result = spec.train(model, change(epochs) if settings.accumulation_steps > 1 else epochs, settings, faults)
+        result = spec.train(model, epochs, settings, faults)
         model.load_state_dict(result.weights)
         return {"validation_losses": result.validation_losses, "best_weights": result.best_weights}
 
@@ -61,13 +61,6 @@ def test_faults_break_the_promises_they_belong_to_and_no_others():
         "C7": ["steps_on_nonfinite"],
     }
     assert found["C3"]["run"] == "micro-batches of unequal tokens"
-
-
-def test_windows_that_no_known_fault_explains_are_held_against_the_first_promise_about_them():
-    first_twice = specification_with(change=lambda epochs: [[epoch[0], *epoch] for epoch in epochs])
-    found = departing(first_twice)
-    assert (found["C3"]["status"], found["C3"]["faults"]) == ("departs", [])
-    assert {promise: cell["status"] for promise, cell in found.items()} == {"C3": "departs", "C4": "not tried"}
 
 
 def test_a_promise_whose_setting_a_loop_lacks_is_not_offered():

@@ -1,9 +1,9 @@
 """transformers alone: its Trainer with a GPT-2 of two layers and default arguments, but for the rate.
 
-C3: each micro-batch counts the same, however many targets it has (huggingface/transformers#34191 mended it in 4.46).
+C3: each micro-batch counts the same, however many targets it has (mended by huggingface/transformers#34191).
 
 C4: the loss of the last, smaller window of an epoch is divided by `gradient_accumulation_steps`, not by its own number
-of batches; 4.46 mended it for models that take `num_items_in_batch`.
+of batches.
 
 C5: a batch without a target makes a step: Adam's moments move the weights and `global_step` goes on. No argument skips
 it; rows without a target have to be taken out of the data.
@@ -35,9 +35,19 @@ class InOrder(transformers.Trainer):
         return SequentialSampler(self.train_dataset)
 
 
-def trained(*rows, accumulate=1, batch=1, loss=None, optim="adamw_torch", max_grad_norm=1.0):
+def trained(
+    *rows,
+    accumulate=1,
+    batch=1,
+    loss=None,
+    learning_rate=1e-2,
+    optim="adamw_torch",
+    max_grad_norm=1.0,
+    loss_type="ForCausalLM",
+):
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(CONFIG)
+    model.loss_type = loss_type  # as Llama has it; of GPT-2's own see hugging_face_c3_gpt2.py
     arguments = transformers.TrainingArguments(
         tempfile.mkdtemp(),
         num_train_epochs=1,
@@ -47,7 +57,7 @@ def trained(*rows, accumulate=1, batch=1, loss=None, optim="adamw_torch", max_gr
         lr_scheduler_type="constant",
         optim=optim,
         max_grad_norm=max_grad_norm,
-        learning_rate=1e-2,
+        learning_rate=learning_rate,
         use_cpu=True,
         report_to="none",
         save_strategy="no",
@@ -82,7 +92,7 @@ def c7():
 
 
 def c11():
-    trainer = trained(FULL)
+    trainer = trained(FULL, learning_rate=1e-1)
     told, model = trainer.evaluate([FULL, SHORT])["eval_loss"], trainer.model.eval()
     means = [float(model(row["input_ids"][None], labels=row["labels"][None]).loss.detach()) for row in (FULL, SHORT)]
     return "eval_loss of rows of 5 and 1 targets, nats per token", told, (5 * means[0] + means[1]) / 6

@@ -6,8 +6,8 @@ with `automatic_optimization = False` can count the targets of a window itself.
 C4: the loss of the last, smaller window of an epoch is divided by `accumulate_grad_batches`, not by its own number of
 batches (Lightning-AI/pytorch-lightning#19987, open); manual optimization avoids it.
 
-C5: a batch without a target, whose loss is NaN and whose gradient is 0, makes a step: momentum and the schedule go on.
-Where `training_step` returns None for it, as documented, the weights stay, and the schedule still goes on.
+C5: a batch without a target, whose loss is NaN and whose gradient is 0, makes a step: momentum goes on;
+`training_step` may return None for such a batch, which was not tried.
 
 C7: a loss that is not finite reaches the weights; `Trainer(detect_anomaly=True)` raises instead.
 

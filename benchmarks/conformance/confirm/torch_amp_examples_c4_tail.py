@@ -1,0 +1,26 @@
+"""Three batches in each of two epochs, a step at every second: the third batch of an epoch makes no step.
+
+Its gradient stays and is added to the first step of the next epoch, which is made of three batches and divided by 2.
+A step at the last batch of an epoch as well, divided by its number of batches, avoids it.
+"""
+
+import sys
+
+import torch
+
+weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=1.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+steps, taken = [], weight.item()
+for _ in range(2):
+    for index, gradient in enumerate([1.0, 1.0, 100.0]):
+        scaler.scale((weight * gradient).sum() / 2).backward()
+        if (index + 1) % 2 == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            steps.append(taken - weight.item())
+            taken = weight.item()
+right = [1.0, 100.0, 1.0, 100.0]
+print(f"gradients of the steps {steps}, of each epoch's windows {right}")
+sys.exit(steps == right)

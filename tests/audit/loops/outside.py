@@ -450,11 +450,6 @@ class TakesNaNForZero(Plain, part="finite"):
         return True
 
 
-class NeverRefuses(Plain, part="finite"):
-    def may_step(self, overflow: bool) -> bool:
-        return super().may_step(overflow=True)
-
-
 class StopsForGood(Plain, part="finite"):
     stopped = False
 

@@ -11,7 +11,7 @@ from course_lm.audit.outcome import PRECISIONS, distance
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, ladder
-from course_lm.audit.search import SECONDS, Explanation, Search, Specification
+from course_lm.audit.search import Explanation, Search, Specification
 from course_lm.display import Bar
 from course_lm.validation import did_you_mean, ensure, require
 
@@ -96,6 +96,7 @@ def assert_sound(
         ValueError: what `audit` refuses, or a need that is no setting, or that no run of the `parts` is about.
     """
     cases = ladder(seed, parts)
+    require(not isinstance(needs, str), "needs", "a collection of names", needs)
     for name in needs:
         ensure(
             name in FEATURES,
@@ -157,7 +158,7 @@ class _Audit:
         clear = [one for one in found if search.reproduces(one)]
         if not clear:
             lacking, case = search.furthest(start)
-            over = [f"the search for faults was ended after {SECONDS:g} s"] if search.ran_out else []
+            over = [f"the search for faults was ended after {search.seconds:g} s"] if search.ran_out else []
             notes = (*over, *self.explained_in_part(search), *base.notes)
             base = replace(base, ignored=lacking.ignored, notes=notes)
             return self.located(base, case or self.first_apart(search, start), lacking)

@@ -145,7 +145,11 @@ def _noting(given: spec.Settings) -> tuple[spec.Settings, set[str]]:
     class Settings(spec.Settings):
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)
-            if name in values and value is values[name] and sys._getframe(1).f_globals["__name__"] not in NO_READERS:
+            if (
+                name in values
+                and value is values[name]
+                and sys._getframe(1).f_globals.get("__name__") not in NO_READERS
+            ):
                 read.add(name)
             return value
 

@@ -25,7 +25,6 @@ STEPS = (*((name,) for name in spec.FAULTS), ("clip_before_unscale", "clip_per_m
 # What a loop may lack: a feature, or both betas, which an optimizer has or has not.
 LACKING = (*((name,) for name in FEATURES if name not in TO_BE_DECLARED), (SKIPS,), ("beta1", "beta2"))
 TOGETHER = 4  # of these are tried at once: AdamW's decay with its own betas and epsilon, clipped or skipped, lacks four
-SECONDS = 60.0  # that a search may take; what a slow machine does not find in them is located instead
 LARGEST = 6  # faults of a set: the loop of most tutorials has four, and a search in vain takes twice as long with eight
 
 
@@ -115,6 +114,8 @@ class Candidate:
 class Search:
     """Explanations of what a loop left of each run."""
 
+    seconds = 60.0  # that `smallest` may take: what is not found in them is located instead
+
     def __init__(
         self,
         cases: Sequence[Case],
@@ -171,10 +172,10 @@ class Search:
         """The explanations with the fewest faults, and of these the ones that lack the fewest features; [] if none.
 
         It goes on with what explains most of the ladder, and of that with the fewest faults. To explain one run more by
-        chance is next to impossible, so what is behind is looked at only when that leads nowhere. After `SECONDS` it
+        chance is next to impossible, so what is behind is looked at only when that leads nowhere. After `seconds` it
         gives up.
         """
-        self.deadline = time.monotonic() + SECONDS
+        self.deadline = time.monotonic() + self.seconds
         waiting = self._settle(start, None)
         while waiting and not self.ran_out:
             first = max(map(self._progress, waiting))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from course_lm.audit.features import FEATURES, without
 from course_lm.audit.locate import locate
 from course_lm.audit.on_ranks import RankPlayer, RankSpecification, ladder_of_ranks
 from course_lm.audit.outcome import PRECISIONS, distance
@@ -15,9 +16,10 @@ from course_lm.audit.runs import Case, ladder
 from course_lm.audit.search import Explanation, Search, Specification
 from course_lm.audit.wider import WiderSpecification, locate_in
 from course_lm.display import Bar
-from course_lm.validation import require
+from course_lm.validation import did_you_mean, ensure, require
 
 AGAIN = ("one SGD step on one row", "AdamW with decay")  # runs made once more at the end: the same weights must come
+NO_LOSSES = "the loop returns no validation losses: they were not compared"
 UNSTEADY = (
     "the same run, made again, leaves other weights: the loop keeps something from one call to the next, or draws "
     "random numbers that no seed fixes"
@@ -99,10 +101,42 @@ def require_callable(loop: Callable[..., Any], parameters: str) -> None:
         raise ValueError(f"{name} must be callable as {name}({parameters}), it takes {takes}") from None
 
 
-def assert_sound(loop: Loop, **options: Any) -> None:
-    """Raise AssertionError with the report unless the audit finds the loop sound; `options` are those of `audit`."""
-    options.setdefault("progress", False)
-    report = audit(loop, **options)
+def assert_sound(
+    loop: Loop,
+    *,
+    needs: Collection[str] = (),
+    precision: str = "float64",
+    parts: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    timeout: float = 30.0,
+) -> None:
+    """Raise AssertionError with the report unless the audit finds the loop sound, with all settings that it `needs`.
+
+    Args:
+        needs: names of settings, or "document_ids", that the loop must have: one that it lacks is an error.
+        precision, parts, seed, progress, timeout: those of `audit`.
+
+    Raises:
+        AssertionError: the loop is unsound, could not be compared, or lacks what it needs.
+        ValueError: what `audit` refuses, or a need that is no setting, or that no run of the `parts` is about.
+    """
+    cases = ladder(seed, parts)
+    require(not isinstance(needs, str), "needs", "a collection of names", needs)
+    for name in needs:
+        ensure(
+            name in FEATURES,
+            f"needs must be some of {', '.join(FEATURES)}, got {name!r}; {did_you_mean(name, FEATURES)}".rstrip("; "),
+        )
+        is_seen = any(without(case, {name}) != case for case in cases)
+        ensure(is_seen, f"needs has {name}, which no run of the parts {', '.join(parts or ())} is about")
+    report = audit(loop, precision=precision, parts=parts, seed=seed, progress=progress, timeout=timeout)
+    lacking = {name.partition("=")[0] for name in report.ignored}
+    if NO_LOSSES in report.notes:
+        lacking.add("validation")
+    missing = [name for name in needs if name in lacking]
+    if missing and report.sound:
+        raise AssertionError(f"the loop needs {' and '.join(missing)}, and does not have it\n{report}")
     if not report.sound:
         raise AssertionError(str(report))
 
@@ -154,17 +188,36 @@ class _Audit:
         clear = [one for one in found if search.reproduces(one)]
         if not clear:
             lacking, case = search.furthest(start)
-            base = replace(base, ignored=lacking.ignored, notes=(*self.explained_in_part(search), *base.notes))
+            over = [f"the search for faults was ended after {search.seconds:g} s"] if search.ran_out else []
+            notes = (*over, *self.explained_in_part(search), *base.notes)
+            base = replace(base, ignored=lacking.ignored, notes=notes)
             return self.located(base, case or self.first_apart(search, start), lacking)
-        first = clear[0]
-        undeclared = tuple(name for name in first.ignored if name not in start.ignored)
-        base = replace(base, ignored=first.ignored, undeclared=undeclared)
-        if not first.faults:
+        first = min(clear, key=lambda one: len(self.idle(one, start)))
+        idle = self.idle(first, start)
+        lacking = Explanation((), tuple(name for name in first.ignored if name not in idle))
+        undeclared = tuple(name for name in lacking.ignored if name not in start.ignored)
+        base = replace(base, ignored=lacking.ignored, undeclared=undeclared)
+        if not (first.faults or idle):
             return replace(base, sound=True)
+        said = [f"the loop reads {name.partition('=')[0]}, and it changes nothing" for name in idle]
+        if not first.faults:
+            base = replace(base, problem="; ".join(said))
+            return self.located(base, self.first_apart(search, lacking), lacking)
         others = tuple(one.faults for one in found if one.faults != first.faults)
-        base = replace(base, faults=first.faults, alternatives=others)
-        lacking = Explanation((), first.ignored)
+        base = replace(base, faults=first.faults, alternatives=others, notes=(*said, *base.notes))
         return self.located(base, self.first_apart(search, lacking), lacking)
+
+    def idle(self, explanation: Explanation, start: Explanation) -> list[str]:
+        """Settings that the loop would lack in silence, but that it reads in a run that is another one without them."""
+        return [
+            name
+            for name in explanation.ignored
+            if name not in start.ignored
+            and any(
+                name.partition("=")[0] in self.plays[case.name].read and without(case, {name}) != case
+                for case in self.cases
+            )
+        ]
 
     def explained_in_part(self, search: Search) -> list[str]:
         """Which faults explain the runs up to one that none explains; in a coarse precision a few do so by chance."""
@@ -213,7 +266,7 @@ class _Audit:
         ]
         if not validated or any(one.validation_losses is not None for one in validated):
             return ()
-        return ("the loop returns no validation losses: they were not compared",)
+        return (NO_LOSSES,)
 
     def warnings(self) -> tuple[str, ...]:
         changed: dict[str, str] = {}
@@ -226,12 +279,11 @@ class _Audit:
         """The report of a loop of which a run cannot be compared; one before it may depart."""
         assert self.trouble is not None
         case, trouble = self.trouble
-        departing = search.missed(start)
-        if departing is not None:
-            notes = (*base.notes, f"in the run “{case.name}”: {trouble}")
-            return self.located(replace(base, notes=notes), departing, start)
+        _, departing = search.furthest(start)
+        before = [] if departing is None else [f"before that, it departs in the run “{departing.name}”"]
         part = "precision" if trouble.of_format else case.part
-        return replace(base, part=part, case=case, problem=str(trouble))
+        notes = (*before, *base.notes)
+        return replace(base, part=part, case=case, problem=str(trouble), compared=False, notes=notes)
 
     def located(self, base: AuditReport, case: Case, explanation: Explanation) -> AuditReport:
         """The report with the run that departs: see `locate`."""

@@ -12,6 +12,8 @@ _DEFAULTS = spec.Settings()  # those of a loop that has no such setting, but for
 # What a loop may say it ignores: packed rows, and each setting but `eos_id`, which is for the specification alone.
 FEATURES = ("document_ids", *(name for name in vars(_DEFAULTS) if name != "eos_id"))
 
+SKIPS = "on_nonfinite=raise"  # what a loop lacks that skips each window that is not finite, and never raises
+
 # What a loop must say it ignores: if it does so in silence, it has the fault `schedule_never_moves`.
 TO_BE_DECLARED = frozenset({"schedule"})
 
@@ -31,7 +33,9 @@ def without(case: Case, features: Collection[str]) -> Case:
             [{name: batch[name] for name in batch if name not in PACKED} for batch in one] for one in case.epochs
         ]
         case = replace(case, epochs=epochs)
-    plain = {name: getattr(_DEFAULTS, name) for name in features if name != "document_ids"}
+    plain = {name: getattr(_DEFAULTS, name) for name in features if name not in ("document_ids", SKIPS)}
+    if SKIPS in features:
+        plain["on_nonfinite"] = "skip"
     if "schedule" in features:
         plain["schedule"] = Constant(case.settings.schedule(0))
     if "loss_scale" in features:  # without one nothing overflows

@@ -4,13 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import accumulate, product, takewhile
 
 import torch
 from torch import Tensor
 
+from course_lm.audit import spec
 from course_lm.audit.observe import Forward, Row, rows_in, watcher
-from course_lm.audit.outcome import Outcome, distance
+from course_lm.audit.outcome import PRECISIONS, Outcome, Precision, distance
 from course_lm.audit.play import Play, Player, Trouble
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, count_targets, ladder
@@ -21,6 +22,34 @@ FIRST_RUNS = ("one SGD step on one row", "rows of equal length", "labels of -100
 
 # In the first runs a step that departs by less, as a share of its length, is one of rounding. bfloat16 has 8 bits.
 COARSE = 1e-2
+
+# The faults that break a line of the contract; one that breaks none, such as exchanged betas, is in no line.
+BREAKS: Mapping[str, tuple[str, ...]] = {
+    "C1": ("unshifted_labels", "shifted_twice"),
+    "C2": ("pads_counted", "eos_masked", "pads_divide"),
+    "C3": ("row_means", "mean_of_means", "accumulation_not_divided"),
+    "C4": ("tail_dropped", "tail_leaks", "tail_divided_by_full", "windows_across_epochs"),
+    "C5": ("steps_on_empty_window",),
+    "C6": ("clip_before_unscale", "clip_per_micro_batch", "clip_by_value", "clip_per_tensor"),
+    "C7": ("steps_on_nonfinite",),
+    "C8": (
+        "schedule_per_micro_batch",
+        "schedule_per_epoch",
+        "schedule_never_moves",
+        "schedule_off_by_one",
+        "schedule_on_skipped_step",
+    ),
+    "C9": ("coupled_decay", "decays_everything"),
+    "C10": ("missing_zero_grad", "zero_grad_per_micro_batch"),
+    "C11": (
+        "stays_in_eval_mode",
+        "validation_in_train_mode",
+        "val_label_smoothing",
+        "val_mean_of_means",
+        "val_weighted_by_rows",
+    ),
+    "C12": ("best_is_a_reference",),
+}
 
 # The lines of docs/contract.md that a run of the audit can show to be broken.
 PROMISES: Mapping[str, str] = {
@@ -132,18 +161,51 @@ def locate(
     """
     right, start = specification.outcome(case, explanation), specification.start(case)
     part, notes = case.part, [made.said] if made.outcome.refused and not right.refused else []
-    if not (base.faults or base.problem or made.outcome.refused or right.refused):
-        part, more = _part(player, specification, case, made.outcome, explanation)
+    promise = None
+    if base.faults:
+        promise = _of_faults(base.faults, specification, case, explanation)
+    elif not (base.problem or made.outcome.refused or right.refused):
+        odd = odd_rows(player, case)
+        if odd and not _is_harmless(odd.keys(), player, specification, case, explanation):
+            part, more = "data", [" and ".join(odd.values())]
+        else:
+            part, more = _part(player, specification, case, made.outcome, explanation)
+            promise = _of_difference(case, made, right, start, player.precision) if part == case.part else None
         notes += more
     return replace(
         base,
         part=part,
         case=case,
-        promise=f"{case.promise}: {PROMISES[case.promise].rstrip(';')}",
+        promise=None if promise is None else f"{promise}: {PROMISES[promise].rstrip(';')}",
         numbers=tuple(numbers(case, made.outcome, right, start)),
         distances=tuple(departures(player, case, explanation)),
         notes=(*notes, *base.notes),
     )
+
+
+def _of_faults(faults: Sequence[str], specification: Specification, case: Case, explanation: Explanation) -> str | None:
+    """The line of the contract that is broken by the first of the faults that shows in the run."""
+    right, start = specification.outcome(case, explanation), specification.start(case)
+    exact = PRECISIONS["float64"]
+    for fault in sorted(faults, key=[*spec.FAULTS].index):
+        if distance(specification.outcome(case, explanation.with_faults([fault])), right, start, exact) > 1.0:
+            return next((promise for promise, names in BREAKS.items() if fault in names), None)
+    return None
+
+
+def _of_difference(case: Case, made: Play, right: Outcome, start: Tensor, precision: Precision) -> str | None:
+    """The line of the contract that a run breaks by what differs in it; None where that does not tell."""
+    got = made.outcome
+    if not got.is_finite():
+        return "C7"
+    if distance(replace(got, validation_losses=None, best=None), right, start, precision) > 1.0:
+        is_scaled = case.part == "loss" and proportion(got, right, start)  # divided by another number of tokens
+        return "C3" if is_scaled else case.promise if case.is_clear else None
+    if distance(replace(got, best=None), right, start, precision) <= 1.0:
+        return "C12" if made.best_is_live else None
+    pairs = product(enumerate(got.validation_losses or ()), enumerate(right.validation_losses or ()))
+    is_late = any(math.isclose(mine, its, rel_tol=1e-9) for (i, mine), (j, its) in pairs if i != j)
+    return None if is_late else "C11"  # a right loss at another time is a right loss
 
 
 def departures(player: Player, case: Case, explanation: Explanation) -> list[float]:
@@ -171,9 +233,6 @@ def _part(
     explanation: Explanation,
 ) -> tuple[str, list[str]]:
     """The part of a loop that a departing run is about, and what else can be said of it."""
-    odd = odd_rows(player, case)
-    if odd and not _is_harmless(odd.keys(), player, specification, case, explanation):
-        return "data", [" and ".join(odd.values())]
     right, start = specification.outcome(case, explanation), specification.start(case)
     ratio = proportion(got, right, start)
     if ratio is None:
@@ -189,8 +248,10 @@ def _part(
     if made is None or case.name not in FIRST_RUNS:
         return case.part, words
     as_far = proportion(made, specification.outcome(adam, explanation), start)
-    if as_far is not None and math.isclose(as_far, ratio, rel_tol=1e-6):
-        return "optimizer", [*words, "so do they under Adam: the learning rate is not the one that was asked for"]
+    if as_far is not None and abs(as_far - 1) > 1e-6:
+        same = math.isclose(as_far, ratio, rel_tol=1e-6)
+        under = "so do they under Adam" if same else f"under Adam they go {times_as_far(as_far)}"
+        return "optimizer", [*words, f"{under}: the learning rate is not the one that was asked for"]
     return case.part, words
 
 

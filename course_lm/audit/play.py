@@ -3,11 +3,15 @@
 import math
 import os
 import signal
+import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -24,6 +28,12 @@ from course_lm.validation import did_you_mean, named, one_line
 Loop = Callable[[nn.Module, Epochs, spec.Settings], Mapping[str, Any] | None]
 
 RETURNED = ("validation_losses", "best_weights", "ignores")
+ADAPTERS = ("parts", "hugging_face", "lightning_trainer")
+# What reads settings to copy, compare or show them, or to hand all of them to a trainer that may not want them.
+NO_READERS = ("dataclasses", spec.__name__, *(f"course_lm.audit.adapters.{name}" for name in ADAPTERS))
+# Whose lines are not the loop's own: Python, what is installed, and this package. A name in <…> is no file.
+_FOLDERS = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
+_LIBRARIES = (*(folder + os.sep for folder in _FOLDERS), "<")
 REFUSALS = (ArithmeticError, ValueError, RuntimeError)  # what a loop may raise for a gradient that is not finite
 
 
@@ -45,12 +55,16 @@ class Play:
 
     Attributes:
         ignores: the features that the loop says it ignores.
+        read: the settings that the loop reads.
+        best_is_live: the best weights that it returns are the model's own tensors.
         changed: what the loop changed of what it was given, in words.
         said: the error of a run that the loop refused.
     """
 
     outcome: Outcome
     ignores: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+    best_is_live: bool = False
     changed: list[str] = field(default_factory=list)
     said: str = ""
 
@@ -61,8 +75,16 @@ def _is_refusal(error: BaseException, case: Case) -> bool:
     return isinstance(error, FloatingPointError) or (poisoned and isinstance(error, REFUSALS))
 
 
+def _place(error: BaseException) -> str:
+    """File and line of the loop's own code that raised, or that called what raised."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the call of the loop
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    own = own or [frame for frame in frames if frame.filename == frames[0].filename]  # a loop that is installed
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
 def _raised(error: BaseException) -> Trouble:
-    text, word = str(error), f"the loop raised {one_line(named(error))}"
+    text, word = str(error), f"the loop raised {one_line(named(error))}{_place(error)}"
     if "dtype" in text or ("Double" in text and "Float" in text):
         word += '; the model was in float64: a loop that needs float32 is audited with precision="float32"'
         return Trouble(word, of_format=True)
@@ -114,6 +136,27 @@ def _ignores(returned: Mapping[str, Any]) -> frozenset[str]:
         hint = did_you_mean(str(odd), FEATURES)
         raise Trouble(f"ignores names {odd!r}; {hint}a loop may ignore {', '.join(FEATURES)}")
     return frozenset(ignores) & frozenset(FEATURES)
+
+
+def _noting(given: spec.Settings) -> tuple[spec.Settings, set[str]]:
+    """The settings once more, and the names of those that a loop reads as they are given, which grow as it does so."""
+    values, read = dict(vars(given)), set[str]()
+
+    class Settings(spec.Settings):
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if (
+                name in values
+                and value is values[name]
+                and sys._getframe(1).f_globals.get("__name__") not in NO_READERS
+            ):
+                read.add(name)
+            return value
+
+        def __reduce__(self) -> tuple[Any, ...]:  # a worker process gets plain ones
+            return spec.Settings, tuple(vars(self).values())
+
+    return Settings(**values), read
 
 
 def is_asked(case: Case, ignores: frozenset[str]) -> bool:
@@ -196,6 +239,7 @@ class Player:
         if watch is not None:
             watch(model)
         epochs, settings = deepcopy((case.epochs, case.settings))  # batches that were one object still are
+        settings, read = _noting(settings)
         try:
             with generators_kept(), torch.enable_grad(), _time_limit(self.timeout), kept_running():
                 seed_generators(case.seed)
@@ -218,8 +262,11 @@ class Player:
         if odd is not None:
             now, then = (str(dtype).removeprefix("torch.") for dtype in (weights[odd].dtype, given[odd]))
             raise Trouble(f"the loop turned the model's weights from {then} into {now}", of_format=True)
-        outcome = Outcome(flat(weights, names), _losses(returned), _best(returned, names))
-        return Play(outcome, _ignores(returned), _changed(case, epochs, settings))
+        best, live = _best(returned, names), returned.get("best_weights") or {}
+        is_live = any(live[name].data_ptr() == weights[name].data_ptr() for name in names if name in live)
+        outcome = Outcome(flat(weights, names), _losses(returned), best)
+        seen = frozenset(read)  # before `_changed`, which reads them all
+        return Play(outcome, _ignores(returned), seen, is_live, _changed(case, epochs, settings))
 
     def replay(self, case: Case) -> Outcome | None:
         """What the run leaves; None if it cannot be compared."""

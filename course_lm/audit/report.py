@@ -27,10 +27,11 @@ class AuditReport:
         alternatives: other sets as small that do so too.
         part: of the loop, one of `PARTS`: that of the first run that departs. None where none departs.
         case: that run.
-        promise: the line of the contract that the run is about.
+        promise: the line of the contract that the loop breaks there; None where what differs does not show which.
         ignored: settings that the loop does not have, which are not held against it.
         undeclared: those of them that it does not declare: it may only seem to have them.
-        problem: what keeps the loop from being compared, such as an error that it raises.
+        problem: what is wrong in words, where it is no named fault and no departing run alone.
+        compared: False where the problem kept a run from being compared, such as an error that the loop raised.
         numbers: of the run, in rows of (what, loop, specification).
         distances: of the loop's weights from the right ones after 0, 1, … steps of the run, relative norms.
         notes, warnings: what else was seen of that run, and of all.
@@ -47,6 +48,7 @@ class AuditReport:
     ignored: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     problem: str | None = None
+    compared: bool = True
     numbers: tuple[tuple[str, str, str], ...] = ()
     distances: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
@@ -56,7 +58,9 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """One line: sound, the names of the faults, or the part that departs."""
+        """One line: sound, the names of the faults, the part that departs, or why the loop could not be compared."""
+        if not self.compared:
+            return f"could not be compared: {self.problem}"
         if self.sound:
             without = f", without {' and '.join(self.undeclared)}" if self.undeclared else ""
             return f"sound{without}: equal to the specification in {self.runs} runs, {self.precision}"
@@ -75,13 +79,14 @@ class AuditReport:
             lines.append(f"  the specification with {these} leaves the loop's weights in all {self.runs} runs")
         lines += [f"  the same, and not to be told apart here: {' and '.join(one)}" for one in self.alternatives]
         if self.case is not None:
-            lines.append(f"the first run that shows it: {self.case.name} (part {self.part})")
+            shows = "the first run that shows it" if self.compared else "in the run"
+            lines.append(f"{shows}: {self.case.name} (part {self.part})")
             lines.append(f"  {self.case.describe()}")
         if self.numbers:
             lines += [f"  {line}" for line in table([("", "this loop", "right"), *self.numbers]).splitlines()]
         lines += [f"  {note}" for note in self.notes]
         if self.promise:
-            lines.append(f"the run is about the contract's {self.promise}")
+            lines.append(f"it breaks the contract's {self.promise}")
         if self.ignored:
             lines.append(f"settings that the loop does not have, not held against it: {', '.join(self.ignored)}")
         lines += [f"warning: {warning}" for warning in self.warnings]

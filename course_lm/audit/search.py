@@ -6,26 +6,25 @@ chance.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 
 import torch
 from torch import Tensor, nn
 
 from course_lm.audit import spec
-from course_lm.audit.features import FEATURES, TO_BE_DECLARED, without
+from course_lm.audit.features import FEATURES, SKIPS, TO_BE_DECLARED, without
 from course_lm.audit.outcome import Outcome, Precision, distance, flat, names_of
 from course_lm.audit.runs import Case
 
 # What a set is widened by: each fault, and the two that do nothing alone where no window has two micro-batches and no
 # loss a scale, but together clip twice. No other two act only together, in any run.
 STEPS = (*((name,) for name in spec.FAULTS), ("clip_before_unscale", "clip_per_micro_batch"))
-# What a loop may lack in one run: a feature, or what an optimizer has that is made of weights and a rate alone.
-LACKING = (
-    *((name,) for name in FEATURES if name not in TO_BE_DECLARED),
-    ("beta1", "beta2"),
-    ("beta1", "beta2", "epsilon"),
-)
+# What a loop may lack: a feature, or both betas, which an optimizer has or has not.
+LACKING = (*((name,) for name in FEATURES if name not in TO_BE_DECLARED), (SKIPS,), ("beta1", "beta2"))
+TOGETHER = 4  # of these are tried at once: AdamW's decay with its own betas and epsilon, clipped or skipped, lacks four
 LARGEST = 6  # faults of a set: the loop of most tutorials has four, and a search in vain takes twice as long with eight
 
 
@@ -124,6 +123,8 @@ class Candidate:
 class Search:
     """Explanations of what a loop left of each run."""
 
+    seconds = 60.0  # that `smallest` may take: what is not found in them is located instead
+
     def __init__(
         self,
         cases: Sequence[Case],
@@ -134,6 +135,7 @@ class Search:
         self.cases, self.outcomes = cases, outcomes
         self.specification, self.precision = specification, precision
         self._visited: set[Explanation] = set()
+        self.deadline, self.ran_out = math.inf, False
         self.closest: Candidate | None = None  # what `smallest` has found that explains most of the ladder
 
     def apart(self, case: Case, explanation: Explanation) -> float:
@@ -179,10 +181,12 @@ class Search:
         """The explanations with the fewest faults, and of these the ones that lack the fewest features; [] if none.
 
         It goes on with what explains most of the ladder, and of that with the fewest faults. To explain one run more by
-        chance is next to impossible, so what is behind is looked at only when that leads nowhere.
+        chance is next to impossible, so what is behind is looked at only when that leads nowhere. After `seconds` it
+        gives up.
         """
+        self.deadline = time.monotonic() + self.seconds
         waiting = self._settle(start, None)
-        while waiting:
+        while waiting and not self.ran_out:
             first = max(map(self._progress, waiting))
             ahead = [one for one in waiting if self._progress(one) == first]
             self.closest = max(self.closest or ahead[0], ahead[0], key=self._progress)
@@ -204,6 +208,8 @@ class Search:
         wider: list[Candidate] = []
         fit, idle = [], []
         for more in one.steps if len(one.explanation.faults) < LARGEST else ():
+            if self.is_over():
+                break
             child = one.explanation.with_faults(more)
             if not self._differ(before, self.specification.outcome(one.missed, child), one.missed):
                 idle.append(more)
@@ -216,6 +222,11 @@ class Search:
         again = (*fit, *idle) if one.steps is self.specification.steps else ()
         return [replace(child, steps=again) if child.missed is one.missed else child for child in wider]
 
+    def is_over(self) -> bool:
+        """Whether the time of the search is up; that is noted."""
+        self.ran_out = self.ran_out or time.monotonic() > self.deadline
+        return self.ran_out
+
     def _settle(self, explanation: Explanation, last: Case | None) -> list["Candidate"]:
         """The explanation and the first run that it misses, once the features are left out that the loop lacks.
 
@@ -226,13 +237,28 @@ class Search:
             return [Candidate(explanation, None, self.specification.steps)]
         if last is not None and self._place(case) < self._place(last):
             return []
-        lacking = [explanation.lacking(names) for names in LACKING if not set(names) & set(explanation.ignored)]
         found: list[Candidate] = []
-        for child in lacking:
-            if without(case, child.ignored) != without(case, explanation.ignored) and self.explains(case, child):
-                found += self._settle(child, case)
-        is_open = all(one.missed is not None for one in found)
-        return [*found, Candidate(explanation, case, self.specification.steps)] if is_open else found
+        for children in self._lacking(explanation, case):
+            for child in children:
+                if self.explains(case, child):
+                    found += self._settle(child, case)
+            if any(one.missed is None for one in found):
+                return found
+        return [*found, Candidate(explanation, case, self.specification.steps)]
+
+    def _lacking(self, explanation: Explanation, case: Case) -> Iterator[list[Explanation]]:
+        """The explanation without one more of the features that act in the run, then without two at once, and so on.
+
+        Beside a fault one is left out at a time: each set of features would be tried with each fault.
+        """
+        seen = without(case, explanation.ignored)
+        acting = [
+            names
+            for names in LACKING
+            if not set(names) & set(explanation.ignored) and without(case, explanation.lacking(names).ignored) != seen
+        ]
+        for size in range(1, 2 if explanation.faults else TOGETHER + 1):
+            yield sorted({explanation.lacking(list(chain(*some))) for some in combinations(acting, size)})
 
     def _differ(self, one: Outcome, other: Outcome, case: Case) -> bool:
         return distance(one, other, self.specification.start(case), self.precision) > 1.0

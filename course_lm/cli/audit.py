@@ -14,7 +14,9 @@ from course_lm.validation import did_you_mean, ensure, import_extra, named, one_
 
 
 def audit_file(options: Namespace) -> int:
-    """Audit the target FILE.py:FUNCTION and print the report, as text or JSON; return 0 if it is sound, else 1.
+    """Audit the target FILE.py:FUNCTION and print the report, as text or JSON.
+
+    Return 0 for a sound loop, 1 for an unsound one, 3 for one that could not be compared, such as one that raises.
 
     An adapter makes a loop of a step function, of a Trainer class or of a Lightning module class. What the loop itself
     prints goes to standard error.
@@ -41,7 +43,7 @@ def audit_file(options: Namespace) -> int:
             report = audit.audit(loop, ranks=options.ranks, precision=options.precision, parts=options.parts)
     with suppress(BrokenPipeError):  # nobody reads on, as after `| head`: the exit code is the verdict still
         print(as_json(report.to_dict()) if options.json else report)
-    return 0 if report.sound else 1
+    return 0 if report.sound else 1 if report.compared else 3
 
 
 def adapted(made: Any, adapter: str | None) -> Callable[..., Any]:

@@ -121,6 +121,25 @@ def _add_profile(parser: Arguments) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="steps that are measured [default: %(default)s]")
 
 
+# What `settings` has, of spec.Settings, whose module takes seconds to import.
+SETTINGS = {
+    "optimizer": '"sgd", "adam" (both with coupled decay) or "adamw"',
+    "schedule": "schedule(k), the learning rate after k steps; a loop that has none must declare it",
+    "beta1": "decay of the first moment of Adam and AdamW",
+    "beta2": "decay of their second moment",
+    "epsilon": "added to the root of the second moment",
+    "weight_decay": "of matrices alone",
+    "momentum": "of SGD, in torch's form",
+    "accumulation_steps": "micro-batches of one optimizer step",
+    "max_grad_norm": "bound on the norm of the gradient; None does not clip",
+    "loss_scale": "factor of the loss, of which the gradient is freed before it is clipped",
+    "overflow_steps": "windows, counted from 0, whose scaled gradient overflows: each makes no step",
+    "on_nonfinite": '"raise" or "skip", for a gradient that is not finite for another reason',
+    "validation": "batches to validate on after each epoch",
+    "eos_id": "the end-of-text token; the specification alone needs it",
+}
+
+
 def _add_audit(parser: Arguments) -> None:
     help = "the loop, called as loop(model, epochs, settings)"
     parser.add_argument("target", type=not_empty, metavar="FILE.py:FUNCTION", help=help)
@@ -133,6 +152,10 @@ def _add_audit(parser: Arguments) -> None:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help=help)
     help = "stop it after each step: it is called as loop(model, epochs, settings, folder, stop_after)"
     parser.add_argument("--resume", action="store_true", help=help)
+    assert isinstance(parser, argparse.ArgumentParser)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # one line for each setting
+    lines = [f"  {name:<18}  {what}" for name, what in SETTINGS.items()]
+    parser.epilog = "\n".join(["settings, the third argument of the loop, has:", *lines])
     _add_json(parser)
 
 
@@ -216,7 +239,9 @@ COMMANDS: dict[str, Command] = {
         "what would spoil a run, tried before it: 0 go, 1 something is wrong", "preflight:check_run", text="[TEXT]"
     ),
     "audit": Command(
-        "compare a training loop with the specification: 0 sound, 1 unsound", "audit:audit_file", _add_audit
+        "compare a training loop with the specification: 0 sound, 1 unsound, 3 crashed: could not be compared",
+        "audit:audit_file",
+        _add_audit,
     ),
     "speedrun": Command(
         "how near a sound loop comes to the floor with so many FLOPs", "speedrun:run_file", _add_speedrun

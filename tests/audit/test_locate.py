@@ -1,16 +1,18 @@
 """Claims about the part that a departing run is put down to, and the words for it; no fault is named by mistake."""
 
+import math
 from functools import partial
 
 import pytest
 
-from course_lm.audit import audit
-from course_lm.audit.locate import odd_rows, times_as_far
+from course_lm.audit import audit, spec
+from course_lm.audit.locate import BREAKS, PROMISES, odd_rows, times_as_far
 from course_lm.audit.outcome import PRECISIONS
 from course_lm.audit.play import Loop, Player
 from course_lm.audit.runs import ladder
 
 from .loops.outside import OUTSIDE, ClipsByLargestNumber
+from .loops.plain import Plain
 from .loops.right import RIGHT
 from .loops.textbook import train
 
@@ -97,6 +99,23 @@ def test_a_proportion_is_said_with_digits_enough(ratio, words):
     assert times_as_far(ratio) == f"{words} times as far"
 
 
+# The promises that these mistakes break and that their runs show; for the others none is quoted.
+BROKEN = {
+    "C3": ("TrainsInBits", "WeighsByRows", "DividesByRoot"),
+    "C4": ("DividesByFullWindowOfTokens",),
+    "C6": (
+        "ClipsByLargestNumber",
+        "ClipsBeforeTheLastMicroBatch",
+        "ClipsTheUpdate",
+        "ClipsMatricesAlone",
+        "ClipsEachGroup",
+        "CheckpointedAndClippedByLargestNumber",
+    ),
+    "C8": ("HalfSpeed", "RestartsEachEpoch", "LagsBehind", "OneBigBatchAtHalfSpeed"),
+    "C11": ("ValidatesOnFirstBatch", "ValidatesInBits", "NeverResetsTheMetric"),
+}
+
+
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_mistake_outside_the_list_is_found_in_its_part(name: str) -> None:
     kind = OUTSIDE[name]
@@ -105,3 +124,27 @@ def test_a_mistake_outside_the_list_is_found_in_its_part(name: str) -> None:
     assert not report.faults, f"{name} is none of {report.faults}: {report}"
     assert report.part == kind.part, f"{name} is looked for in {report.part}: {report}"
     assert report.case is not None, f"no run shows {name}"
+    expected = next((promise for promise, names in BROKEN.items() if name in names), None)
+    quoted = report.promise and report.promise.partition(":")[0]
+    assert quoted == expected, f"{name} breaks {expected}: {report}"
+
+
+def test_a_promise_is_quoted_for_what_differs():
+    class KeepsLiveTensors(Plain):
+        def train(self, epochs):
+            return {**(super().train(epochs) or {}), "best_weights": dict(self.model.named_parameters())}
+
+        def validation_loss(self):
+            return super().validation_loss() if self.settings.validation else math.nan
+
+    report = audit(KeepsLiveTensors.loop, parts=["validation"], progress=False)
+    assert report.promise is not None and report.promise.startswith("C12"), str(report)
+    report = audit(partial(train, faults={"schedule_never_moves", "steps_on_nonfinite"}), progress=False)
+    assert report.promise is not None and report.promise.startswith("C8"), str(report)
+
+
+def test_each_fault_breaks_one_promise_or_none():
+    listed = [fault for faults in BREAKS.values() for fault in faults]
+    assert len(listed) == len({*listed}) and {*listed} <= {*spec.FAULTS} and {*BREAKS} <= {*PROMISES}
+    kept = {"mask_forgotten", "bf16_gradients", "optimizer_per_epoch", "betas_exchanged"}
+    assert {*spec.FAULTS} - {*listed} == kept | {"no_bias_correction", "decay_at_peak_rate"}

@@ -4,13 +4,15 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from course_lm.audit import adapters
+from course_lm.audit import adapters, spec
 from course_lm.audit.outcome import PRECISIONS
 from course_lm.cli import main
+from course_lm.cli.commands import SETTINGS
 
 ADAPTERS = tuple(name for name in adapters.__all__ if name.islower())
 
@@ -95,3 +97,27 @@ def test_the_loop_of_the_page_is_sound_on_ranks_and_resumed(capsys, loops_of_the
 def test_a_resume_with_options_of_other_audits_is_refused(capsys, others):
     assert main(["audit", "my_loop.py:train", "--resume", *others]) == 2
     assert capsys.readouterr().err.endswith(f"--resume cannot be given with {others[0]}\n")
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_loop_that_crashes_is_3_with_the_file_and_line_of_its_own_code(tmp_path, capsys, as_json):
+    (tmp_path / "crashes.py").write_text("def train(model, epochs, settings):\n    return epochs['first']\n")
+    assert main(["audit", "crashes.py:train", *(["--json"] if as_json else [])]) == 3
+    printed = capsys.readouterr().out
+    said = json.loads(printed)["verdict"] if as_json else printed.splitlines()[0]
+    assert said.startswith("could not be compared: the loop raised TypeError: list indices must be integers")
+    assert said.endswith("crashes.py, line 2)")
+
+
+def test_the_help_says_what_the_settings_have_and_the_exit_codes(capsys):
+    assert main(["audit", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [*SETTINGS] == [one.name for one in fields(spec.Settings)]
+    assert all(f"  {name:<18}  {what}\n" in shown for name, what in SETTINGS.items())
+    assert "3 crashed" in shown and max(map(len, shown.splitlines())) <= 120
+
+
+def test_the_documentation_says_the_same_of_each_setting():
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    assert all(f"| `{name}` | {what} |" in page for name, what in SETTINGS.items())

@@ -55,17 +55,17 @@ def step_function(fn: Callable[..., object]) -> Loop:
         optimizer.register_step_post_hook(lambda *_: made.append(True))
         for epoch, batches in enumerate(epochs):
             items = list(_windows(batches, settings.accumulation_steps)) if takes_windows else batches
+            # no other setting is read: the audit takes one that is read for one that the function has
+            asked = {name: getattr(settings, name) for name in names if hasattr(Settings, name)}
+            if "max_grad_norm" in asked and asked["max_grad_norm"] is None:
+                asked["max_grad_norm"] = math.inf
             for step, item in enumerate(items):
-                offered = {
+                offered = asked | {
                     "scheduler": rates,
                     "lr": rates.get_last_lr()[0],
                     "epoch": epoch,
                     "step": step,
                     "steps_per_epoch": len(items),
-                    "accumulation_steps": settings.accumulation_steps,
-                    "max_grad_norm": math.inf if settings.max_grad_norm is None else settings.max_grad_norm,
-                    "loss_scale": settings.loss_scale,
-                    "on_nonfinite": settings.on_nonfinite,
                     "settings": settings,
                 }
                 made.clear()

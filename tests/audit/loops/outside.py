@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from course_lm.audit.spec import Batches, Settings
 
 from .plain import IGNORED, Plain
-from .right import Checkpointed, Closure, OneBigBatch, RowByRow, RowsInAnotherOrder
+from .right import Checkpointed, Closure, OneBigBatch, RowByRow, RowsInAnotherOrder, TwoGroups, WithLambdaLR
 
 
 def variations() -> Iterator[type[Plain]]:
@@ -74,6 +74,17 @@ class LabelSmoothing(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         logits = self.logits(batch)[:, :-1].transpose(1, 2)
         return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
+
+
+class FlattensThenShifts(Plain, part="loss"):
+    """The last token of a row is scored against the first of the next row."""
+
+    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
+        logits, labels = self.logits(batch).flatten(0, 1)[:-1], batch["labels"].flatten()[1:]
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+
+    def count(self, *batches: Mapping[str, Any]) -> int:
+        return sum(int((batch["labels"].flatten()[1:] != IGNORED).sum()) for batch in batches)
 
 
 class SkipsFirstTarget(Plain, part="loss"):
@@ -204,7 +215,41 @@ class ClipsMatricesAlone(Plain, part="clipping"):
             nn.utils.clip_grad_norm_([p for p in self.parameters if p.ndim >= 2], self.settings.max_grad_norm)
 
 
+class ClipsAfterTheStep(Plain, part="clipping"):
+    def clip(self) -> None:
+        """Too early."""
+
+    def step(self) -> None:
+        super().step()
+        super().clip()
+
+
+class ClipsEachGroup(TwoGroups, part="clipping"):
+    def clip(self) -> None:
+        if self.settings.max_grad_norm is not None:
+            for group in self.optimizer.param_groups:
+                nn.utils.clip_grad_norm_(group["params"], self.settings.max_grad_norm)
+
+
 # optimizer
+
+
+class DecaysGains(Plain, part="optimizer"):
+    def decay_of(self, weight: Tensor) -> float:
+        gains = [m.weight for m in self.model.modules() if isinstance(m, nn.LayerNorm)]
+        is_decayed = weight.ndim >= 2 or any(weight is one for one in gains)
+        return self.settings.weight_decay if is_decayed else 0.0
+
+
+class LambdaOfAScheduledRate(WithLambdaLR, part="optimizer"):
+    """The optimizer's own rate is the schedule's first one, which LambdaLR multiplies by the schedule."""
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        super().__init__(model, settings)
+        base = settings.schedule(0)
+        self.scheduler.base_lrs = [base for _ in self.scheduler.base_lrs]
+        for group in self.optimizer.param_groups:
+            group["lr"] = base * settings.schedule(0)
 
 
 class DecaysEmbeddingsAlone(Plain, part="optimizer"):
@@ -405,6 +450,15 @@ class ValidatesInBits(Plain, part="validation"):
         return super().validation_loss() / math.log(2)
 
 
+class NeverResetsTheMetric(Plain, part="validation"):
+    total, tokens = 0.0, 0
+
+    def validation_loss(self) -> float:
+        tokens = self.count(*self.settings.validation)
+        self.total, self.tokens = self.total + super().validation_loss() * tokens, self.tokens + tokens
+        return self.total / self.tokens
+
+
 class KeepsTheWorst(Plain, part="validation"):
     def is_best(self, loss: float) -> bool:
         return loss > max(self.losses, default=-math.inf)
@@ -448,11 +502,6 @@ class TakesNaNForZero(Plain, part="finite"):
         for gradient in self.gradients():
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         return True
-
-
-class NeverRefuses(Plain, part="finite"):
-    def may_step(self, overflow: bool) -> bool:
-        return super().may_step(overflow=True)
 
 
 class StopsForGood(Plain, part="finite"):

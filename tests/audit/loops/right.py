@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -324,10 +325,7 @@ class WithoutMomentum(Plain):
     lacks = "momentum"
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
-        super().__init__(model, settings)
-        for group in self.optimizer.param_groups:
-            if "momentum" in group:
-                group["momentum"] = 0.0
+        super().__init__(model, replace(settings, momentum=0.0))
 
 
 class WithoutDecay(Plain):
@@ -337,6 +335,15 @@ class WithoutDecay(Plain):
 
     def decay_of(self, weight: Tensor) -> float:
         return 0.0
+
+
+class NeverRefuses(Plain):
+    """It skips where it is asked to raise, and does not say so."""
+
+    lacks = "on_nonfinite=raise"
+
+    def may_step(self, overflow: bool) -> bool:
+        return super().may_step(overflow=True)
 
 
 RIGHT: dict[str, type[Plain]] = {kind.__name__: kind for kind in guises()}

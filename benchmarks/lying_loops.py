@@ -94,7 +94,7 @@ def table(results: Results) -> str:
 
 def draw(results: Results, look: Look) -> Figure:
     """A panel for each loop, a line for each seed: the loss that it prints, and the one that nobody looks at."""
-    figure = Figure(figsize=(9.6, 3.2), layout="constrained", facecolor=look.ground)
+    figure = Figure(figsize=(9.6, 2.6), layout="constrained", facecolor=look.ground)
     panels = figure.subplots(1, len(SHIFTS), sharey=True)
     points = range(EVERY, STEPS + 1, EVERY)
     for panel, loop in zip(panels, SHIFTS, strict=True):

@@ -72,12 +72,13 @@ def main() -> None:
         running_browser(find_chromium()) as browser,
         lab_page(browser, lab) as page,
     ):
-        page.page.set_viewport_size({"width": 1250, "height": 1600})
         page.page.evaluate("window.jupyterapp.shell.collapseLeft()")
         with page.opened(notebook(lab.root)):
             page.run_all()
+            page.page.set_viewport_size({"width": 860, "height": 1600})
             take(page, "named_mistake", ".jp-Cell:nth-of-type(2)", ".jp-Cell:nth-of-type(3)")
-            take(page, "schedule_explorer", ".course-explorer", ".course-explorer")
+            page.page.set_viewport_size({"width": 1000, "height": 1600})
+            take(page, "schedule_explorer", ".course-explorer", ".course-explorer button[data-text]")
 
 
 if __name__ == "__main__":

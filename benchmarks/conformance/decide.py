@@ -17,6 +17,8 @@ from course_lm.audit.runs import Case, ladder
 from course_lm.audit.search import Explanation, Search, Specification
 
 Cell = dict[str, Any]
+ABOUT = {case.promise for case in ladder()}
+ASKED = [promise for promise in PROMISES if promise in ABOUT]  # C13 is about more than one call of a loop
 RETURNED = {"C11": "validation_losses", "C12": "best"}  # a promise about what a loop returns beside the weights
 
 
@@ -25,7 +27,7 @@ def cells(
 ) -> dict[str, Cell]:
     """A cell for each promise from C1 to C12: "status" with "runs", "reason", or "faults", "run" and "numbers"."""
     decision = _Decision(Player(loop, PRECISIONS[precision], timeout), not_offered)
-    return {promise: decision.cell(promise) for promise in PROMISES}
+    return {promise: decision.cell(promise) for promise in ASKED}
 
 
 class _Decision:
@@ -42,12 +44,12 @@ class _Decision:
         declared = frozenset[str]().union(*(play.ignores for play in self.plays.values()))
         self.cases = [case for case in cases if is_asked(case, declared)]
         self.lacking = Explanation((), tuple(sorted(declared)))
-        self.about: dict[str, list[Case]] = {promise: [] for promise in PROMISES}
+        self.about: dict[str, list[Case]] = {promise: [] for promise in ASKED}
         for case in self.cases:
             self.about[case.promise].append(case)
         self.whole = _clear(self.search(self.cases), self.lacking)
         self.faults: dict[str, tuple[str, ...] | None] = dict.fromkeys(
-            PROMISES, None if self.whole is None else self.whole.faults
+            ASKED, None if self.whole is None else self.whole.faults
         )
         if self.whole is None:
             self.explain_apart()

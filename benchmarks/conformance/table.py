@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from course_lm.audit.locate import PROMISES
+from benchmarks.conformance.decide import ASKED
 
 RESULTS = Path(__file__).parent / "results"
 CONFIRM = Path(__file__).parent / "confirm"
 WORDS = {"kept": "kept", "broken": "**broken**", "not offered": "–", "not tried": "not tried"}
-COLUMNS = [*PROMISES, "C13"]
+COLUMNS = [*ASKED, "C13"]
 
 
 def text() -> str:
@@ -30,7 +30,7 @@ def names() -> list[str]:
 def table_lines(row: dict[str, Any]) -> Iterator[str]:
     """A line for each loop of a row."""
     for label, line in row["lines"].items():
-        found = [WORDS.get(line["promises"][promise]["status"], "departs") for promise in PROMISES]
+        found = [WORDS.get(line["promises"][promise]["status"], "departs") for promise in ASKED]
         yield f"| {title(row, label)} | {' | '.join([*found, 'not tried'])} |"
 
 

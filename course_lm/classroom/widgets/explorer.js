@@ -210,6 +210,8 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
   for (const [key, value] of Object.entries({ viewBox: `${x} ${y} ${width} ${height}`, width, height })) svg.setAttribute(key, String(value))
   svg.setAttribute("aria-label", words.split("\n")[0])
   const held = scene.panels[0]
+  /** @type {Element | undefined} */
+  let taken
   for (const { name: handle, at, colour } of handles) {
     if (!held?.x || !held.y) continue
     const [left, top, wide, high] = held.box
@@ -218,6 +220,7 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
     const circle = add(all, "circle", { cx, cy, r: 7, fill: colour, "fill-opacity": 0.25, stroke: colour, "stroke-width": 2, class: "handle" })
     add(circle, "title", {}, `drag ${handle}`)
     circle.onpointerdown = () => { svg.held = handle }
+    if (svg.held === handle) taken = circle
   }
   svg.onpointerup = svg.onpointercancel = () => { svg.held = undefined }
   svg.onpointerleave = () => over.replaceChildren()
@@ -227,6 +230,8 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
     over.replaceChildren()
     if (svg.held && held?.x && held.y) {
       svg.setPointerCapture(event.pointerId)
+      taken?.setAttribute("cx", String(atX)) // at once: the curve follows when the kernel has answered
+      taken?.setAttribute("cy", String(atY))
       const [left, top, wide, high] = held.box
       return dragged(svg.held, valueAt(held.x, atX, left, wide), valueAt(held.y, atY, top + high, -high))
     }

@@ -219,7 +219,7 @@ function draw(svg, { scene, words, handles = [] }, dragged) {
     if (!Number.isFinite(cx + cy)) continue
     const circle = add(all, "circle", { cx, cy, r: 7, fill: colour, "fill-opacity": 0.25, stroke: colour, "stroke-width": 2, class: "handle" })
     add(circle, "title", {}, `drag ${handle}`)
-    circle.onpointerdown = () => { svg.held = handle }
+    circle.onpointerdown = () => { svg.held = handle; taken = circle }
     if (svg.held === handle) taken = circle
   }
   svg.onpointerup = svg.onpointercancel = () => { svg.held = undefined }

@@ -17,7 +17,7 @@ from course_lm.audit.spec import Settings
 
 USERS = "the user writes the loss"
 PACKAGE = "lightning"
-NOT_OFFERED = {"C1": USERS, "C2": USERS, "C9": "the user builds the optimizer", "C12": "not written by this adapter"}
+NOT_OFFERED = {"C1": USERS, "C2": USERS, "C9": "the user builds the optimizer"}  # C12 is not tried
 
 
 def careful_module(model: nn.Module, settings: Settings) -> Any:

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_specification")
 # Mistakes that the audit takes for sound today, with the settings that it says the loop does not have, and the reason.
 MISSED: dict[str, tuple[tuple[str, ...], str]] = {
     "PackedAsOneText": (("document_ids",), "a loop without packed rows leaves the same weights"),
-    "BetasAreNotHandedOn": (("beta1", "beta2"), "a loop that has no betas to set leaves the same weights"),
     "AveragesEachMicroBatch": ((), "the audit asks a loop for no averaged weights"),
 }
 # Mistakes that the audit finds today and puts down to another part, which is given here.

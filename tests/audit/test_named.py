@@ -46,6 +46,7 @@ SHOWS_AS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("schedule_never_moves", "schedule_on_skipped_step"): ("schedule_never_moves",),
     ("schedule_never_moves", "schedule_on_overflow"): ("schedule_never_moves",),
     ("schedule_on_overflow", "schedule_on_skipped_step"): ("schedule_on_skipped_step",),
+    ("schedule_on_overflow", "steps_on_nonfinite"): ("steps_on_nonfinite",),
     ("coupled_decay", "decay_at_peak_rate"): ("coupled_decay",),
     ("stays_in_eval_mode", "validation_in_train_mode"): ("validation_in_train_mode",),
     ("val_mean_of_means", "val_weighted_by_rows"): ("val_mean_of_means",),

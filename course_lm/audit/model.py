@@ -80,8 +80,14 @@ def _poisoned(logits: Tensor, input_ids: Tensor) -> Tensor:
 
 
 @cache
-def make_model(seed: int) -> TinyModel:
-    """The float64 model in train mode with the weights of `seed`, to be copied; no random generator is changed."""
+def make_model(seed: int, tied: bool = False) -> TinyModel:
+    """The float64 model in train mode with the weights of `seed`, to be copied; no random generator is changed.
+
+    `tied`: its head and its token embeddings share one weight.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed accelerators too
-        return TinyModel().double().train()
+        model = TinyModel().double().train()
+    if tied:
+        model.head.weight = model.tokens.weight
+    return model

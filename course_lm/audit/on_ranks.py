@@ -134,7 +134,7 @@ class RankPlayer(Player):
         drawn = [number for _, numbers in made for number in numbers]
         weights = [play.outcome.weights for play in plays]
         outcome = Outcome(joined(weights, [len(set(drawn)) < len(drawn)]))
-        return Play(outcome, plays[0].ignores, plays[0].changed)
+        return replace(plays[0], outcome=outcome)
 
 
 def _warm_up() -> None:

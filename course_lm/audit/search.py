@@ -71,18 +71,19 @@ class Specification:
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, Explanation], tuple[Outcome, set[object]]] = {}
-        self._starts: dict[int, tuple[nn.Module, list[str], Tensor]] = {}
+        self._starts: dict[tuple[int, bool], tuple[nn.Module, list[str], Tensor]] = {}
 
     def start(self, case: Case) -> Tensor:
         """The weights before the run, in one vector."""
         return self._start(case)[2]
 
     def _start(self, case: Case) -> tuple[nn.Module, list[str], Tensor]:
-        if case.seed not in self._starts:
+        key = (case.seed, case.tied)
+        if key not in self._starts:
             model = case.model()
             names = names_of(model)
-            self._starts[case.seed] = (model, names, flat(dict(model.named_parameters()), names))
-        return self._starts[case.seed]
+            self._starts[key] = (model, names, flat(dict(model.named_parameters()), names))
+        return self._starts[key]
 
     def outcome(self, case: Case, explanation: Explanation) -> Outcome:
         """What the specification leaves of the run under an explanation."""

@@ -23,9 +23,11 @@ FAULTS: Mapping[str, str] = {
     "eos_masked": "targets are masked by id, so every real end-of-text token is lost (PAD shares its id)",
     "mask_forgotten": "the model gets no attention_mask, so tokens see the PADs before them",
     "pads_divide": "PAD positions are no targets, but are counted when the loss is divided",
+    "counted_before_shift": "labels are counted before the shift: the divisor is one too large for each row",
     "row_means": "rows weigh the same, however many target tokens each one holds",
     "mean_of_means": "micro-batches weigh the same, however many target tokens each one holds",
     "accumulation_not_divided": "the means of the micro-batches are added up, never divided by their number",
+    "divided_twice": "the mean over a window is divided by the accumulation steps too",
     "tail_dropped": "the last, smaller window of an epoch is thrown away",
     "tail_leaks": "the last, smaller window makes no step; its gradient is added to the next epoch's first",
     "tail_divided_by_full": "the last, smaller window is divided by the micro-batches of a full one",
@@ -42,6 +44,8 @@ FAULTS: Mapping[str, str] = {
     "schedule_per_epoch": "the schedule advances with each epoch instead of each step",
     "schedule_never_moves": "the schedule never advances: all steps have the first one's rate",
     "schedule_off_by_one": "the schedule advances before the step that it is for: schedule(k + 1)",
+    "first_rate_is_zero": "the warm-up begins at a rate of 0, so the first step moves nothing",
+    "schedule_on_overflow": "the schedule also counts windows that made no step because the loss scale overflowed",
     "schedule_on_skipped_step": "the schedule also counts windows that made no step",
     "steps_on_nonfinite": "a gradient with inf or NaN reaches the optimizer",
     "optimizer_per_epoch": "each epoch has a new optimizer, whose moments and step count begin at zero",
@@ -248,6 +252,8 @@ class Run:
             divisor = micro_batch.divisor * len(window)
         if "accumulation_not_divided" in self.faults:
             divisor = micro_batch.divisor
+        if "divided_twice" in self.faults:
+            divisor *= self.settings.accumulation_steps
         if "tail_divided_by_full" in self.faults:
             return divisor * self.settings.accumulation_steps / len(window)
         return divisor
@@ -265,6 +271,8 @@ class Run:
             log_probabilities = (1 - smoothing) * log_probabilities + smoothing * everywhere
         targets = self.targets(batch)
         divisors = Counter(row for row, _, _ in targets)  # of each row that has a target
+        if "counted_before_shift" in self.faults and torch.is_grad_enabled():  # validation is right
+            divisors = Counter((self.labels(batch) != -100).nonzero()[:, 0].tolist())
         if "pads_divide" in self.faults:
             rows, positions = batch["labels"][:, self.shift() :].shape
             divisors = dict.fromkeys(range(rows), positions)
@@ -277,17 +285,21 @@ class Run:
 
     def targets(self, batch: Mapping[str, Any]) -> list[tuple[int, int, int]]:
         """Return (row, position, target id) for each position that has a target."""
-        labels = batch["labels"].clone()  # (B, T)
+        return [
+            (row, position, target)
+            for row, row_labels in enumerate(self.labels(batch).tolist())
+            for position, target in enumerate(row_labels[self.shift() :])
+            if target != -100
+        ]
+
+    def labels(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return a batch's labels (B, T), not shifted."""
+        labels = batch["labels"].clone()
         if "pads_counted" in self.faults:
             labels = torch.where(batch["attention_mask"] == 0, batch["input_ids"], labels)
         if "eos_masked" in self.faults:
             labels[labels == self.settings.eos_id] = -100
-        return [
-            (row, position, target)
-            for row, row_labels in enumerate(labels.tolist())
-            for position, target in enumerate(row_labels[self.shift() :])
-            if target != -100
-        ]
+        return labels
 
     def shift(self) -> int:
         """Return how many tokens after a position its target stands."""
@@ -334,6 +346,8 @@ class Run:
         steps = self.result.k
         if "schedule_on_skipped_step" in self.faults:
             steps += len(self.result.skipped)
+        elif "schedule_on_overflow" in self.faults:
+            steps += len(set(self.result.skipped) & set(self.settings.overflow_steps))
         if "schedule_per_micro_batch" in self.faults:
             steps = self.micro_batches - 1
         if "schedule_per_epoch" in self.faults:
@@ -342,6 +356,8 @@ class Run:
             steps += 1
         if "schedule_never_moves" in self.faults:
             steps = 0
+        if "first_rate_is_zero" in self.faults and self.result.k == 0:
+            return 0.0
         return self.settings.schedule(steps)
 
     def decay_rate(self, lr: float) -> float:

@@ -261,6 +261,11 @@ def _has_counted_pad(case: Case) -> bool:
     return any((batch["attention_mask"][:, 1:] == 0).any() for epoch in case.epochs for batch in epoch)
 
 
+def _has_first_label(case: Case) -> bool:
+    """Some row has a label at its first token, which is no target."""
+    return any((batch["labels"][:, 0] != -100).any() for epoch in case.epochs for batch in epoch)
+
+
 def _has_uneven_window(case: Case) -> bool:
     return any(len({count(batch) for batch in window}) > 1 for window in case.windows())
 
@@ -343,9 +348,11 @@ FAULT_CASES: dict[str, st.SearchStrategy[Case]] = {
     "eos_masked": cases(**_plain),
     "mask_forgotten": cases(**_plain).filter(_has_pad_before_a_target),
     "pads_divide": cases(**_plain).filter(_has_counted_pad),
+    "counted_before_shift": cases(**_plain).filter(_has_first_label),
     "row_means": cases(**_plain).filter(_has_uneven_rows),
     "mean_of_means": cases(**_grouped).filter(_has_uneven_window),
     "accumulation_not_divided": cases(**_grouped),
+    "divided_twice": cases(**_grouped),
     "tail_dropped": cases(**_grouped, tail=True),
     "tail_leaks": cases(**_grouped, tail=True),
     "tail_divided_by_full": cases(**_grouped, tail=True),
@@ -362,6 +369,8 @@ FAULT_CASES: dict[str, st.SearchStrategy[Case]] = {
     "schedule_per_epoch": cases(**_scheduled),
     "schedule_never_moves": cases(**_scheduled),
     "schedule_off_by_one": cases(**_scheduled),
+    "first_rate_is_zero": cases(**_plain),
+    "schedule_on_overflow": cases(**_scheduled, accumulation=(1, 3), first_overflows=True),
     "schedule_on_skipped_step": cases(**_scheduled, accumulation=(1, 3), first_overflows=True),
     "steps_on_nonfinite": cases(first_overflows=True),
     "optimizer_per_epoch": cases(**_adam, epochs=(2, 2)),

@@ -175,7 +175,9 @@ class DividesByOneRow(Reported, part="loss", reference="EleutherAI/bergson#344",
             (self.loss_sum(batch) / lengths).backward()
 
 
-class CountsBeforeTheShift(Reported, part="loss", reference="huggingface/transformers#46204", promise="C3"):
+class CountsBeforeTheShift(
+    Reported, part="loss", reference="huggingface/transformers#46204", promise="C3", fault="counted_before_shift"
+):
     """The labels are counted before the shift, so the divisor has one token too many for each row."""
 
     def accumulate(self, window: Batches) -> None:
@@ -224,7 +226,9 @@ class MeansAddedUp(
                 (self.loss_sum(batch) / self.count(batch)).backward()
 
 
-class DividedByBoth(Reported, part="accumulation", reference="unslothai/unsloth-zoo#1023", promise="C3"):
+class DividedByBoth(
+    Reported, part="accumulation", reference="unslothai/unsloth-zoo#1023", promise="C3", fault="divided_twice"
+):
     """The loss is divided by the window's tokens, and by the number of accumulation steps too."""
 
     def accumulate(self, window: Batches) -> None:
@@ -515,7 +519,9 @@ class SchedulerComesFirst(
         return self.settings.schedule(self.steps + 1)
 
 
-class SchedulerCountsOverflows(Reported, part="schedule", reference="huggingface/accelerate#4242", promise="C8"):
+class SchedulerCountsOverflows(
+    Reported, part="schedule", reference="huggingface/accelerate#4242", promise="C8", fault="schedule_on_overflow"
+):
     """The scheduler moves on although the loss scale overflowed and the optimizer made no step."""
 
     overflows = 0
@@ -528,7 +534,9 @@ class SchedulerCountsOverflows(Reported, part="schedule", reference="huggingface
         return self.settings.schedule(self.steps + self.overflows)
 
 
-class FirstRateIsZero(Reported, part="schedule", reference="huggingface/transformers#34754", promise="C8"):
+class FirstRateIsZero(
+    Reported, part="schedule", reference="huggingface/transformers#34754", promise="C8", fault="first_rate_is_zero"
+):
     """The warm-up multiplies the rate by k / warm-up steps, which is 0 at the first step."""
 
     def rate(self) -> float:

@@ -60,7 +60,7 @@ def train(
                         stepped = True
                     if "missing_zero_grad" not in faults:
                         optimizer.zero_grad()
-            rates.after_window(stepped)
+            rates.after_window(stepped, overflow)
             window = []
 
         if settings.validation:
@@ -82,11 +82,12 @@ class Rates:
         self.each_epoch = "schedule_per_epoch" in faults
         self.each_micro_batch = "schedule_per_micro_batch" in faults and not self.each_epoch
         self.early = "schedule_off_by_one" in faults
+        self.warms_up = "first_rate_is_zero" in faults
         self.calls = 0
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         done = self.calls
-        self.scheduler = LambdaLR(optimizer, lambda k: self.schedule(done + k))
+        self.optimizer, self.scheduler = optimizer, LambdaLR(optimizer, lambda k: self.schedule(done + k))
 
     def step(self, times: int = 1) -> None:
         if "schedule_never_moves" not in self.faults:
@@ -105,11 +106,15 @@ class Rates:
     def before_step(self) -> None:
         if self.early and not self.each_epoch:
             self.step()
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr()):
+            group["lr"] = 0.0 if self.warms_up else rate
+        self.warms_up = False
 
-    def after_window(self, stepped: bool) -> None:
+    def after_window(self, stepped: bool, overflow: bool) -> None:
         if self.each_epoch or (stepped and self.early):
             return
-        if stepped or self.each_micro_batch or "schedule_on_skipped_step" in self.faults:
+        counts = "schedule_on_skipped_step" in self.faults or (overflow and "schedule_on_overflow" in self.faults)
+        if stepped or self.each_micro_batch or counts:
             self.step()
 
 
@@ -206,6 +211,9 @@ def batch_loss(
     )
     counts = (labels != IGNORED).sum(dim=1)  # (B,)
     tokens = int(counts.sum())
+    if "counted_before_shift" in faults and torch.is_grad_enabled():
+        unshifted = targets(batch, settings, (faults | {"unshifted_labels"}) - {"shifted_twice"})
+        counts = (unshifted != IGNORED).sum(dim=1)
     if "pads_divide" in faults:
         counts = torch.full_like(counts, labels.shape[1])
     if "row_means" in faults:
@@ -230,6 +238,8 @@ def backward(
             loss = micro_batch.mean() / len(window)
         else:
             loss = micro_batch.total / sum(each.divisor for each in window)
+        if "divided_twice" in faults:
+            loss = loss / settings.accumulation_steps
         if "tail_divided_by_full" in faults:
             loss = loss * len(window) / settings.accumulation_steps
         (loss * scale).backward()

@@ -14,14 +14,6 @@ with suppress(OSError):  # of a working directory that was removed
     if sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(__file__)) and not sys.flags.safe_path:
         del sys.path[0]
 
-from course_lm.cli import main
+from course_lm.cli import run
 
-code = main()
-joining = sys.modules.get("course_lm.distributed.joining")
-if joining is not None and joining.joined_group() is not None:
-    # Not by the interpreter's own end: it meets threads of torch's connections, which now and then abort the process
-    # ("terminate called without an active exception") after all its work is done.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-sys.exit(code)
+run()

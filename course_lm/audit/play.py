@@ -75,16 +75,17 @@ def _is_refusal(error: BaseException, case: Case) -> bool:
     return isinstance(error, FloatingPointError) or (poisoned and isinstance(error, REFUSALS))
 
 
-def _place(error: BaseException) -> str:
-    """File and line of the loop's own code that raised, or that called what raised."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the call of the loop
+def told(error: BaseException) -> str:
+    """What was raised, with file and line of the caller's own code: the loop's, or that of another function."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the call of that function
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     own = own or [frame for frame in frames if frame.filename == frames[0].filename]  # a loop that is installed
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{one_line(named(error))}{place}"
 
 
 def _raised(error: BaseException) -> Trouble:
-    text, word = str(error), f"the loop raised {one_line(named(error))}{_place(error)}"
+    text, word = str(error), f"the loop raised {told(error)}"
     if "dtype" in text or ("Double" in text and "Float" in text):
         word += '; the model was in float64: a loop that needs float32 is audited with precision="float32"'
         return Trouble(word, of_format=True)

@@ -6,6 +6,7 @@ backward and the optimizer's. They do not depend on how fast the machine is; sec
 are in docs/speedrun.md.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from typing import Any
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_lm.audit.play import Loop
+from course_lm.audit.examine import require_callable
+from course_lm.audit.play import Loop, kept_running, told
 from course_lm.batching import AnyBatch, make_loader
 from course_lm.corpus import load_corpus
 from course_lm.model import GPT, ModelConfig
@@ -28,9 +30,10 @@ from course_lm.validation import ensure, require_whole
 BUDGET = 10**12
 VOCAB_SIZE, MODEL = 1024, ModelConfig(n_layer=2, n_head=4, d_model=96, dropout=0.0)  # those of lesson 00
 OUTSIDE = 0.01  # share of the FLOPs that may be computed outside of the audited loop
+AHEAD = 20_000  # batches that an entry may read without a FLOP: the budget ends by training alone
 
 
-@dataclass
+@dataclass(frozen=True)
 class Budget:
     """The FLOPs of an entry, counted as it spends them."""
 
@@ -114,49 +117,69 @@ def run_entry(entry: Entry, *, seed: int = 0, flops: int = BUDGET) -> Result:
             returns it.
 
     Raises:
-        ValueError: its module has no such `loop`, it returns no model, spends more than the budget and one step, or
-            computes more than `OUTSIDE` of its FLOPs outside of the loop.
+        ValueError: the entry takes other arguments, its module has no such `loop`, it raises or leaves the process,
+            reads more than `AHEAD` batches without a FLOP, returns no model, spends no FLOPs or more than the budget
+            and one step, computes more than `OUTSIDE` of them outside of the loop, or has a loss that is not finite.
     """
     require_whole("seed", seed, least=0)
     require_whole("flops", flops, least=1)
     loop, task, budget = loop_of(entry), Task(), Budget(flops)
-    inside, largest = [0], [0]
+    inside = largest = ahead = 0
 
     def counted(*arguments: Any, **named: Any) -> object:
+        nonlocal inside
         before = budget.spent
         try:
             return loop(*arguments, **named)
         finally:
-            inside[0] += budget.spent - before
+            inside += budget.spent - before
 
     def batches(batch_size: int, mode: str = "bucketed") -> Iterator[AnyBatch]:
+        nonlocal largest, ahead
         for batch in task.batches(batch_size, mode, seed, budget):
-            before = budget.spent
+            ensure(ahead < AHEAD, f"{AHEAD:,} batches were read and no FLOP spent: they end with the budget alone")
+            before, ahead = budget.spent, ahead + 1
             try:
                 yield batch
             finally:
-                largest[0] = max(largest[0], budget.spent - before)
+                if budget.spent > before:
+                    largest, ahead = max(largest, budget.spent - before), 0
 
     seed_everything(seed)
     names, began = entry.__globals__, time.perf_counter()  # type: ignore[attr-defined]  # a function, says `loop_of`
     names["loop"] = counted
     try:
         with budget.counter:
-            model = entry(task.new_model, batches, budget)
+            model = _called("the entry", entry, task.new_model, batches, budget)
     finally:
         names["loop"] = loop
     seconds, spent = time.perf_counter() - began, budget.spent
     if not isinstance(model, nn.Module):
         raise ValueError(f"an entry must return the trained model, got {type(model).__name__}")
-    most = flops + largest[0]  # a step is not broken off
+    most = flops + largest  # a step is not broken off
     ensure(spent <= most, f"the entry spent {spent:,} FLOPs, more than the budget of {flops:,} and a step")
-    outside = spent - inside[0]
+    outside = spent - inside
     ensure(outside <= OUTSIDE * spent, f"the entry spent {outside:,} of {spent:,} FLOPs outside of its audited loop")
-    return Result(spent, outside, seconds, task.above_floor(model))
+    ensure(spent > 0, "the entry spent no FLOPs in its loop; torch counts none of another thread")
+    above_floor = _called("the entry's model", task.above_floor, model)
+    ensure(math.isfinite(above_floor), f"the model's loss on the held-out stories must be finite, got {above_floor}")
+    return Result(spent, outside, seconds, above_floor)
+
+
+def _called(who: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns; ValueError, with file and line, for whatever it raises, an exit among them."""
+    try:
+        with kept_running():
+            return function(*arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise ValueError(f"{who} raised {told(error)}") from error
 
 
 def loop_of(entry: Entry) -> Loop:
-    """The `loop` of the module that an entry is in; ValueError where there is none."""
+    """The `loop` of the module that an entry is in; ValueError where there is none, or for another kind of entry."""
     loop: Any = getattr(entry, "__globals__", {}).get("loop")
     ensure(callable(loop), "an entry needs loop(model, epochs, settings) beside it in its file, which is audited")
+    require_callable(entry, "new_model, batches, budget")
     return loop

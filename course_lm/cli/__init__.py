@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from course_lm.cli.commands import COMMANDS, make_parser
 from course_lm.cli.output import outlast
@@ -62,6 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         warnings.formatwarning = formatted
         outlast(sys.stdout)  # Python flushes it once more when it ends, and would then complain
+
+
+def run() -> NoReturn:
+    """Run the command that the process was started for; end the process with its exit code."""
+    code = main()
+    joining = sys.modules.get("course_lm.distributed.joining")
+    # Not by the interpreter's own end where it meets threads of torch's connections, which now and then abort the
+    # process ("terminate called without an active exception") after all its work is done. Nor where a file was audited:
+    # it may leave a thread that never ends, or with `atexit` a function that changes the exit code.
+    if "course_lm.cli.audit" in sys.modules or (joining is not None and joining.joined_group() is not None):
+        print(end="", flush=True)
+        print(end="", flush=True, file=sys.stderr)
+        os._exit(code)
+    sys.exit(code)
 
 
 class _Terminal:

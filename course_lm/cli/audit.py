@@ -4,12 +4,12 @@ import importlib.util
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from course_lm.cli.output import as_json
+from course_lm.cli.output import as_json, to_standard_error
 from course_lm.validation import did_you_mean, ensure, import_extra, named, one_line
 
 
@@ -19,7 +19,7 @@ def audit_file(options: Namespace) -> int:
     Return 0 for a sound loop, 1 for an unsound one, 3 for one that could not be compared, such as one that raises.
 
     An adapter makes a loop of a step function, of a Trainer class or of a Lightning module class. What the loop itself
-    prints goes to standard error.
+    writes goes to standard error.
 
     Raises:
         ValueError: a target that cannot be read or called.
@@ -31,7 +31,7 @@ def audit_file(options: Namespace) -> int:
     made = load(options.target)
     from course_lm import audit  # only now: a path that is none is refused without it
 
-    with redirect_stdout(sys.stderr):
+    with to_standard_error():
         if options.resume:
             report = audit.audit_resume(made, precision=options.precision)
         else:
@@ -90,7 +90,7 @@ def _run(path: Path) -> ModuleType:
     from course_lm.audit.play import kept_running
 
     try:
-        with redirect_stdout(sys.stderr), kept_running():
+        with to_standard_error(), kept_running():
             found.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path} cannot be run: {one_line(named(error))}") from error

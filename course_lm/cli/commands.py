@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from course_lm import __version__
-from course_lm.cli.parser import Arguments, CommandParser, not_empty, path
+from course_lm.cli.parser import Arguments, CommandParser, not_empty, path, whole
 
 DEFAULT_CONFIG = "python-docs"
 
@@ -163,8 +163,8 @@ def _add_speedrun(parser: Arguments) -> None:
     help = "the entry, called as entry(new_model, batches, budget)"
     parser.add_argument("target", type=not_empty, metavar="FILE.py:FUNCTION", help=help)
     parser.add_argument("--seed", type=int, default=0, help="of weights and data [default: %(default)s]")
-    help = "of the training [default: a trillion]"
-    parser.add_argument("--flops", type=int, metavar="N", help=help)
+    help = "of the training [default: 1e12]"
+    parser.add_argument("--flops", type=whole, metavar="N", help=help)
 
 
 def _add_runs(parser: Arguments) -> None:

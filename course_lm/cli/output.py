@@ -4,7 +4,10 @@ import io
 import json
 import math
 import os
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,6 +34,19 @@ def outlast(stream: TextIO | None, told: str = "") -> None:
             return len(data)
 
     file.write = write  # type: ignore[method-assign]  # what the streams above it call
+
+
+@contextmanager
+def to_standard_error() -> Iterator[None]:
+    """What the body writes to standard output goes to standard error, that of its child processes too."""
+    with redirect_stdout(sys.stderr), ExitStack() as stack:
+        if sys.__stdout__ is not None and sys.__stderr__ is not None:  # else another file may have the descriptor
+            kept = os.dup(1)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, 1)
+            stack.callback(sys.__stdout__.flush)  # what the body has left in its buffer
+            os.dup2(2, 1)
+        yield
 
 
 def as_json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,6 +44,16 @@ def not_empty(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
     return text
+
+
+def whole(text: str) -> int:
+    """An argument that is a whole number, which may have an exponent, as 1e9."""
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise argparse.ArgumentTypeError(f"must be a whole number, such as 1e9, got {one_line(repr(text))}")
 
 
 def path(text: str) -> Path:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from course_lm.audit import speedrun
 from course_lm.audit.speedrun import Task, run_entry
 from course_lm.cli import main
 from course_lm.cli.audit import load
+from course_lm.cli.commands import make_parser
 
 ENTRIES = Path(__file__).parents[2] / "benchmarks" / "speedrun"
 FLOPS = 2 * 10**10
@@ -69,11 +71,90 @@ def test_an_entry_without_a_loop_beside_it_is_refused(tmp_path, capsys):
     assert "needs loop(model, epochs, settings) beside it" in capsys.readouterr().err
 
 
-def test_an_unsound_loop_is_1_and_is_not_run(tmp_path, capsys):
-    lines = (ENTRIES / "plain.py").read_text().replace("optimizer.zero_grad()", "pass")
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("sys.exit(0)", "SystemExit: 0"),
+        ("sys.exit('done')", "SystemExit: done"),
+        ("__import__('os')._exit(0)", r"SystemExit: os\._exit\(0\)"),
+        ("{}['rate']", "KeyError: 'rate'"),
+        ("budget.flops = 10**15", "FrozenInstanceError: cannot assign to field 'flops'"),
+    ],
+)
+def test_an_entry_that_raises_or_leaves_is_refused_with_its_own_file_and_line(tmp_path, body, said):
+    with pytest.raises(ValueError, match=rf"^the entry raised {said} \(.*own\.py, line 6\)$"):
+        run_entry(entry_of(tmp_path, body))
+
+
+def test_a_model_that_raises_where_it_is_measured_is_refused(tmp_path):
+    body = "loop(model, [batches(4)], Settings())\n    model.forward = lambda *_, **__: sys.exit(0)\n    return model"
+    with pytest.raises(ValueError, match=r"^the entry's model raised SystemExit: 0 \(.*own\.py, line 7\)$"):
+        run_entry(entry_of(tmp_path, body), flops=10**8)
+
+
+THREAD = "one = threading.Thread(target=loop, args=(model, [read], Settings()))\n    one.start(), one.join()"
+MODES = "with torch.utils._python_dispatch._disable_current_modes(): loop(model, [read], Settings())"
+
+
+@pytest.mark.parametrize("train", ["pass", THREAD, MODES], ids=["no loop", "another thread", "no modes"])
+def test_an_entry_without_a_counted_flop_is_refused(tmp_path, train):
+    body = f"import threading\n    read = [next(batches(4))]\n    {train}\n    return model"
+    with pytest.raises(ValueError, match="spent no FLOPs in its loop"):
+        run_entry(entry_of(tmp_path, body), flops=10**8)
+
+
+def test_a_loss_that_is_not_finite_is_refused(tmp_path):
+    body = "loop(model, [batches(4)], Settings())\n    next(model.parameters()).data.fill_(torch.nan)\n    return model"
+    with pytest.raises(ValueError, match="loss on the held-out stories must be finite, got nan"):
+        run_entry(entry_of(tmp_path, body), flops=10**8)
+
+
+def test_reading_on_without_training_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "AHEAD", 50)
+    with pytest.raises(ValueError, match=r"50 batches were read and no FLOP spent.*own\.py, line 6"):
+        run_entry(entry_of(tmp_path, "loop(model, [list(batches(8))], Settings())"))
+
+
+def test_batches_that_are_trained_on_are_not_read_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(speedrun, "AHEAD", 2)
+    body = "loop(model, [batches(1)], Settings())\n    return model"
+    assert run_entry(entry_of(tmp_path, body), flops=10**9).flops >= 10**9
+
+
+def test_an_entry_with_other_arguments_is_refused_before_the_audit(tmp_path, capsys):
+    (tmp_path / "own.py").write_text("def loop(model, epochs, settings): pass\ndef entry(new_model, batches): pass\n")
+    assert main(["speedrun", f"{tmp_path}/own.py:entry"]) == 2
+    said = (
+        "course-lm: error: entry must be callable as entry(new_model, batches, budget), it takes (new_model, batches)\n"
+    )
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize(("text", "flops"), [("1e9", 10**9), ("2.5e3", 2500), ("12", 12)])
+def test_flops_are_taken_with_an_exponent(text, flops):
+    assert make_parser().parse_args(["speedrun", "own.py:entry", "--flops", text]).flops == flops
+
+
+@pytest.mark.parametrize("text", ["1.5", "inf", "nan", "many"])
+def test_flops_that_are_no_whole_number_are_refused(capsys, text):
+    assert main(["speedrun", "own.py:entry", "--flops", text]) == 2
+    assert capsys.readouterr().err.endswith(f"argument --flops: must be a whole number, such as 1e9, got '{text}'\n")
+
+
+def test_an_entry_that_leaves_the_process_is_2_and_prints_one_line(tmp_path, capsys):
+    lines = (ENTRIES / "plain.py").read_text().replace("    model = new_model()", "    raise SystemExit(0)")
+    (tmp_path / "own.py").write_text(lines)
+    assert main(["speedrun", f"{tmp_path}/own.py:entry"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].startswith("course-lm: error: the entry raised SystemExit: 0 (")
+
+
+def test_an_unsound_loop_is_1_and_is_not_run_and_what_it_writes_is_no_output(tmp_path, capfd):
+    lines = (ENTRIES / "plain.py").read_text().replace("optimizer.zero_grad()", "__import__('os').write(1, b'noise')")
     (tmp_path / "own.py").write_text(lines.replace("    model = new_model()", "    raise SystemExit"))
     assert main(["speedrun", f"{tmp_path}/own.py:entry"]) == 1
-    assert capsys.readouterr().out.startswith("unsound: missing_zero_grad")
+    assert capfd.readouterr().out.startswith("unsound: missing_zero_grad")
 
 
 @pytest.mark.parametrize("name", ["plain", "trainer", "muon"])

@@ -75,6 +75,47 @@ def test_an_unsound_loop_is_1_where_nobody_reads_the_report(monkeypatch, unbuffe
     assert process.returncode == 1
 
 
+LEAVES = """
+import atexit, os, threading
+from loops import unshifted
+
+def loop(model, epochs, settings):
+    threading.Thread(target=threading.Event().wait).start()
+    atexit.register(os._exit, 0)
+    unshifted(model, epochs, settings)
+"""
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_process_ends_with_its_verdict_whatever_the_loop_has_left(tmp_path):
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    command = [sys.executable, "-m", "course_lm", "audit", "leaves.py:loop", "--parts", "loss"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout.partition("\n")[0][:25]) == (1, "unsound: unshifted_labels")
+
+
+WRITES = """
+import os, subprocess, sys
+from loops import unshifted
+os.write(1, b"read")
+
+def loop(model, epochs, settings):
+    os.write(1, b"written")
+    sys.__stdout__.write("kept in a buffer")
+    subprocess.run(["echo", "said by a child"], check=True)
+    unshifted(model, epochs, settings)
+"""
+
+
+@pytest.mark.usefixtures("loops")
+def test_what_a_loop_and_its_children_write_is_no_part_of_the_report(tmp_path, capfd):
+    (tmp_path / "writes.py").write_text(WRITES)
+    assert main(["audit", "writes.py:loop", "--parts", "loss", "--json"]) == 1
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["faults"] == ["unshifted_labels"]
+    assert all(text in printed.err for text in ("read", "written", "kept in a buffer", "said by a child"))
+
+
 @pytest.fixture
 def loops_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What docs/audit.md shows, as the file that its commands name."""

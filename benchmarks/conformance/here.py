@@ -29,7 +29,8 @@ def row(name: str) -> dict[str, Any]:
         began = time.perf_counter()
         promises = cells(loop, settled, getattr(adapter, "PRECISION", "float64"))
         for seen, meant in getattr(adapter, "MEANT", {}).get(label, {}).items():
-            promises[seen], promises[meant] = promises[meant], promises[seen]
+            if promises[seen]["status"] == "departs":
+                promises[seen], promises[meant] = promises[meant], promises[seen]
         for promise, cell in promises.items():
             if cell["status"] == "departs":
                 shown = confirmed(getattr(adapter, "CONFIRM", name), label, promise)

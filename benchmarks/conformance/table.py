@@ -66,8 +66,9 @@ def said(promise: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     usual = Counter(smallest(cell) for _, cell in departing).most_common(1)[0][0]
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, cell in departing:
-        words = " ".join(words_of(script, promise) for script in cell["confirmed"])
-        shown = " ".join(f"`{script}`: {out}." for script, out in cell["confirmed"].items())
+        scripts = cell.get("confirmed", {})
+        words = " ".join(words_of(script, promise) for script in scripts)
+        shown = " ".join(f"`{script}`: {out}." for script, out in scripts.items())
         own = "" if smallest(cell) == usual else f" {smallest(cell)}"
         found.setdefault((own, words, shown or "No script confirms it."), []).append(name)
     yield from ["", " ".join(part for part in (f"**{promise}**", f"{usual}.", SHARED.get(promise)) if part), ""]

@@ -57,7 +57,7 @@ def test_a_departure_has_the_status_the_promise_and_the_words_of_its_own_line(mo
         NOT_OFFERED={"C2": "no targets"},
         NOT_TRIED={"C12": "no files"},
         CALLED={"C5": "not guarded"},
-        MEANT={"second": {"C1": "C3"}},
+        MEANT={"first": {"C3": "C1"}, "second": {"C1": "C3"}},  # in the first line C3 is kept
     )
     monkeypatch.setattr(here, "import_module", lambda name: adapter)
     lines = here.row("any")["lines"]
@@ -105,3 +105,9 @@ def test_a_promise_whose_setting_a_loop_lacks_is_not_offered():
         return {**result, "ignores": {"max_grad_norm"}}
 
     assert departing(unclipped) == {"C6": {"status": "not offered", "reason": "no max_grad_norm"}}
+
+
+def test_a_promise_that_is_settled_stays_so_and_the_others_are_decided():
+    settled = {"C3": {"status": "not tried", "reason": "it takes long"}}
+    found = decide.cells(specification_with("mean_of_means"), settled)
+    assert found.pop("C3") == settled["C3"] and {cell["status"] for cell in found.values()} == {"kept"}

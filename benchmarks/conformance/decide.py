@@ -3,7 +3,8 @@
 A cell is "kept" if the loop leaves in every run about the promise what the specification leaves, without the settings
 that the loop lacks, and with the faults that it has against other promises. A fault belongs to the promise of the
 first run of the ladder that it changes. "departs" names the faults, or none where no set of known faults does the same,
-and the smallest run that shows it. A promise whose runs all need a setting that the loop lacks is "not offered".
+and the smallest run that shows it. "not confirmed" names a run that ended in an error. A promise whose runs all need a
+setting that the loop lacks is "not offered".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -96,7 +97,8 @@ class _Decision:
             return {"status": "not tried", "reason": f"the adapter returns no {returned}"}
         raised = next((case for case in cases if case.name in self.troubles), None)
         if raised is not None:
-            return {"status": "departs", "faults": [], "run": raised.name, "numbers": self.troubles[raised.name]}
+            # The error may be the adapter's, so no script confirms this.
+            return {"status": "not confirmed", "faults": [], "run": raised.name, "numbers": self.troubles[raised.name]}
         faults = self.faults[promise]
         own = self.own(promise, faults or ())
         if faults is not None and not own:

@@ -111,3 +111,14 @@ def test_a_promise_that_is_settled_stays_so_and_the_others_are_decided():
     settled = {"C3": {"status": "not tried", "reason": "it takes long"}}
     found = decide.cells(specification_with("mean_of_means"), settled)
     assert found.pop("C3") == settled["C3"] and {cell["status"] for cell in found.values()} == {"kept"}
+
+
+def test_a_loop_that_ends_in_an_error_is_not_taken_for_one_with_a_fault():
+    def unable_to_clip(model, epochs, settings):
+        if settings.max_grad_norm is not None:
+            raise TypeError("the adapter's own")
+        return specification_with()(model, epochs, settings)
+
+    found = departing(unable_to_clip)
+    assert "C6" in found and {(cell["status"], *cell["faults"]) for cell in found.values()} == {("not confirmed",)}
+    assert "the adapter's own" in found["C6"]["numbers"]

@@ -70,7 +70,8 @@ def said(promise: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         words = " ".join(words_of(script, promise) for script in scripts)
         shown = " ".join(f"`{script}`: {out}." for script, out in scripts.items())
         own = "" if smallest(cell) == usual else f" {smallest(cell)}"
-        found.setdefault((own, words, shown or "No script confirms it."), []).append(name)
+        key, name = ((own, words, shown), name) if shown else (("", "", "No script confirms it."), name + own)
+        found.setdefault(key, []).append(name)
     yield from ["", " ".join(part for part in (f"**{promise}**", f"{usual}.", SHARED.get(promise)) if part), ""]
     told = {""}
     for (own, words, shown), titles in found.items():

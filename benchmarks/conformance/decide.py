@@ -3,7 +3,8 @@
 A cell is "kept" if the loop leaves in every run about the promise what the specification leaves, without the settings
 that the loop lacks, and with the faults that it has against other promises. A fault belongs to the promise of the
 first run of the ladder that it changes. "departs" names the faults, or none where no set of known faults does the same,
-and the smallest run that shows it. A promise whose runs all need a setting that the loop lacks is "not offered".
+and the smallest run that shows it. "not confirmed" names a run that ended in an error. A promise whose runs all need a
+setting that the loop lacks is "not offered".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,16 +24,19 @@ RETURNED = {"C11": "validation_losses", "C12": "best"}  # a promise about what a
 
 
 def cells(
-    loop: Loop, not_offered: Mapping[str, str], precision: str = "float64", timeout: float = 60.0
+    loop: Loop, settled: Mapping[str, Cell], precision: str = "float64", timeout: float = 60.0
 ) -> dict[str, Cell]:
-    """A cell for each promise from C1 to C12: "status" with "runs", "reason", or "faults", "run" and "numbers"."""
-    decision = _Decision(Player(loop, PRECISIONS[precision], timeout), not_offered)
+    """A cell for each promise from C1 to C12: "status" with "runs", "reason", or "faults", "run" and "numbers".
+
+    Those in `settled` are as given: no run decides them.
+    """
+    decision = _Decision(Player(loop, PRECISIONS[precision], timeout), settled)
     return {promise: decision.cell(promise) for promise in ASKED}
 
 
 class _Decision:
-    def __init__(self, player: Player, not_offered: Mapping[str, str]) -> None:
-        self.precision, self.not_offered, self.specification = player.precision, not_offered, Specification()
+    def __init__(self, player: Player, settled: Mapping[str, Cell]) -> None:
+        self.precision, self.settled, self.specification = player.precision, settled, Specification()
         self.plays: dict[str, Play] = {}
         self.troubles: dict[str, str] = {}
         cases = ladder()
@@ -66,7 +70,7 @@ class _Decision:
             cases = self.about[promise] = [case for case in self.about[promise] if not _switched_on(case) & blamed]
             found = _clear(self.search(cases), self.lacking)
             self.faults[promise] = None if found is None else found.faults
-            if found is None and promise not in self.not_offered:
+            if found is None and promise not in self.settled:
                 first = self.cases.index(self.departing(cases, self.lacking))
                 before = set[str]().union(*map(_switched_on, self.cases[:first]))
                 blamed |= _switched_on(self.cases[first]) - before
@@ -80,8 +84,8 @@ class _Decision:
     def cell(self, promise: str) -> Cell:
         """What the runs about one promise show."""
         cases = self.about[promise]
-        if promise in self.not_offered:
-            return {"status": "not offered", "reason": self.not_offered[promise]}
+        if promise in self.settled:
+            return self.settled[promise]
         asked = [case for case in self.cases if case.promise == promise]
         missing = set(FEATURES).intersection(*map(_switched_on, asked)) & set(self.lacking.ignored)
         if not asked or missing:
@@ -93,7 +97,8 @@ class _Decision:
             return {"status": "not tried", "reason": f"the adapter returns no {returned}"}
         raised = next((case for case in cases if case.name in self.troubles), None)
         if raised is not None:
-            return {"status": "departs", "faults": [], "run": raised.name, "numbers": self.troubles[raised.name]}
+            # The error may be the adapter's, so no script confirms this.
+            return {"status": "not confirmed", "faults": [], "run": raised.name, "numbers": self.troubles[raised.name]}
         faults = self.faults[promise]
         own = self.own(promise, faults or ())
         if faults is not None and not own:

@@ -21,6 +21,7 @@ from course_lm.audit.spec import Batches, Settings
 USERS = "the user writes it"
 PACKAGE = "accelerate"
 NOT_OFFERED = {"C1": USERS, "C2": USERS, "C9": USERS, "C11": USERS, "C12": USERS}
+CALLED = {"C5": "not guarded", "C7": "not guarded"}  # the user calls `optimizer.step()`
 IGNORES = {"loss_scale", "overflow_steps", "validation"}
 Epoch = Callable[[Any, Any, Any, Any, Any, Settings], None]
 

@@ -20,6 +20,8 @@ from course_lm.audit.spec import Batches, Settings
 USERS = "the user writes it"
 PACKAGE = "lightning"
 NOT_OFFERED = {"C1": USERS, "C2": USERS, "C8": USERS, "C9": USERS, "C11": USERS, "C12": USERS}
+NOT_OFFERED |= {"C4": "the page does not speak of an epoch's end"}
+CALLED = {"C5": "not guarded", "C7": "not guarded"}  # the user calls `optimizer.step()`
 
 
 def fabric(*, first: int, divides: bool, clips_always: bool) -> Loop:
@@ -50,5 +52,5 @@ def fabric(*, first: int, divides: bool, clips_always: bool) -> Loop:
 
 LOOPS = {
     "Fabric, the page's loop": fabric(first=0, divides=False, clips_always=False),
-    "Fabric, counted from 1, divided, always clipped": fabric(first=1, divides=True, clips_always=True),
+    "Fabric, our loop: counted from 1, divided, always clipped": fabric(first=1, divides=True, clips_always=True),
 }

@@ -82,7 +82,9 @@ def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Map
     loaders = DataLoaders(Epochs(epochs), validation)
     learner = Learner(loaders, Batched(model), loss_func=shifted_loss, opt_func=optimizer, train_bn=False)
     watch = Validation()
-    callbacks = [watch, ParamScheduler({"lr": rates(epochs, settings)})]
+    callbacks = [ParamScheduler({"lr": rates(epochs, settings)})]
+    if validation:
+        callbacks.append(watch)
     if settings.accumulation_steps > 1:
         callbacks.append(GradientAccumulation(settings.accumulation_steps))
     if settings.max_grad_norm is not None:

@@ -22,12 +22,15 @@ from course_lm.audit.spec import Batches, Settings
 PACKAGE = "torch"
 EQUAL = "its batches have the same number of targets, where the mean of their means is right"
 NOT_OFFERED = {
+    "C1": "the adapter shifts, as its `get_batch` does",
     "C2": "its rows are full",
     "C3": EQUAL,
     "C4": "it has no epochs",
     "C5": "its rows are full",
     "C11": EQUAL,
 }
+
+CALLED = {"C7": "not guarded"}  # the user calls `scaler.step(optimizer)`
 
 
 def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Mapping[str, Any]:
@@ -67,4 +70,4 @@ def estimate_loss(model: nn.Module, validation: Batches) -> float:
     return loss
 
 
-LOOPS = {"nanoGPT’s train.py, retold": loop}
+LOOPS = {"nanoGPT’s train.py at 3adf61e, retold": loop}

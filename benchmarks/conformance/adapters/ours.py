@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
+import course_lm
 from course_lm.audit.adapters.parts import UNSCALED, Batch, build_optimizer
 from course_lm.audit.spec import Batches, Settings
 from course_lm.trainer import Trainer
 
-PACKAGE = "course-lm"
+PACKAGE, VERSION = "course-lm", course_lm.__version__  # it is not installed
 NOT_OFFERED: dict[str, str] = {}
 
 

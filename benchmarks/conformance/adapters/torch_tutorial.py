@@ -1,9 +1,9 @@
 """The loop of PyTorch's tutorial "Training with PyTorch", retold with the loss of a language model.
 
-Source: pytorch/tutorials, beginner_source/introyt/trainingyt.py. Each batch is a step. The validation loss is the sum
-of the batches' mean losses by their number, and the best weights are saved. The tutorial has no accumulation, no
-clipping, no schedule and no loss scale; the runs' rates are moved by a hook after each step. A validation batch
-without a target, which the tutorial never meets, is left out.
+Source: pytorch/tutorials, beginner_source/introyt/trainingyt.py at commit 0ac2837. Each batch is a step. The validation
+loss is the sum of the batches' mean losses by their number, and the best weights are saved. The tutorial has no
+accumulation, no clipping, no schedule and no loss scale; the runs' rates are moved by a hook after each step. A
+validation batch without a target, which the tutorial never meets, is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,17 @@ from course_lm.audit.spec import Batches, Settings
 
 PACKAGE = "torch"
 IMAGES = "the tutorial is about images"
-NOT_OFFERED = {"C1": IMAGES, "C2": IMAGES, "C8": "the tutorial has one rate", "C9": "the tutorial sets no decay"}
+ONE_SIZE = "the tutorial is about images, and its batches have one size"
+NOT_OFFERED = {
+    "C1": IMAGES,
+    "C2": IMAGES,
+    "C3": "the tutorial has no accumulation",
+    "C5": ONE_SIZE,
+    "C8": "the tutorial has one rate",
+    "C9": "the tutorial sets no decay",
+    "C11": ONE_SIZE,
+}
+CALLED = {"C7": "not guarded"}  # the user calls `optimizer.step()`
 IGNORES = {"accumulation_steps", "max_grad_norm", "loss_scale", "overflow_steps"}
 
 
@@ -51,4 +61,4 @@ def validate(model: nn.Module, validation: Batches) -> float:
     return fmean(mean_loss(model, batch).item() for batch in validation if count_targets(batch))
 
 
-LOOPS = {"the tutorial “Training with PyTorch”, retold": loop}
+LOOPS = {"PyTorch's tutorial “Training with PyTorch” at 0ac2837, retold": loop}

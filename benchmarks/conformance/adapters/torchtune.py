@@ -25,6 +25,8 @@ PACKAGE = "torchtune"
 PRECISION = "float32"  # the recipe scales gradients by a float32 number
 NOT_OFFERED = {"C11": "the recipe has no validation", "C12": "the recipe keeps each epoch's weights"}
 
+CALLED = {"C9": "differs by choice"}
+
 
 def recipe_class() -> Any:
     """The class of the recipe, from the installed file: its folder is no package."""

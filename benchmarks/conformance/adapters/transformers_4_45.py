@@ -11,7 +11,8 @@ from torch.utils.data import SequentialSampler
 from course_lm.audit.adapters import hugging_face
 
 PACKAGE, CONFIRM = "transformers", "hugging_face"
-NOT_OFFERED = {"C12": "the best weights are a checkpoint's, which this adapter does not write"}
+NOT_OFFERED: dict[str, str] = {}
+NOT_TRIED = {"C12": "the best weights are a checkpoint's, which this adapter does not write"}
 newer = hugging_face._arguments
 
 

@@ -1,7 +1,6 @@
-"""A validation of two batches of one row with one and with nine targets: `valid_loss` weighs both the same.
+"""The recorder's `AvgLoss` weighs a batch by its rows.
 
-The recorder's `AvgLoss` counts rows. A metric of the user's own that counts targets, and `monitor` with its name in
-`SaveModelCallback`, avoid it.
+A metric of the user's own that counts targets, and `monitor` with its name in `SaveModelCallback`, avoid it.
 """
 
 import sys

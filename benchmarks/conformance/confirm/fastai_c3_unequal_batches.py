@@ -1,6 +1,5 @@
-"""Two samples with one and with nine targets, `n_acc=2`: both weigh the same, whatever their number of targets is.
-
-`GradientAccumulation` weighs a batch's mean loss by its samples. Samples with the same number of targets avoid it.
+"""Two samples with one and with nine targets, `n_acc=2`: `GradientAccumulation` weighs a mean loss by its samples.
+Samples with the same number of targets avoid it.
 """
 
 import sys

@@ -1,8 +1,7 @@
-"""Three batches of one sample in each of two fits, `n_acc=2`: a step is made of batches of both fits.
+"""`GradientAccumulation` counts samples through the whole of `fit`: the last of an epoch wait for the next.
 
-`GradientAccumulation` counts samples through the whole of `fit`: the last ones of an epoch wait for the next epoch.
-What is left at the end of `fit` makes no step, and its gradient is in the first step of the next `fit`. A loader with
-`drop_last` and a number of samples in an epoch that `n_acc` divides avoids it.
+What is left at the end of `fit` is in the first step of the next `fit`. A loader with `drop_last` and a number of
+samples in an epoch that `n_acc` divides avoids it. Here are three batches of one sample in each of two fits, `n_acc=2`.
 """
 
 import sys

@@ -1,7 +1,6 @@
-"""A batch with a loss of NaN: its gradient reaches the weight, with `TerminateOnNaNCallback` as well.
+"""`TerminateOnNaNCallback` reads the loss after the step, and ends `fit` without an error.
 
-The callback reads the loss after the batch, and so after the step, and ends `fit` without an error. A callback of the
-user's own that raises `CancelBatchException` in `before_step` avoids it.
+A callback of the user's own that raises `CancelBatchException` in `before_step` avoids it.
 """
 
 import sys

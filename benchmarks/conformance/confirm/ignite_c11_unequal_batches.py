@@ -1,8 +1,4 @@
-"""A validation of two batches of one row with one and with nine targets: the metric `Loss` weighs both the same.
-
-Its default `batch_size=len` counts rows. `Loss(loss_fn, batch_size=...)` with a function that counts the targets of a
-batch avoids it.
-"""
+"""`Loss` weighs a batch by its rows: its default is `batch_size=len`. A function that counts targets avoids it."""
 
 import sys
 

@@ -1,7 +1,5 @@
-"""Two batches with one and with nine targets: the loss of each is divided by 2, whatever its number of targets is.
-
-The trainer hands the loss function one batch's predictions and targets, and divides what it returns by
-`gradient_accumulation_steps`. Batches with the same number of targets avoid it.
+"""Two batches with one and with nine targets: the trainer divides the loss of each by `gradient_accumulation_steps`.
+Batches with the same number of targets avoid it.
 """
 
 import sys

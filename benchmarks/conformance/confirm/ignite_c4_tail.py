@@ -1,7 +1,7 @@
-"""Three batches in each of three epochs, a step at every second: a step is made of batches of two epochs.
+"""The trainer counts the iterations of the whole run: the last batches of an epoch wait for the next epoch's first.
 
-The trainer counts the iterations of the whole run: the last batches of an epoch wait for the next one, and those of
-the run are lost. A number of batches in an epoch that `gradient_accumulation_steps` divides avoids it.
+Those of the run are lost. A number of batches in an epoch that `gradient_accumulation_steps` divides avoids it. Here
+are three batches in each of three epochs, and a step at every second.
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""A batch without a target after one with a target, SGD with momentum: the loss is NaN, and a step is made.
-
-The gradient is 0, and the momentum moves the weight again. Leaving out batches without a target avoids it.
-"""
+"""SGD with momentum, a batch without a target after one with a target. Leaving out such batches avoids it."""
 
 import sys
 

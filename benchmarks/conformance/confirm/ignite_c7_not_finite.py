@@ -1,7 +1,7 @@
-"""A batch with a loss of NaN: its gradient reaches the weight, with the handler `TerminateOnNan` as well.
+"""The handler `TerminateOnNan` reads the loss after the step, and ends the run without an error.
 
-The handler reads the loss when the iteration is complete, after the step, and ends the run without an error. None of
-the trainer's arguments avoids it; an update function of the user's own that looks before `optimizer.step()` does.
+None of the trainer's arguments avoids it; an update function of the user's own that looks before `optimizer.step()`
+does.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""One batch with a loss of NaN: its gradient reaches the weight, which is NaN from then on, without a word.
-
-`clip_grad_norm_` with `error_if_nonfinite=True`, which the loop does not use, raises before the step.
-"""
+"""One batch with a loss of NaN. The loop clips without `error_if_nonfinite=True`, which raises before the step."""
 
 import sys
 

@@ -1,8 +1,4 @@
-"""Two batches with one and with nine targets: the loss of each is divided by 2, whatever its number of targets is.
-
-The step's loss is the mean over its targets only if all batches have the same number. A sum of losses divided by the
-number of the window's targets avoids it. The same arithmetic was mended in meta-pytorch/torchtune pull request 1875.
-"""
+"""Batches with one and with nine targets. A sum of losses divided by the number of the window's targets avoids it."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Three batches in each of two epochs, a step at every second: the third batch of an epoch makes no step.
+"""The last batches of an epoch make no step: their gradient is added to the first step of the next epoch.
 
-Its gradient stays and is added to the first step of the next epoch, which is made of three batches and divided by 2.
-A step at the last batch of an epoch as well, divided by its number of batches, avoids it.
+A step at the last batch of an epoch as well, divided by its number of batches, avoids it. Here are three batches in
+each of two epochs, and a step at every second.
 """
 
 import sys

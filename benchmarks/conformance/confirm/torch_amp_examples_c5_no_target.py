@@ -1,7 +1,5 @@
-"""A batch without a target after one with a target, SGD with momentum: the loss is NaN, and a step is made.
-
-The gradient is 0, the scaler lets it pass, and the momentum moves the weight again. Leaving out batches without a
-target avoids it.
+"""SGD with momentum, a batch without a target after one with a target. The scaler lets a gradient of 0 pass. Leaving
+out such batches avoids it.
 """
 
 import sys

@@ -1,8 +1,7 @@
-"""Two batches of 8 and 9 tokens, one of two rows: a batch's mean loss weighs by its labels, first labels included.
+"""A batch's mean loss weighs by its labels, with the first label of each row, which the loss shifts away.
 
-The loss shifts, and a row's first label is no target: rows of 4 and 4 tokens have 6 targets and count 8. Labels of -100
-at the first position, as most chat templates leave them, avoid it. The loop's arithmetic is that of the recipe's
-`train`: loss times labels, gradients by `training.scale_grads`.
+Rows of 4 and 4 tokens have 6 targets and count 8. Labels of -100 at the first position avoid it. The loop's arithmetic
+is that of the recipe's `train`: loss times labels, gradients by `training.scale_grads`.
 """
 
 import sys

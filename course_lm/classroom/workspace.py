@@ -139,9 +139,7 @@ def prepare(workspace: Path, fresh: Iterable[str | int] = ()) -> Changes:
 
 
 def release(folder: Path) -> None:
-    """Make `folder`, which is new or empty, a workspace whose lessons have no solutions.
-
-    What ends it early, an interrupt too, leaves the folder empty: a part would pass for a release.
+    """Make `folder`, which is new or empty, a workspace whose lessons have no solutions; cut short, leave it empty.
 
     Raises OSError where it cannot be written, ValueError where it is a file or holds something.
     """
@@ -151,7 +149,7 @@ def release(folder: Path) -> None:
     try:
         _write(folder / MANIFEST, json.dumps(dict([RELEASED])).encode())
         prepare(folder)
-    except BaseException:
+    except BaseException:  # an interrupt, too: a part would pass for a release
         for part in folder.iterdir():
             shutil.rmtree(part) if part.is_dir() else part.unlink()
         raise

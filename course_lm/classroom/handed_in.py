@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,11 +44,11 @@ class Row(NamedTuple):
     sha256: str
 
 
-def read_handed_in(folder: Path, lessons: Sequence[Path], *, run_code: bool = False) -> list[Row]:
-    """A row for each learner and exercise, of every one of the `lessons` that anybody has handed in.
+def read_handed_in(folder: Path, lessons: Sequence[Path], *, run_code: bool = False) -> Iterator[Row]:
+    """A row for each learner and exercise, of every one of the `lessons` that anybody has handed in, as it comes.
 
     A folder in `folder` is a learner's. The notebooks lie in it, or in its folder `notebooks/`, and have the names of
-    the lessons.
+    the lessons; a warning for each learner names those that do not.
 
     Args:
         run_code: whether the answers are run, see `rerun`. All notebooks are read before the first of them runs.
@@ -57,9 +58,13 @@ def read_handed_in(folder: Path, lessons: Sequence[Path], *, run_code: bool = Fa
     """
     ensure(folder.is_dir(), f"{folder} must be a folder that holds one folder for each learner")
     ensure(not _files_in(folder, lessons), f"{folder} is the folder of one learner; give the one that holds it")
-    found = {path.name: _files_in(path, lessons) for path in sorted(folder.iterdir()) if path.is_dir()}
-    handed_in = [lesson for lesson in lessons if any(lesson.stem in files for files in found.values())]
+    learners = [path for path in sorted(folder.iterdir()) if path.is_dir() and not _is_aside(path.name)]
+    places = {path.name: _files_in(path, lessons) for path in learners}
+    handed_in = [lesson for lesson in lessons if any(lesson.stem in files for files in places.values())]
     ensure(bool(handed_in), f"no folder in {folder} holds a lesson, such as LEARNER/notebooks/{lessons[0].name}")
+    for learner in learners:
+        _warn_of_unread(learner, places[learner.name].values())
+    found = {name: {stem: path.read_bytes() for stem, path in files.items()} for name, files in places.items()}
     originals = {lesson.stem: tried_in(lesson.read_bytes()) for lesson in handed_in}
     asked = [
         (learner, lesson, name, *_found(files.get(lesson), name))
@@ -67,20 +72,34 @@ def read_handed_in(folder: Path, lessons: Sequence[Path], *, run_code: bool = Fa
         for lesson, exercises in originals.items()
         for name in exercises
     ]
-    rows = []
-    for learner, lesson, name, state, tried, sha256 in Bar(asked, unit="exercise", disable=not run_code):
-        told = NOT_RUN
-        if run_code and tried is not None:
-            stub = tried.cell == originals[lesson][name].cell
-            told = ("not written yet", "") if stub else rerun(name, tried)
-        rows.append(Row(learner, lesson, name, state, *told, sha256))
-    return rows
+
+    def told(lesson: str, name: str, tried: Tried | None) -> tuple[str, str]:
+        if not run_code or tried is None:
+            return NOT_RUN
+        return ("not written yet", "") if tried.cell == originals[lesson][name].cell else rerun(name, tried)
+
+    return (
+        Row(learner, lesson, name, state, *told(lesson, name, tried), sha256)
+        for learner, lesson, name, state, tried, sha256 in Bar(asked, unit="exercise", disable=not run_code)
+    )
 
 
-def _files_in(learner: Path, lessons: Sequence[Path]) -> dict[str, bytes]:
+def _is_aside(name: str) -> bool:
+    """Whether a file or folder has a name that programs give to what they keep for themselves."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _files_in(learner: Path, lessons: Sequence[Path]) -> dict[str, Path]:
     places = {lesson.stem: (learner / "notebooks" / lesson.name, learner / lesson.name) for lesson in lessons}
     files = {stem: next((path for path in paths if path.is_file()), None) for stem, paths in places.items()}
-    return {stem: path.read_bytes() for stem, path in files.items() if path is not None}
+    return {stem: path for stem, path in files.items() if path is not None}
+
+
+def _warn_of_unread(learner: Path, read: Collection[Path]) -> None:
+    others = sorted(path.relative_to(learner) for path in learner.rglob("*.ipynb") if path not in read)
+    if names := [str(path) for path in others if not any(map(_is_aside, path.parts))]:
+        where = "a lesson is read from the learner's folder or its notebooks/, under its own name"
+        warnings.warn(f"{learner.name}: not read: {', '.join(names)}; {where}", stacklevel=3)
 
 
 def _found(file: bytes | None, name: str) -> tuple[str, Tried | None, str]:
@@ -94,10 +113,11 @@ def _found(file: bytes | None, name: str) -> tuple[str, Tried | None, str]:
     return tried.state if tried else "not in the notebook", tried, digest(file)
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    """The rows as a spreadsheet opens them, below their names."""
+def as_csv(row: Sequence[str]) -> str:
+    """One line for a spreadsheet: no field is a formula, which it would run, and what does not print is an escape."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Row._fields, *rows])
+    fields = ("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in field) for field in row)
+    csv.writer(text, lineterminator="\n").writerow("'" * one.startswith(tuple("=+-@")) + one for one in fields)
     return text.getvalue()
 
 

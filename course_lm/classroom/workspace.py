@@ -13,6 +13,7 @@ has made: there the lessons come without solutions, now and later.
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -71,7 +72,9 @@ def find_workspace(given: Path | None = None) -> Path:
     in_checkout = lesson_folder().parent == PACKAGE.parent
     folder = given or around or (PACKAGE.parent / "workspace" if in_checkout else here / "course_lm_lessons")
     folder = folder.expanduser().absolute()
-    ensure(folder.is_dir() or not folder.exists(), f"the workspace must be a folder, got the file {folder}")
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))  # a link that leads nowhere, too
+    kind = "file" if there.exists() else "dangling link"
+    ensure(there.is_dir(), f"the workspace {folder} must be a folder, got the {kind} {there}")
     own = (folder / "notebooks").resolve() != lesson_folder().resolve()
     ensure(own, f"the workspace must be another folder than the course's own, got {folder}")
     return folder
@@ -136,14 +139,20 @@ def prepare(workspace: Path, fresh: Iterable[str | int] = ()) -> Changes:
 
 
 def release(folder: Path) -> None:
-    """Make `folder`, which is new or empty, a workspace whose lessons have no solutions.
+    """Make `folder`, which is new or empty, a workspace whose lessons have no solutions; cut short, leave it empty.
 
     Raises OSError where it cannot be written, ValueError where it is a file or holds something.
     """
     folder = find_workspace(folder)
     ensure(not folder.exists() or not any(folder.iterdir()), f"the folder must be new or empty, {folder} is neither")
-    _write(folder / MANIFEST, json.dumps(dict([RELEASED])).encode())
-    prepare(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(folder / MANIFEST, json.dumps(dict([RELEASED])).encode())
+        prepare(folder)
+    except BaseException:  # an interrupt, too: a part would pass for a release
+        for part in folder.iterdir():
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        raise
 
 
 def without_solutions(lesson: bytes) -> bytes:

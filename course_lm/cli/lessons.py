@@ -1,12 +1,16 @@
 """The commands `lab`, `progress`, `release` and `lessons`. Only `progress` does without torch, which lessons load."""
 
+import os
+import sys
 from argparse import Namespace
 from datetime import datetime
+from itertools import chain
 
-from course_lm.classroom.handed_in import as_csv, read_handed_in
+from course_lm.classroom.handed_in import Row, as_csv, read_handed_in
 from course_lm.classroom.progress import exercises_in, format_table, read_progress
 from course_lm.classroom.progress_page import progress_page
 from course_lm.classroom.workspace import find_workspace, lesson_paths, release
+from course_lm.display import Bar
 from course_lm.validation import ensure
 
 
@@ -28,12 +32,16 @@ def show_progress(options: Namespace) -> int:
     """
     if options.csv:
         ensure(not (options.page or options.workspace), "--csv goes with neither --page nor --workspace")
-        print(as_csv(read_handed_in(options.csv, lesson_paths(), run_code=options.rerun)), end="")
+        rows = read_handed_in(options.csv, lesson_paths(), run_code=options.rerun)
+        for row in chain([Row._fields], rows):
+            Bar.write(as_csv(row), end="")  # above the bar
+            sys.stdout.flush()  # what is known outlasts an interrupt
         return 0
     ensure(not options.rerun, "--rerun needs --csv FOLDER")
     page = options.page
-    new = page is None or (page.suffix == ".html" and not page.exists())
+    new = page is None or (page.suffix == ".html" and not os.path.lexists(page))
     ensure(new, f"--page must be a new file that ends in .html, got {page}")
+    ensure(page is None or page.parent.is_dir(), f"--page must lie in a folder that is there, got {page}")
     rows = read_progress(find_workspace(options.workspace), lesson_paths())
     if page:
         page.write_text(progress_page(rows, datetime.now()), encoding="utf-8")

@@ -10,12 +10,13 @@ from course_lm.distributed import connect
 from course_lm.inspection import find, measure
 from course_lm.model import count_parameters
 from course_lm.profiling.preflight import ALL_ELSE, NOTE, OK, WRONG, Check, check_memory, preflight
+from course_lm.trainer import budget
 from course_lm.validation import ensure
 
 
 def check_run(config: TrainingConfig, options: Namespace) -> int:
     """Print a line for each check of a run as configured; return 0 where none is wrong, else 1."""
-    corpus = config.data.corpus
+    started, corpus = budget.clock(), config.data.corpus
     ensure(not corpus.endswith((".yaml", ".yml")), f"{corpus} is read as a text: give a configuration as --config")
     ensure(connect().world == 1, "preflight runs in one process, got several ranks: start it without torchrun")
     config = settle_curriculum(config)
@@ -24,7 +25,7 @@ def check_run(config: TrainingConfig, options: Namespace) -> int:
         checks.append(ALL_ELSE)
     else:
         run = prepare(config)
-        checks = preflight(run.model, config, run.train_loader, run.val_loader)
+        checks = preflight(run.model, config, run.train_loader, run.val_loader, started)
         documents, share, _ = read_share(corpus)
         text, held_out = (
             measure(documents, config.data.vocab_size),

@@ -10,6 +10,7 @@ import os
 import shutil
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from copy import deepcopy
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from course_lm.accumulation import count_window_targets, windows
 from course_lm.batching.data import kept, read_from_start
+from course_lm.checkpoints import check_folder
+from course_lm.checkpoints.parts import whole_on_cpu
 from course_lm.clipping import clip_gradients
 from course_lm.config import TrainingConfig
 from course_lm.display import readable_bytes
@@ -37,6 +40,7 @@ from course_lm.reproducibility import resolve_device
 from course_lm.schedules import ScheduleConfig
 from course_lm.step import StepResult, take_step
 from course_lm.trainer import Trainer
+from course_lm.trainer.resume import load_newest
 from course_lm.trainer.run import count_steps, run_folder
 from course_lm.validation import ensure, named
 
@@ -95,11 +99,13 @@ def preflight(
     config: TrainingConfig,
     train_loader: Iterable[AnyBatch],
     val_loader: Iterable[AnyBatch] | None = None,
+    started: float | None = None,
 ) -> list[Check]:
     """Try what a run of `model` as configured needs, in one process, with the optimizer and loss of `config`.
 
     The model is moved to the configured device and takes the weights of `training.init_from`; all else of it is put
-    back. Nothing is computed where the memory would not suffice.
+    back. Nothing is computed where the memory would not suffice. The minutes of a time budget count from `started`, on
+    `trainer.budget.clock`, or from when they are looked at.
 
     Raises:
         TypeError, ValueError: what a `Trainer` refuses; or the training loader is an iterator, which this would use up.
@@ -115,8 +121,10 @@ def preflight(
     trainer = Trainer(model, replace(config, training=settings, **off))
     with restored(trainer.model, trainer.optimizer, train_loader, trainer.options.loss_fn):
         trainer.model.train()
+        new = Subject(trainer, train_loader, [])
+        checks = [memory, _tried("beginning", lambda _: _check_beginning(new, config, val_loader, started), new)]
         subject = _measured(trainer, train_loader)
-        checks = [_check_first_loss(subject), memory, _check_disk(subject, config), *_describe_speed(subject)]
+        checks += [_check_first_loss(subject), _check_disk(subject, config), *_describe_speed(subject)]
     for name, check in (
         ("causality", _check_causality),
         ("split batch", _check_split),
@@ -157,6 +165,28 @@ def _tried(name: str, check: Callable[[Subject], tuple[str, str]], subject: Subj
             return Check(name, *check(subject))
     except Exception as error:
         return Check(name, WRONG, named(error))
+
+
+def _check_beginning(
+    subject: Subject, config: TrainingConfig, val_loader: Iterable[AnyBatch] | None, started: float | None
+) -> tuple[str, str]:
+    """Begin as the run would, or go on from the newest checkpoint in its folder, and write nothing."""
+    folder, newest = run_folder(config), None
+    if folder is not None:
+        check_folder(folder)
+        newest = None if config.training.resume == "never" else load_newest(folder, subject.trainer.group, whole_on_cpu)
+    if newest and config.curriculum.enabled and config.training.must_be_timed:
+        return NOTE, f"left out: {folder} holds a run whose curriculum has times that follow from its time budget"
+    whole = replace(subject.trainer.config, curriculum=config.curriculum)
+    trainer = Trainer(deepcopy(subject.trainer.model), whole, started=started)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the run warns of, it says itself
+        if newest:
+            trainer.load_state_dict(newest[1])
+        trainer._begin(subject.loader, val_loader)
+        trainer.log.observers.close()
+    how = f"the run in {folder} goes on after step {trainer.step:,}" if newest else "a new run"
+    return OK, f"{how}; it ends after step {trainer.total_steps:,}"
 
 
 def _measured(trainer: Trainer, loader: Iterable[AnyBatch]) -> Subject:

@@ -7,12 +7,13 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import nbformat
 import pytest
 
 from course_lm.classroom import checks, handed_in, workspace
-from course_lm.classroom.handed_in import NOT_RUN, judge, read_handed_in, rerun
+from course_lm.classroom.handed_in import NOT_RUN, as_csv, judge, read_handed_in, rerun
 from course_lm.classroom.progress import Tried, digest, tried_in
 from course_lm.cli import main
 from tests.cli.refusals import assert_refused
@@ -128,6 +129,30 @@ def test_a_second_release_into_a_folder_changes_nothing(released, capsys):
     assert {path: path.read_bytes() for path in released.rglob("*") if path.is_file()} == before
 
 
+def test_an_interrupted_release_leaves_nothing_and_the_next_one_is_whole(tmp_path, released, monkeypatch):
+    write, folder, written = workspace._write, tmp_path / "lessons", []
+
+    def interrupted(path, content, *, read_only=False):
+        write(path, content, read_only=read_only)
+        written.append(path)
+        if path.suffix == ".py":  # after the lessons and the pages
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(workspace, "_write", interrupted)
+    assert main(["release", str(folder)]) == 130
+    assert len(written) > len(LESSONS) and list(folder.iterdir()) == []
+    monkeypatch.setattr(workspace, "_write", write)
+    assert main(["release", str(folder)]) == 0
+    names = [{path.relative_to(one) for path in one.rglob("*")} for one in (folder, released)]
+    assert names[0] == names[1]
+
+
+def test_a_release_to_where_a_link_leads_nowhere_is_refused(tmp_path, capsys):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert_refused(capsys, ["release", str(tmp_path / "link")], "must be a folder, got the dangling link")
+    assert not (tmp_path / "gone").exists()
+
+
 # The marks
 
 
@@ -197,3 +222,45 @@ def test_of_a_lesson_that_another_learner_has_handed_in_the_row_says_so(tmp_path
     assert [(row.exercise, row.stored, row.rerun, row.said) for row in rows] == [
         (name, "not handed in", *NOT_RUN) for name in tried_in(LESSON.read_bytes())
     ]
+
+
+def test_no_field_is_a_formula_or_holds_what_a_terminal_obeys(tmp_path, capsys):
+    hand_in(tmp_path, "=1+1", [])
+    hand_in(tmp_path, "a\x1b]0;b\x07", [])
+    assert {row["learner"] for row in marks(capsys, tmp_path)} == {"'=1+1", "a\\x1b]0;b\\x07"}
+    assert as_csv(["+1", "-1: é", "@a", "1-1", "\t=1\n"]) == "'+1,'-1: é,'@a,1-1,\\t=1\\n\n"
+
+
+def test_a_notebook_at_another_place_or_under_another_name_is_named_on_standard_error(tmp_path):
+    hand_in(tmp_path, "ana", [])
+    path = hand_in(tmp_path, "bo", [])
+    for name in ("03_loss (1).ipynb", "._03_loss.ipynb", ".ipynb_checkpoints/03_loss.ipynb", "__MACOSX/03_loss.ipynb"):
+        (path.parent / name).parent.mkdir(exist_ok=True)
+        (path.parent / name).write_bytes(path.read_bytes())
+    hand_in(tmp_path / "cy", "handout", [])
+    with pytest.warns(UserWarning) as told:
+        list(read_handed_in(tmp_path, LESSONS))
+    where = "a lesson is read from the learner's folder or its notebooks/, under its own name"
+    assert [str(one.message) for one in told] == [
+        f"bo: not read: {Path('notebooks', '03_loss (1).ipynb')}; {where}",
+        f"cy: not read: {Path('handout', 'notebooks', LESSON.name)}; {where}",
+    ]
+
+
+def test_folders_that_programs_leave_are_no_learners(tmp_path, capsys):
+    for name in ("ana", ".git", "__MACOSX"):
+        hand_in(tmp_path, name, [])
+    assert {row["learner"] for row in marks(capsys, tmp_path)} == {"ana"}
+
+
+def test_an_interrupt_leaves_the_marks_that_are_known(tmp_path, capsys, monkeypatch):
+    def interrupted(name, tried):
+        if name != "log_sum_exp":
+            raise KeyboardInterrupt
+        return "passed", "right"
+
+    monkeypatch.setattr(handed_in, "rerun", interrupted)
+    hand_in(tmp_path, "ana", [WRONG + CALL, "checks.prompt_masked(1)"])
+    assert main(["progress", "--csv", str(tmp_path), "--rerun"]) == 130
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["exercise"], row["rerun"], row["said"]) == ("log_sum_exp", "passed", "right")

@@ -1,10 +1,13 @@
 """Claims about `course-lm preflight`: exit codes that a script can read, and one line for each check."""
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from course_lm.cli import main
+from course_lm.trainer import budget
 from tests.cli.small_runs import SMALL, write_text
 
 LEARNS = ("--optimizer.type=adamw", "--optimizer.learning_rate=3e-2", "--training.max_steps=100")
@@ -33,3 +36,45 @@ def test_a_model_larger_than_the_memory_is_1_and_is_never_made(arguments, capsys
 def test_a_configuration_given_as_a_text_is_2(capsys):
     assert main(["preflight", "my.yaml"]) == 2
     assert "give a configuration as --config" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_wrong_in_the_words_of_train(arguments, capsys, tmp_path):
+    (tmp_path / "runs").touch()
+    assert_refused_alike(capsys, arguments, "runs is no folder")
+
+
+def test_a_folder_with_another_run_is_wrong_in_the_words_of_train_and_stays_as_it_is(arguments, capsys, tmp_path):
+    short = [*arguments, "--training.max_steps=2"]
+    assert main(["train", *short[1:]]) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main(short) == 0
+    assert "goes on after step 2; it ends after step 2\n" in capsys.readouterr().out
+    assert_refused_alike(capsys, [*short, "--optimizer.learning_rate=2e-2"], "learning_rate 0.03, this run has 0.02")
+    assert_refused_alike(capsys, [*short, "--training.max_steps=1"], "max_steps is 1, the run has taken 2 steps")
+    assert main([*short, "--optimizer.learning_rate=2e-2", "--training.resume=never"]) == 0
+    assert "a new run; it ends after step 2\n" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_minutes_in_which_no_step_fits_are_wrong_and_those_of_the_reading_count(
+    arguments, capsys, tmp_path, monkeypatch
+):
+    budgeted = [one for one in arguments if "max_steps" not in one]
+    assert main([*budgeted, "--training.time_budget=1e-9"]) == 1
+    assert "time_budget must be at least" in capsys.readouterr().out
+    earlier = SimpleNamespace(clock=lambda: budget.clock() - 600)
+    monkeypatch.setattr("course_lm.cli.preflight.budget", earlier)
+    assert main([*budgeted, "--training.time_budget=5"]) == 1
+    assert "time_budget must be at least 10." in capsys.readouterr().out
+
+
+def assert_refused_alike(capsys, arguments, part):
+    """`train` refuses these arguments in a line that holds the part, and a check of `preflight` is wrong with it."""
+    capsys.readouterr()
+    assert main(["train", *arguments[1:]]) == 2
+    line = capsys.readouterr().err.splitlines()[-1].removeprefix("course-lm: error: ")
+    assert part in line
+    assert main(arguments) == 1
+    said = capsys.readouterr().out
+    assert re.search(rf"^wrong  beginning +\w+: {re.escape(line)}$", said, re.MULTILINE), said
+    assert "wrong: beginning;" in said

@@ -54,6 +54,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("--workspace copies", "copies/notebooks/01_second.ipynb is no notebook that can be read"),
         ("--page notes.txt", "--page must be a new file that ends in .html, got notes.txt"),
         ("--page printed.html", "--page must be a new file that ends in .html, got printed.html"),
+        ("--page nodir/new.html", "--page must lie in a folder that is there, got nodir/new.html"),
         ("--csv nowhere", "nowhere must be a folder that holds one folder for each learner"),
         ("--csv notes.txt", "notes.txt must be a folder"),
         ("--csv bare", "no folder in bare holds a lesson, such as LEARNER/notebooks/00_first.ipynb"),
@@ -67,7 +68,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("notes.txt", "must be a folder, got the file", "notes.txt"),
         ("copies", "the folder must be new or empty", "copies"),
         ("course", "another folder than the course's own"),
-        ("notes.txt/new", "notes.txt"),
+        ("notes.txt/new", "notes.txt/new must be a folder, got the file", "notes.txt"),
     ],
     "lessons": [
         ("99", "there is no lesson '99'; there are 00, 01, 02"),

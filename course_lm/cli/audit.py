@@ -64,7 +64,7 @@ def load(target: str) -> Callable[..., Any]:
     file, colon, name = target.rpartition(":")
     ensure(bool(colon and file and name), f"the target must be FILE.py:FUNCTION, got {one_line(target)}")
     path = Path(file)
-    ensure(path.suffix == ".py", f"the target's file must end in .py, got {one_line(file)}")
+    ensure(path.suffix == ".py", f"the target must be in a file that ends in .py, got {one_line(file)}")
     ensure(path.is_file(), f"no such file: {one_line(file)}")
     module = _run(path)
     if not hasattr(module, name):

@@ -27,6 +27,7 @@ RIGHT = {
     "profile": "text.txt",
     "inspect": "text.txt",
     "audit": "loops.py:sound",
+    "speedrun": "loops.py:sound",
     "plot": "toy",
     "generate": "toy",
     "evaluate": "toy",

@@ -1,5 +1,6 @@
-"""Lesson 16: what it says of Trainers that it does not run is what tests see, and its exercises are what they say."""
+"""Lesson 16: what it says of trainers that it does not run is stored, and its exercises are what they say."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -14,28 +15,33 @@ from course_lm.audit.outcome import Outcome, flat, names_of
 from course_lm.audit.runs import Case, Constant, Rows
 from course_lm.classroom import checks
 from course_lm.classroom.exercises.bug_hunt import mystery
-from tests.audit.test_adapters import SEEN
 from tests.lessons.exercises import define, exercises_of
 
-LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "16_bug_hunt.ipynb"
+ROOT = Path(__file__).resolve().parents[2]
+LESSON, RESULTS = ROOT / "notebooks" / "16_bug_hunt.ipynb", "benchmarks/conformance/results"
 NOTEBOOK = nbformat.read(LESSON, as_version=4)
 MENDED = exercises_of(NOTEBOOK)[-1]
 
 
-def section():
-    folds = (cell.source.partition("the trainers that many use")[2] for cell in NOTEBOOK.cells)
-    return next(fold.partition("</details>")[0] for fold in folds if fold)
+STORIES = next(
+    fold.partition("</details>")[0]
+    for cell in NOTEBOOK.cells
+    if (fold := cell.source.partition("two stories from the table of trainers")[2])
+)
+STORED = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / RESULTS).glob("*.json")]
 
 
-def test_the_versions_of_the_lesson_are_those_on_which_the_figures_were_seen():
-    said = dict(re.findall(r"(transformers|lightning) (\d+\.\d+\.\d+)", section()))
-    assert said == {name: SEEN[name] for name in ("transformers", "lightning")}
-
-
-def test_each_fault_of_the_lessons_table_has_a_test_of_the_adapters():
-    tests = (LESSON.parents[1] / "tests" / "audit" / "test_adapters.py").read_text(encoding="utf-8")
-    named = {name for name in re.findall(r"`(\w+)`", section()) if name in spec.FAULTS}
-    assert named and [name for name in named if f'"{name}"' not in tests] == []
+def test_the_lessons_stories_have_versions_faults_and_numbers_of_the_table_of_trainers():
+    versions = set(re.findall(r"\d+\.\d+\.\d+", STORIES))
+    assert len(versions) == 3 and versions <= {row["version"] for row in STORED}
+    cells = [cell for row in STORED for line in row["lines"].values() for cell in line["promises"].values()]
+    found = {fault for cell in cells if cell["status"] == "broken" for fault in cell["faults"]}
+    named = {name for name in re.findall(r"`(\w+)`", STORIES) if name in spec.FAULTS}
+    assert len(named) == 3 and named <= found
+    numbers = set(re.findall(r"\d\.\d{4,}", STORIES))
+    assert len(numbers) == 4
+    table = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    assert [number for number in numbers if number not in table] == []
 
 
 @pytest.mark.parametrize("targets", [[4, 4], [2, 6], [6, 2], [1, 5, 2]])

@@ -362,7 +362,7 @@ def seen_on(*names):
         pytest.importorskip(name)
         if version(name) != SEEN[name]:
             pytest.skip(
-                f"seen on {name} {SEEN[name]}, {version(name)} is installed: measure it and bring lesson 16 up to date"
+                f"seen on {name} {SEEN[name]}, {version(name)} is installed: measure it again"
             )
 
 

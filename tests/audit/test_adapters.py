@@ -361,9 +361,7 @@ def seen_on(*names):
     for name in names:
         pytest.importorskip(name)
         if version(name) != SEEN[name]:
-            pytest.skip(
-                f"seen on {name} {SEEN[name]}, {version(name)} is installed: measure it again"
-            )
+            pytest.skip(f"seen on {name} {SEEN[name]}, {version(name)} is installed: measure it again")
 
 
 @pytest.fixture

@@ -166,9 +166,7 @@ class Explorer:
         """Follow a handle that was dragged to x and y; of these explorers only that of schedules has some."""
 
 
-def explorer(draw: Callable[..., tuple[Figure, str]], controls: Mapping[str, Control]) -> Explorer:
-    """Controls beside a picture that follows them: see `Explorer`."""
-    return Explorer(draw, controls)
+explorer = Explorer  # what a lesson calls
 
 
 def _spread(control: Control, count: int) -> list[int]:

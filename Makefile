@@ -25,7 +25,7 @@ NO_NEWS = $(PY) -m jupyter labextension disable "@jupyterlab/apputils-extension:
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow nightly durations notebooks book lock clean
+.PHONY: help lab test tests-and-lessons check fast-tests lint style types test-slow test-adapters nightly durations notebooks book lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ AGAIN = $(call TESTS,slow) -n 0 --last-failed --last-failed-no-failures none tes
 
 test-slow: $(VENV)/.test ## all other tests, of many cases those of the day: killed processes, ranks, a browser, broken packages
 	$(call TESTS,slow) $(STORE) tests || $(AGAIN)
+
+test-adapters: $(VENV)/.adapters ## the audit of other people's trainers as they ship: transformers and Lightning
+	OMP_NUM_THREADS=1 COURSE_TESTS=nightly $(VENV)/adapters/bin/python -m pytest -p no:cacheprovider -q tests/audit/test_adapters.py
 
 nightly: $(VENV)/.test ## every test and lesson with all its cases: hours
 	$(call TESTS,nightly) $(NBVAL) -o faulthandler_timeout=7200 tests $(LESSONS)
@@ -113,3 +116,12 @@ $(VENV)/.test: $(PY) pyproject.toml requirements.lock
 	$(COMPILE)
 	@$(NO_NEWS)
 	@touch $(VENV)/.lab $@
+
+# Over the test environment, whose packages the .pth file names: no learner and no other test needs these trainers.
+TRAINERS := $(addprefix benchmarks/conformance/requirements/,hugging_face.txt lightning.txt)
+$(VENV)/.adapters: $(VENV)/.test $(TRAINERS)
+	$(PY) -m venv --clear $(VENV)/adapters
+	@for site in $(VENV)/adapters/lib/python*/site-packages; do \
+	echo ../../../../lib/$$(basename $$(dirname $$site))/site-packages > $$site/below.pth; done
+	$(VENV)/adapters/bin/python -m pip install --quiet --no-compile $(addprefix -r ,$(TRAINERS))
+	@touch $@

@@ -43,6 +43,8 @@ python_maximum_signature_line_length = 160  # of types in full, of which the las
 
 html_theme = "sphinx_book_theme"
 html_title = project
+html_static_path = ["book.css"]
+html_css_files = ["book.css"]
 html_theme_options = {"navbar_persistent": [], "footer_content_items": []}
 html_show_search_summary = False  # a browser refuses to look for it in pages that lie on a disk
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import course_lm
+from tests.browser.lab import find_chromium, running_browser
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -195,3 +196,19 @@ def test_the_search_knows_the_words_of_lessons_and_reference(site, word):
 
 def test_a_link_to_a_function_leads_to_its_description(site, pages):
     assert "../api/course_lm.step.html#course_lm.step.train_step" in pages[site / "docs" / "way_of_a_batch.html"].links
+
+
+WIDER_THAN_ITS_PLACE = """() => [...document.querySelectorAll("article pre, article table")]
+    .map(element => element.tagName == "PRE" ? element : element.parentElement)
+    .filter(place => place.scrollWidth > place.clientWidth + 1)
+    .map(place => place.textContent.trim().slice(0, 80))"""
+
+
+def test_no_code_and_no_table_is_wider_than_its_column_on_a_screen_of_1280_pixels(site, pages):
+    with running_browser(find_chromium()) as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        wide = {}
+        for path in [*(site / "notebooks").glob("*.html"), *(site / "docs").glob("*.html"), site / "index.html"]:
+            page.goto(path.as_uri())
+            wide[path.stem] = page.evaluate(WIDER_THAN_ITS_PLACE)
+    assert len(wide) > 25 and not any(wide.values()), {name: cut for name, cut in wide.items() if cut}

@@ -14,7 +14,6 @@ from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, ladder
 from course_lm.audit.search import Explanation, Search, Specification
-from course_lm.audit.wider import WiderSpecification, locate_in
 from course_lm.display import Bar
 from course_lm.validation import did_you_mean, ensure, require
 
@@ -164,7 +163,6 @@ class _Audit:
             precision=self.precision.name,
             runs=len(asked),
             notes=self.not_compared(),
-            warnings=self.warnings(),
             ignored=start.ignored,
         )
         if self.trouble is not None:
@@ -268,13 +266,6 @@ class _Audit:
             return ()
         return (NO_LOSSES,)
 
-    def warnings(self) -> tuple[str, ...]:
-        changed: dict[str, str] = {}
-        for name, one in self.plays.items():
-            for what in one.changed:
-                changed.setdefault(what, name)
-        return tuple(f"the loop changes {what} that it is given, in the run “{name}”" for what, name in changed.items())
-
     def troubled(self, base: AuditReport, search: Search, start: Explanation) -> AuditReport:
         """The report of a loop of which a run cannot be compared; one before it may depart."""
         assert self.trouble is not None
@@ -287,6 +278,4 @@ class _Audit:
 
     def located(self, base: AuditReport, case: Case, explanation: Explanation) -> AuditReport:
         """The report with the run that departs: see `locate`."""
-        if isinstance(self.specification, WiderSpecification):
-            return locate_in(self.specification, base, case, self.plays[case.name].outcome, explanation)
         return locate(base, self.player, self.specification, case, self.plays[case.name], explanation)

@@ -161,6 +161,8 @@ def locate(
 
     Where the report says already what is wrong, the part is the run's own.
     """
+    if specification.seen:
+        return _locate_wider(base, specification, case, made.outcome, explanation)
     right, start = specification.outcome(case, explanation), specification.start(case)
     part, notes = case.part, [made.said] if made.outcome.refused and not right.refused else []
     promise = None
@@ -180,11 +182,37 @@ def locate(
         base,
         part=part,
         case=case,
-        promise=None if promise is None else f"{promise}: {PROMISES[promise].rstrip(';')}",
+        promise=None if promise is None else _quoted(promise),
         numbers=tuple(numbers(case, made.outcome, right, start)),
-        distances=tuple(departures(player, case, explanation)),
         notes=(*notes, *base.notes),
     )
+
+
+def _quoted(promise: str) -> str:
+    return f"{promise}: {PROMISES[promise].rstrip(';')}"
+
+
+def _locate_wider(
+    base: AuditReport, specification: Specification, case: Case, got: Outcome, explanation: Explanation
+) -> AuditReport:
+    """The report with what was seen of a run of several processes or calls, and its numbers.
+
+    They are those of the first process that departs most.
+    """
+    right, start = specification.outcome(case, explanation), specification.start(case)
+    base = replace(base, part=case.part, case=case, promise=_quoted(case.promise))
+    if got.weights is None or right.weights is None:
+        return base
+    notes = [told for name, told in specification.seen.items() if name in got.seen - right.seen]
+    ones, others, starts = (one.chunk(specification.processes) for one in (got.weights, right.weights, start))
+    apart = [float((one - other).norm()) for one, other in zip(ones, others)]
+    if max(apart) == 0.0:
+        return replace(base, notes=(*notes, *base.notes))
+    worst = apart.index(max(apart))
+    if specification.processes > 1:
+        notes.append(f"the numbers are those of rank {worst}")
+    mine, its = replace(got, weights=ones[worst], best=None), replace(right, weights=others[worst])
+    return replace(base, notes=(*notes, *base.notes), numbers=tuple(numbers(case, mine, its, starts[worst])))
 
 
 def _of_faults(faults: Sequence[str], specification: Specification, case: Case, explanation: Explanation) -> str | None:
@@ -210,23 +238,6 @@ def _of_difference(case: Case, made: Play, right: Outcome, start: Tensor, precis
     pairs = product(enumerate(got.validation_losses or ()), enumerate(right.validation_losses or ()))
     is_late = any(math.isclose(mine, its, rel_tol=1e-9) for (i, mine), (j, its) in pairs if i != j)
     return None if is_late else "C11"  # a right loss at another time is a right loss
-
-
-def departures(player: Player, case: Case, explanation: Explanation) -> list[float]:
-    """The relative distance of the weights after each step, and 0 before them; it ends where a run is ruined.
-
-    Of a long run the first steps alone.
-    """
-    found = [0.0]
-    for steps in range(1, min(len(case.windows()), 20) + 1):  # each anew from the start
-        part = case.prefix(steps)
-        got = player.replay(part)
-        right = Specification().outcome(part, explanation)
-        if got is None or not got.is_finite() or not right.is_finite():
-            break
-        assert got.weights is not None and right.weights is not None
-        found.append(float((got.weights - right.weights).norm() / right.weights.norm()))
-    return found
 
 
 def _part(

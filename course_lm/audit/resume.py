@@ -20,8 +20,7 @@ from course_lm.audit.outcome import PRECISIONS, Outcome, Precision, distance, fl
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, Epochs, Moving, Rows, adam, contradicting, sgd
-from course_lm.audit.search import Noting
-from course_lm.audit.wider import WiderSpecification, joined
+from course_lm.audit.search import Noting, Specification
 from course_lm.reproducibility import seed_generators
 
 ResumedLoop = Callable[[nn.Module, Epochs, spec.Settings, Path, int | None], Mapping[str, Any] | None]
@@ -113,7 +112,7 @@ def stopped(case: Case, ignored: Sequence[str]) -> list[StoppedCase]:
     ]
 
 
-class ResumeSpecification(WiderSpecification):
+class ResumeSpecification(Specification):
     """What a run should leave that stops and goes on: what it leaves without a stop."""
 
     steps = tuple((name,) for name in spec_resume.FAULTS)
@@ -135,10 +134,13 @@ class ResumeSpecification(WiderSpecification):
             result, read = spec_resume.train(model, case.epochs, case.settings, case.stop.steps, faults)
         goes_on = 0 < read < total and not case.stop.is_last
         is_scaled = case.stop.scale != case.settings.loss_scale and not spec_resume.ANOTHER_GRADIENT & faults
-        seen = [read >= total, goes_on and "random_state_lost" in faults]
-        seen.append(goes_on and is_scaled and "loss_scale_lost" in faults)
-        best = None if result.best_weights is None else joined([flat(result.best_weights, names)], [False] * 3)
-        return Outcome(joined([flat(result.weights, names)], seen), best=best)
+        best = None if result.best_weights is None else flat(result.best_weights, names)
+        seen = _names(
+            read_all=read >= total,
+            random_state_lost=goes_on and "random_state_lost" in faults,
+            loss_scale_lost=goes_on and is_scaled and "loss_scale_lost" in faults,
+        )
+        return Outcome(flat(result.weights, names), best=best, seen=seen)
 
 
 @dataclass
@@ -193,9 +195,8 @@ class ResumePlayer(Player):
         play = super().play(case, seen.watch)
         if play.outcome.weights is None:
             return play
-        flags = _compare(self.unstopped[run], before, seen, case.settings.loss_scale / case.stop.scale)
-        best = None if play.outcome.best is None else joined([play.outcome.best], [False] * 3)
-        return replace(play, outcome=Outcome(joined([play.outcome.weights], flags), [], best))
+        names = _compare(self.unstopped[run], before, seen, case.settings.loss_scale / case.stop.scale)
+        return replace(play, outcome=replace(play.outcome, validation_losses=[], seen=names))
 
     def _require_stop(self, case: StoppedCase, model: nn.Module) -> None:
         names = names_of(model)
@@ -208,8 +209,8 @@ class ResumePlayer(Player):
             )
 
 
-def _compare(unstopped: _Seen, before: _Seen, seen: _Seen, factor: float) -> list[bool]:
-    """What `ResumeSpecification.seen` names; `factor`: by how much a gradient is too long whose loss scale is lost."""
+def _compare(unstopped: _Seen, before: _Seen, seen: _Seen, factor: float) -> frozenset[str]:
+    """What is seen; `factor`: by how much the first gradient after the stop is too long if its loss scale is lost."""
     at, after, due = len(before.drawn), seen.drawn[len(before.drawn) :], unstopped.drawn
     read_all = len(after) >= len(due)
     is_another = bool(after) and at < len(due) and after[0] != due[at]
@@ -218,4 +219,13 @@ def _compare(unstopped: _Seen, before: _Seen, seen: _Seen, factor: float) -> lis
     place = len(before.lengths)
     lengths = seen.lengths[place : place + 1] + unstopped.lengths[place : place + 1]
     scale_lost = factor != 1.0 and len(lengths) == 2 and math.isclose(lengths[0], factor * lengths[1], rel_tol=1e-3)
-    return [read_all, is_another and not is_misplaced and not read_all, scale_lost and not read_all]
+    return _names(
+        read_all=read_all,
+        random_state_lost=is_another and not is_misplaced and not read_all,
+        loss_scale_lost=scale_lost and not read_all,
+    )
+
+
+def _names(*, read_all: bool, random_state_lost: bool, loss_scale_lost: bool) -> frozenset[str]:
+    seen = {"read_all": read_all, "random_state_lost": random_state_lost, "loss_scale_lost": loss_scale_lost}
+    return frozenset(name for name, is_seen in seen.items() if is_seen)

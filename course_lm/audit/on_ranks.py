@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any, Self
 
@@ -24,25 +24,9 @@ SEED = "same_seed_on_every_rank"
 START_SECONDS = 120.0  # for the first optimizer of each process, which imports torch._dynamo
 
 
-@dataclass(frozen=True)
-class RankCase(Case):
-    """A run on `world` ranks; `settings.accumulation_steps` are those of each."""
-
-    world: int = 2
-
-    def windows(self) -> list[list[Batch]]:
-        """The micro-batches of each optimizer step, those of all ranks."""
-        size = self.settings.accumulation_steps * self.world
-        return [epoch[start : start + size] for epoch in self.epochs for start in range(0, len(epoch), size)]
-
-    def describe(self) -> str:
-        """The run in one line."""
-        return f"{super().describe()}, on {self.world} ranks"
-
-
 def ladder_of_ranks(seed: int, world: int) -> list[Case]:
     """The runs in their order: those that leave a rank without a micro-batch come last, as many loops hang there."""
-    return [RankCase(name, *about, seed=seed, world=world) for name, about in _runs(Rows(seed), world).items()]
+    return [Case(name, *about, seed=seed) for name, about in _runs(Rows(seed), world).items()]
 
 
 def _runs(rows: Rows, world: int) -> Mapping[str, tuple[Any, ...]]:

@@ -37,10 +37,6 @@ class StoppedCase(Case):
         """Whether some faults are not compared, as what they leave of this run depends on the loop."""
         return self.stop.at_end
 
-    def describe(self) -> str:
-        """The run in one line."""
-        return f"{super().describe()}, stopped after step {self.stop.steps}"
-
 
 def audit_resume(
     train: ResumedLoop, *, precision: str = "float64", seed: int = 0, progress: bool = True, timeout: float = 30.0
@@ -132,15 +128,12 @@ class ResumeSpecification(Specification):
             return Outcome(torch.full_like(self.start(case), math.nan))
         else:
             result, read = spec_resume.train(model, case.epochs, case.settings, case.stop.steps, faults)
-        goes_on = 0 < read < total and not case.stop.is_last
         is_scaled = case.stop.scale != case.settings.loss_scale and not spec_resume.ANOTHER_GRADIENT & faults
+        lost = {"random_state_lost"} | ({"loss_scale_lost"} if is_scaled else set())
+        goes_on = read > 0 and not case.stop.is_last
+        seen = {"read_all"} if read >= total else lost & faults if goes_on else set()
         best = None if result.best_weights is None else flat(result.best_weights, names)
-        seen = _names(
-            read_all=read >= total,
-            random_state_lost=goes_on and "random_state_lost" in faults,
-            loss_scale_lost=goes_on and is_scaled and "loss_scale_lost" in faults,
-        )
-        return Outcome(flat(result.weights, names), best=best, seen=seen)
+        return Outcome(flat(result.weights, names), best=best, seen=frozenset(seen))
 
 
 @dataclass
@@ -212,20 +205,13 @@ class ResumePlayer(Player):
 def _compare(unstopped: _Seen, before: _Seen, seen: _Seen, factor: float) -> frozenset[str]:
     """What is seen; `factor`: by how much the first gradient after the stop is too long if its loss scale is lost."""
     at, after, due = len(before.drawn), seen.drawn[len(before.drawn) :], unstopped.drawn
-    read_all = len(after) >= len(due)
+    if len(after) >= len(due):
+        return frozenset({"read_all"})
     is_another = bool(after) and at < len(due) and after[0] != due[at]
     # numbers that depend on the place in the data are right ones of another place, if that is wrong
     is_misplaced = len(after) != len(due) - at and after[:1] in [[number] for number in due]
     place = len(before.lengths)
     lengths = seen.lengths[place : place + 1] + unstopped.lengths[place : place + 1]
     scale_lost = factor != 1.0 and len(lengths) == 2 and math.isclose(lengths[0], factor * lengths[1], rel_tol=1e-3)
-    return _names(
-        read_all=read_all,
-        random_state_lost=is_another and not is_misplaced and not read_all,
-        loss_scale_lost=scale_lost and not read_all,
-    )
-
-
-def _names(*, read_all: bool, random_state_lost: bool, loss_scale_lost: bool) -> frozenset[str]:
-    seen = {"read_all": read_all, "random_state_lost": random_state_lost, "loss_scale_lost": loss_scale_lost}
-    return frozenset(name for name, is_seen in seen.items() if is_seen)
+    lost = {"random_state_lost": is_another and not is_misplaced, "loss_scale_lost": scale_lost}
+    return frozenset(name for name, is_lost in lost.items() if is_lost)

@@ -20,17 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from course_lm.audit import spec
 from course_lm.audit.model import EOS, PAD, POISONED_GRADIENT, POISONED_LOSS, TOKENS, make_model
 
-PARTS = (
-    "data",
-    "loss",
-    "accumulation",
-    "clipping",
-    "optimizer",
-    "schedule",
-    "precision",
-    "validation",
-    "finite",
-)
+PARTS = ("data", "loss", "accumulation", "clipping", "optimizer", "schedule", "precision", "validation", "finite")
 
 Batch = Mapping[str, Any]
 Epochs = list[list[Batch]]

@@ -195,14 +195,14 @@ class _Audit:
         lacking = Explanation((), tuple(name for name in first.ignored if name not in idle))
         undeclared = tuple(name for name in lacking.ignored if name not in start.ignored)
         base = replace(base, ignored=lacking.ignored, undeclared=undeclared)
-        if not (first.faults or idle):
-            return replace(base, sound=True)
         said = [f"the loop reads {name.partition('=')[0]}, and it changes nothing" for name in idle]
-        if not first.faults:
+        if first.faults:
+            others = tuple(one.faults for one in found if one.faults != first.faults)
+            base = replace(base, faults=first.faults, alternatives=others, notes=(*said, *base.notes))
+        elif idle:
             base = replace(base, problem="; ".join(said))
-            return self.located(base, self.first_apart(search, lacking), lacking)
-        others = tuple(one.faults for one in found if one.faults != first.faults)
-        base = replace(base, faults=first.faults, alternatives=others, notes=(*said, *base.notes))
+        else:
+            return replace(base, sound=True)
         return self.located(base, self.first_apart(search, lacking), lacking)
 
     def idle(self, explanation: Explanation, start: Explanation) -> list[str]:

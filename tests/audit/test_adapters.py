@@ -351,35 +351,19 @@ def test_trainer_arguments_are_passed_on(own_module):
     assert distance(model, run, {"clip_by_value"}) < 1e-12 < distance(model, run)
 
 
-# ---- what the trainers get as shipped
-
-SEEN = {"transformers": "5.23.0", "accelerate": "1.15.0", "lightning": "2.6.6"}
+# ---- what Hugging Face's Trainer gets as shipped; of the others docs/trainers.md tells
 
 
-def seen_on(*names):
+def seen_on_its_version():
     """Skip where another version is installed than the one whose figures these are."""
-    for name in names:
+    for name, seen in {"transformers": "5.23.0", "accelerate": "1.15.0"}.items():
         pytest.importorskip(name)
-        if version(name) != SEEN[name]:
-            pytest.skip(f"seen on {name} {SEEN[name]}, {version(name)} is installed: measure it again")
-
-
-@pytest.fixture
-def trainer():
-    """Hugging Face's Trainer as shipped."""
-    seen_on("transformers", "accelerate")
-    return audit.huggingface()
-
-
-@pytest.fixture
-def lightning_trainer():
-    """Lightning's Trainer as shipped, with the module of its tutorials."""
-    seen_on("lightning")
-    return audit.lightning()
+        if version(name) != seen:
+            pytest.skip(f"seen on {name} {seen}, {version(name)} is installed: measure it again")
 
 
 def test_hugging_face_leaks_the_tail_of_a_stream_into_the_next_epoch():
-    seen_on("transformers", "accelerate")
+    seen_on_its_version()
     fours = {"accumulation_steps": 4, "max_grad_norm": 1.0, "schedule": Moving(0.5)}
     run = case(9, 3, 6, (4, 8), 5, 8, **fours)  # a window of four and a tail of two
     run.epochs.append([Rows(1).batch(length) for length in (7, 3, 5, 6)])
@@ -387,28 +371,9 @@ def test_hugging_face_leaks_the_tail_of_a_stream_into_the_next_epoch():
     assert distance(model, run, {"tail_leaks"}) < 1e-12 < distance(model, run)
 
 
-def test_the_audit_names_all_that_hugging_face_gets_wrong(trainer):
-    report = audit.audit(trainer, progress=False)
+def test_the_audit_names_all_that_hugging_face_gets_wrong():
+    seen_on_its_version()
+    report = audit.audit(audit.huggingface(), progress=False)
     assert report.faults == ("steps_on_empty_window", "steps_on_nonfinite", "val_mean_of_means"), str(report)
     assert not report.alternatives
     assert report.case is not None and report.case.name == "a window without a target"
-
-
-LIGHTNINGS = {
-    "precision": (),
-    "accumulation": ("mean_of_means", "steps_on_empty_window", "tail_divided_by_full"),
-    "validation": ("val_weighted_by_rows",),
-    "finite": ("steps_on_nonfinite",),
-}
-
-
-@pytest.mark.parametrize("part", LIGHTNINGS)
-def test_the_audit_names_what_lightning_gets_wrong_in_one_part(lightning_trainer, part):
-    report = audit.audit(lightning_trainer, parts=[part], progress=False)
-    assert report.faults == LIGHTNINGS[part] and not report.alternatives, str(report)
-
-
-def test_the_audit_locates_what_is_more_than_three_faults_of_lightning_together(lightning_trainer):
-    report = audit.audit(lightning_trainer, progress=False)
-    assert not report.faults and report.part == "accumulation"
-    assert report.case is not None and report.case.name == "micro-batches of unequal tokens"

@@ -159,12 +159,7 @@ class _Audit:
         outcomes = {name: one.outcome for name, one in self.plays.items()}
         search = Search(asked, outcomes, self.specification, self.precision)
         start = Explanation((), tuple(sorted(self.declared)))
-        base = AuditReport(
-            precision=self.precision.name,
-            runs=len(asked),
-            notes=self.not_compared(),
-            ignored=start.ignored,
-        )
+        base = AuditReport(self.precision.name, runs=len(asked), notes=self.not_compared(), ignored=start.ignored)
         if self.trouble is not None:
             return self.troubled(base, search, start)
         unsteady = self.unsteady(search, start)
@@ -172,9 +167,9 @@ class _Audit:
             return self.located(replace(base, problem=UNSTEADY), unsteady, start)
         if search.reproduces(start):
             return replace(base, sound=True)
-        if self.precision.exact and self.is_rounding(asked, start):
-            case = search.missed(start)
-            assert case is not None
+        coarse = Search(asked, outcomes, self.specification, PRECISIONS["float32"])
+        if self.precision.exact and coarse.reproduces(start):  # it departs in every run by no more than float32 rounds
+            case = self.first_apart(search, start)
             word = 'the loop computes in float32 somewhere; audit it with precision="float32"'
             return replace(self.located(replace(base, problem=word), case, start), part="precision")
         self.bar.set_description("audit: it departs; looking for the fault")
@@ -252,19 +247,10 @@ class _Audit:
                     return case
         return None
 
-    def is_rounding(self, cases: Sequence[Case], start: Explanation) -> bool:
-        """Whether the loop departs in every run by no more than float32 rounds."""
-        coarse = PRECISIONS["float32"]
-        outcomes = {case.name: self.plays[case.name].outcome for case in cases}
-        return Search(cases, outcomes, self.specification, coarse).reproduces(start)
-
     def not_compared(self) -> tuple[str, ...]:
-        validated = [
-            self.plays[case.name].outcome for case in self.cases if case.settings.validation and case.name in self.plays
-        ]
-        if not validated or any(one.validation_losses is not None for one in validated):
-            return ()
-        return (NO_LOSSES,)
+        validated = [self.plays.get(case.name) for case in self.cases if case.settings.validation]
+        losses = [play.outcome.validation_losses for play in validated if play is not None]
+        return (NO_LOSSES,) if losses and all(one is None for one in losses) else ()
 
     def troubled(self, base: AuditReport, search: Search, start: Explanation) -> AuditReport:
         """The report of a loop of which a run cannot be compared; one before it may depart."""

@@ -10,7 +10,6 @@
 - adapters: loops made of a step function, or of the Trainers of Hugging Face and Lightning
 - on_ranks, spec_ranks: a loop on several ranks, and the faults that only ranks have
 - resume, spec_resume: a loop that stops and goes on, and what it may lose
-- wider: what both compare besides the weights of one call
 - locate, report: the run that departs, its numbers beside the right ones, and how all this is said
 """
 

@@ -14,7 +14,6 @@ from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, ladder
 from course_lm.audit.search import Explanation, Search, Specification
-from course_lm.audit.wider import WiderSpecification, locate_in
 from course_lm.display import Bar
 from course_lm.validation import did_you_mean, ensure, require
 
@@ -160,13 +159,7 @@ class _Audit:
         outcomes = {name: one.outcome for name, one in self.plays.items()}
         search = Search(asked, outcomes, self.specification, self.precision)
         start = Explanation((), tuple(sorted(self.declared)))
-        base = AuditReport(
-            precision=self.precision.name,
-            runs=len(asked),
-            notes=self.not_compared(),
-            warnings=self.warnings(),
-            ignored=start.ignored,
-        )
+        base = AuditReport(self.precision.name, runs=len(asked), notes=self.not_compared(), ignored=start.ignored)
         if self.trouble is not None:
             return self.troubled(base, search, start)
         unsteady = self.unsteady(search, start)
@@ -174,9 +167,9 @@ class _Audit:
             return self.located(replace(base, problem=UNSTEADY), unsteady, start)
         if search.reproduces(start):
             return replace(base, sound=True)
-        if self.precision.exact and self.is_rounding(asked, start):
-            case = search.missed(start)
-            assert case is not None
+        coarse = Search(asked, outcomes, self.specification, PRECISIONS["float32"])
+        if self.precision.exact and coarse.reproduces(start):  # it departs in every run by no more than float32 rounds
+            case = self.first_apart(search, start)
             word = 'the loop computes in float32 somewhere; audit it with precision="float32"'
             return replace(self.located(replace(base, problem=word), case, start), part="precision")
         self.bar.set_description("audit: it departs; looking for the fault")
@@ -197,14 +190,14 @@ class _Audit:
         lacking = Explanation((), tuple(name for name in first.ignored if name not in idle))
         undeclared = tuple(name for name in lacking.ignored if name not in start.ignored)
         base = replace(base, ignored=lacking.ignored, undeclared=undeclared)
-        if not (first.faults or idle):
-            return replace(base, sound=True)
         said = [f"the loop reads {name.partition('=')[0]}, and it changes nothing" for name in idle]
-        if not first.faults:
+        if first.faults:
+            others = tuple(one.faults for one in found if one.faults != first.faults)
+            base = replace(base, faults=first.faults, alternatives=others, notes=(*said, *base.notes))
+        elif idle:
             base = replace(base, problem="; ".join(said))
-            return self.located(base, self.first_apart(search, lacking), lacking)
-        others = tuple(one.faults for one in found if one.faults != first.faults)
-        base = replace(base, faults=first.faults, alternatives=others, notes=(*said, *base.notes))
+        else:
+            return replace(base, sound=True)
         return self.located(base, self.first_apart(search, lacking), lacking)
 
     def idle(self, explanation: Explanation, start: Explanation) -> list[str]:
@@ -254,26 +247,10 @@ class _Audit:
                     return case
         return None
 
-    def is_rounding(self, cases: Sequence[Case], start: Explanation) -> bool:
-        """Whether the loop departs in every run by no more than float32 rounds."""
-        coarse = PRECISIONS["float32"]
-        outcomes = {case.name: self.plays[case.name].outcome for case in cases}
-        return Search(cases, outcomes, self.specification, coarse).reproduces(start)
-
     def not_compared(self) -> tuple[str, ...]:
-        validated = [
-            self.plays[case.name].outcome for case in self.cases if case.settings.validation and case.name in self.plays
-        ]
-        if not validated or any(one.validation_losses is not None for one in validated):
-            return ()
-        return (NO_LOSSES,)
-
-    def warnings(self) -> tuple[str, ...]:
-        changed: dict[str, str] = {}
-        for name, one in self.plays.items():
-            for what in one.changed:
-                changed.setdefault(what, name)
-        return tuple(f"the loop changes {what} that it is given, in the run “{name}”" for what, name in changed.items())
+        validated = [self.plays.get(case.name) for case in self.cases if case.settings.validation]
+        losses = [play.outcome.validation_losses for play in validated if play is not None]
+        return (NO_LOSSES,) if losses and all(one is None for one in losses) else ()
 
     def troubled(self, base: AuditReport, search: Search, start: Explanation) -> AuditReport:
         """The report of a loop of which a run cannot be compared; one before it may depart."""
@@ -287,6 +264,4 @@ class _Audit:
 
     def located(self, base: AuditReport, case: Case, explanation: Explanation) -> AuditReport:
         """The report with the run that departs: see `locate`."""
-        if isinstance(self.specification, WiderSpecification):
-            return locate_in(self.specification, base, case, self.plays[case.name].outcome, explanation)
         return locate(base, self.player, self.specification, case, self.plays[case.name], explanation)

@@ -3,7 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, product, takewhile
 
 import torch
@@ -134,20 +135,6 @@ def _ratio(mine: Tensor, its: Tensor) -> float | None:
     return ratio if float((mine - ratio * its).norm()) <= 1e-8 * float(mine.norm()) else None
 
 
-def proportions(case: Case, got: Outcome, right: Outcome, start: Tensor) -> dict[str, float]:
-    """`proportion` of each weight that should change; {} where one of them goes another way."""
-    if got.weights is None or right.weights is None:
-        return {}
-    found: dict[str, float] = {}
-    for name, (mine, its) in _by_name(case, got.weights - start, right.weights - start):
-        ratio = _ratio(mine, its)
-        if ratio is None:
-            return {}
-        if its.any():
-            found[name] = ratio
-    return found
-
-
 def times_as_far(ratio: float) -> str:
     """A proportion in words, with digits enough to tell it from 1."""
     digits = 6 if ratio == 1.0 else max(6, 2 - math.floor(math.log10(abs(ratio - 1))))
@@ -161,144 +148,164 @@ def locate(
 
     Where the report says already what is wrong, the part is the run's own.
     """
-    right, start = specification.outcome(case, explanation), specification.start(case)
-    part, notes = case.part, [made.said] if made.outcome.refused and not right.refused else []
-    promise = None
-    if base.faults:
-        promise = _of_faults(base.faults, specification, case, explanation)
-    elif not (base.problem or made.outcome.refused or right.refused):
-        odd = odd_rows(player, case)
-        if odd and not _is_harmless(odd.keys(), player, specification, case, explanation):
-            # the rows of all runs before were right, so what leaves some out here is how windows are cut
-            is_window = case.part == "accumulation" and odd.keys() <= {"never", "order"}
-            part, more = "accumulation" if is_window else "data", [" and ".join(odd.values())]
-        else:
-            part, more = _part(player, specification, case, made.outcome, explanation)
-            promise = _of_difference(case, made, right, start, player.precision) if part == case.part else None
-        notes += more
-    return replace(
-        base,
-        part=part,
-        case=case,
-        promise=None if promise is None else f"{promise}: {PROMISES[promise].rstrip(';')}",
-        numbers=tuple(numbers(case, made.outcome, right, start)),
-        distances=tuple(departures(player, case, explanation)),
-        notes=(*notes, *base.notes),
-    )
+    departure = _Departure(player, specification, case, made, explanation)
+    return departure.of_several(base) if specification.seen else departure.of_one(base)
 
 
-def _of_faults(faults: Sequence[str], specification: Specification, case: Case, explanation: Explanation) -> str | None:
-    """The line of the contract that is broken by the first of the faults that shows in the run."""
-    right, start = specification.outcome(case, explanation), specification.start(case)
-    exact = PRECISIONS["float64"]
-    for fault in sorted(faults, key=[*spec.FAULTS].index):
-        if distance(specification.outcome(case, explanation.with_faults([fault])), right, start, exact) > 1.0:
-            return next((promise for promise, names in BREAKS.items() if fault in names), None)
-    return None
+@dataclass(frozen=True)
+class _Departure:
+    """A run that departs from the specification under an explanation, and the player that can make it again."""
 
+    player: Player
+    specification: Specification
+    case: Case
+    made: Play
+    explanation: Explanation
 
-def _of_difference(case: Case, made: Play, right: Outcome, start: Tensor, precision: Precision) -> str | None:
-    """The line of the contract that a run breaks by what differs in it; None where that does not tell."""
-    got = made.outcome
-    if not got.is_finite():
-        return "C7"
-    if distance(replace(got, validation_losses=None, best=None), right, start, precision) > 1.0:
-        is_scaled = case.part == "loss" and proportion(got, right, start)  # divided by another number of tokens
-        return "C3" if is_scaled else case.promise if case.is_clear else None
-    if distance(replace(got, best=None), right, start, precision) <= 1.0:
-        return "C12" if made.best_is_live else None
-    pairs = product(enumerate(got.validation_losses or ()), enumerate(right.validation_losses or ()))
-    is_late = any(math.isclose(mine, its, rel_tol=1e-9) for (i, mine), (j, its) in pairs if i != j)
-    return None if is_late else "C11"  # a right loss at another time is a right loss
+    @cached_property
+    def right(self) -> Outcome:
+        return self.specification.outcome(self.case, self.explanation)
 
+    @cached_property
+    def start(self) -> Tensor:
+        return self.specification.start(self.case)
 
-def departures(player: Player, case: Case, explanation: Explanation) -> list[float]:
-    """The relative distance of the weights after each step, and 0 before them; it ends where a run is ruined.
+    def departs(self, got: Outcome, precision: Precision) -> bool:
+        return distance(got, self.right, self.start, precision) > 1.0
 
-    Of a long run the first steps alone.
-    """
-    found = [0.0]
-    for steps in range(1, min(len(case.windows()), 20) + 1):  # each anew from the start
-        part = case.prefix(steps)
-        got = player.replay(part)
-        right = Specification().outcome(part, explanation)
-        if got is None or not got.is_finite() or not right.is_finite():
-            break
-        assert got.weights is not None and right.weights is not None
-        found.append(float((got.weights - right.weights).norm() / right.weights.norm()))
-    return found
+    def of_several(self, base: AuditReport) -> AuditReport:
+        """The report with what was seen of a run of several processes or calls, and its numbers.
 
+        They are those of the first process that departs most.
+        """
+        got, right = self.made.outcome, self.right
+        base = replace(base, part=self.case.part, case=self.case, promise=_quoted(self.case.promise))
+        if got.weights is None or right.weights is None:
+            return base
+        notes = [told for name, told in self.specification.seen.items() if name in got.seen - right.seen]
+        processes = self.specification.processes
+        ones, others, starts = (one.chunk(processes) for one in (got.weights, right.weights, self.start))
+        apart = [float((one - other).norm()) for one, other in zip(ones, others)]
+        if max(apart) == 0.0:
+            return replace(base, notes=(*notes, *base.notes))
+        worst = apart.index(max(apart))
+        if processes > 1:
+            notes.append(f"the numbers are those of rank {worst}")
+        mine, its = replace(got, weights=ones[worst], best=None), replace(right, weights=others[worst])
+        rows = tuple(numbers(self.case, mine, its, starts[worst]))
+        return replace(base, notes=(*notes, *base.notes), numbers=rows)
 
-def _part(
-    player: Player,
-    specification: Specification,
-    case: Case,
-    got: Outcome,
-    explanation: Explanation,
-) -> tuple[str, list[str]]:
-    """The part of a loop that a departing run is about, and what else can be said of it."""
-    right, start = specification.outcome(case, explanation), specification.start(case)
-    ratio = proportion(got, right, start)
-    if ratio is None:
-        return _part_of_another_way(player, case, got, right, start)
-    if abs(ratio - 1) <= 1e-8:
-        return case.part, []
-    if ratio == 0.0:
-        return case.part, ["the loop leaves the weights as they were"]
-    words = [f"the weights go the right way, but {times_as_far(ratio)}"]
-    # a loss that is too large by a factor is nothing to Adam, whose step is as long for any gradient; a rate is
-    adam = next(one for one in ladder(case.seed) if one.name == "one step of Adam")
-    made = player.replay(adam)
-    if made is None or case.name not in FIRST_RUNS:
-        return case.part, words
-    as_far = proportion(made, specification.outcome(adam, explanation), start)
-    if as_far is not None and abs(as_far - 1) > 1e-6:
+    def of_one(self, base: AuditReport) -> AuditReport:
+        """The report with the part of a run of one call in one process, the promise that it breaks, and its numbers."""
+        got, part, promise = self.made.outcome, self.case.part, None
+        notes = [self.made.said] if got.refused and not self.right.refused else []
+        if base.faults:
+            promise = self.promise_of(base.faults)
+        elif not (base.problem or got.refused or self.right.refused):
+            odd = odd_rows(self.player, self.case)
+            if odd and not self.is_harmless(odd.keys()):
+                # the rows of all runs before were right, so what leaves some out here is how windows are cut
+                is_window = part == "accumulation" and odd.keys() <= {"never", "order"}
+                part, more = part if is_window else "data", [" and ".join(odd.values())]
+            else:
+                part, more = self.part()
+                promise = self.promise_of_what_differs() if part == self.case.part else None
+            notes += more
+        return replace(
+            base,
+            part=part,
+            case=self.case,
+            promise=None if promise is None else _quoted(promise),
+            numbers=tuple(numbers(self.case, got, self.right, self.start)),
+            notes=(*notes, *base.notes),
+        )
+
+    def promise_of(self, faults: Sequence[str]) -> str | None:
+        """The line of the contract that is broken by the first of the faults that shows in the run."""
+        for fault in sorted(faults, key=[*spec.FAULTS].index):
+            wrong = self.specification.outcome(self.case, self.explanation.with_faults([fault]))
+            if self.departs(wrong, PRECISIONS["float64"]):
+                return next((promise for promise, names in BREAKS.items() if fault in names), None)
+        return None
+
+    def promise_of_what_differs(self) -> str | None:
+        """The line of the contract that the run breaks by what differs in it; None where that does not tell."""
+        got, right, precision = self.made.outcome, self.right, self.player.precision
+        if not got.is_finite():
+            return "C7"
+        if self.departs(replace(got, validation_losses=None, best=None), precision):
+            is_scaled = self.case.part == "loss" and proportion(got, right, self.start)  # divided by another count
+            return "C3" if is_scaled else self.case.promise if self.case.is_clear else None
+        if not self.departs(replace(got, best=None), precision):
+            return "C12" if self.made.best_is_live else None
+        pairs = product(enumerate(got.validation_losses or ()), enumerate(right.validation_losses or ()))
+        is_late = any(math.isclose(mine, its, rel_tol=1e-9) for (i, mine), (j, its) in pairs if i != j)
+        return None if is_late else "C11"  # a right loss at another time is a right loss
+
+    def part(self) -> tuple[str, list[str]]:
+        """The part of a loop that the run is about, and what else can be said of it."""
+        part, ratio = self.case.part, proportion(self.made.outcome, self.right, self.start)
+        if ratio is None:
+            return self.part_of_another_way()
+        if abs(ratio - 1) <= 1e-8:
+            return part, []
+        if ratio == 0.0:
+            return part, ["the loop leaves the weights as they were"]
+        words = [f"the weights go the right way, but {times_as_far(ratio)}"]
+        # a loss that is too large by a factor is nothing to Adam, whose step is as long for any gradient; a rate is
+        adam = next(one for one in ladder(self.case.seed) if one.name == "one step of Adam")
+        made = self.player.replay(adam) if self.case.name in FIRST_RUNS else None
+        right = self.specification.outcome(adam, self.explanation)
+        as_far = None if made is None else proportion(made, right, self.start)
+        if as_far is None or abs(as_far - 1) <= 1e-6:
+            return part, words
         same = math.isclose(as_far, ratio, rel_tol=1e-6)
         under = "so do they under Adam" if same else f"under Adam they go {times_as_far(as_far)}"
         return "optimizer", [*words, f"{under}: the learning rate is not the one that was asked for"]
-    return case.part, words
+
+    def part_of_another_way(self) -> tuple[str, list[str]]:
+        """The part where the weights do not go the right way, or not all of them as far."""
+        got, right = self.made.outcome.weights, self.right.weights
+        assert got is not None and right is not None
+        is_first = self.case.name in FIRST_RUNS
+        coarse = _coarse(self.player.precision, got, right, self.start, is_first=is_first)
+        if coarse is not None:
+            return "precision", [coarse]
+        changes = _by_name(self.case, got - self.start, right - self.start) if is_first else []
+        ratios = {name: _ratio(mine, its) for name, (mine, its) in changes}
+        if None in ratios.values():
+            return self.case.part, []
+        # where each weight goes the right way: a wrong gradient of the logits would turn the gradients of most
+        moves = [
+            f"{name} moves {times_as_far(ratio)}" if ratio else f"{name} does not move"
+            for name, (_, its) in changes
+            if its.any() and (ratio := ratios[name]) is not None and abs(ratio - 1) > 1e-8
+        ]
+        return ("optimizer" if moves else self.case.part), moves
+
+    def is_harmless(self, odd: Collection[str]) -> bool:
+        """Whether a run before this one is right although the same is odd about its rows: a loop may read them so."""
+        for one in takewhile(lambda one: one.name != self.case.name, ladder(self.case.seed)):
+            made = self.player.replay(one) if set(odd) <= odd_rows(self.player, one).keys() else None
+            right, start = self.specification.outcome(one, self.explanation), self.specification.start(one)
+            if made is not None and not made.refused and distance(made, right, start, self.player.precision) <= 1.0:
+                return True
+        return False
 
 
-def _part_of_another_way(
-    player: Player, case: Case, got: Outcome, right: Outcome, start: Tensor
-) -> tuple[str, list[str]]:
-    """The part where the weights do not go the right way, or not all of them as far."""
-    coarse = _coarse(player, got, right, start, is_first=case.name in FIRST_RUNS)
-    if coarse is not None:
-        return "precision", [coarse]
-    each = proportions(case, got, right, start) if case.name in FIRST_RUNS else {}
-    others = {name: ratio for name, ratio in each.items() if abs(ratio - 1) > 1e-8}
-    if not others:
-        return case.part, []
-    # no loss could do that: a wrong gradient of the logits would turn the gradients of most weights
-    return "optimizer", [
-        f"{name} moves {times_as_far(ratio)}" if ratio else f"{name} does not move" for name, ratio in others.items()
-    ]
+def _quoted(promise: str) -> str:
+    return f"{promise}: {PROMISES[promise].rstrip(';')}"
 
 
-def _coarse(player: Player, got: Outcome, right: Outcome, start: Tensor, *, is_first: bool) -> str | None:
+def _coarse(precision: Precision, got: Tensor, right: Tensor, start: Tensor, *, is_first: bool) -> str | None:
     """Why the weights look like those of a loop that rounds to fewer digits, in words; None if they do not."""
-    assert got.weights is not None and right.weights is not None
-    formats = (torch.bfloat16, torch.float16, *([torch.float32] if player.precision.exact else []))
-    for dtype in formats:
-        if torch.equal(got.weights, got.weights.to(dtype).double()):
+    for dtype in (torch.bfloat16, torch.float16, *([torch.float32] if precision.exact else [])):
+        if torch.equal(got, got.to(dtype).double()):
             return f"each weight that the loop leaves is a number of {str(dtype).removeprefix('torch.')}"
-    apart = float((got.weights - right.weights).norm() / (right.weights - start).norm())
+    apart = float((got - right).norm() / (right - start).norm())
     if is_first and apart <= COARSE:
         return f"the step departs by {apart:.1g} of its length, as if something were rounded to few digits"
     return None
-
-
-def _is_harmless(
-    odd: Collection[str], player: Player, specification: Specification, case: Case, explanation: Explanation
-) -> bool:
-    """Whether a run before this one is right although the same is odd about its rows: a loop may read them so."""
-    for one in takewhile(lambda one: one.name != case.name, ladder(case.seed)):
-        made = player.replay(one) if set(odd) <= odd_rows(player, one).keys() else None
-        right, start = specification.outcome(one, explanation), specification.start(one)
-        if made is not None and not made.refused and distance(made, right, start, player.precision) <= 1.0:
-            return True
-    return False
 
 
 def odd_rows(player: Player, case: Case) -> dict[str, str]:

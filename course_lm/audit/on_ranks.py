@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any, Self
 
@@ -16,8 +16,7 @@ from course_lm.audit.model import POISONED_GRADIENT
 from course_lm.audit.outcome import Outcome, Precision, flat
 from course_lm.audit.play import Loop, Play, Player, Trouble
 from course_lm.audit.runs import Batch, Case, Moving, Rows, adam, sgd, without_targets
-from course_lm.audit.search import STEPS, Noting
-from course_lm.audit.wider import WiderSpecification, joined
+from course_lm.audit.search import STEPS, Noting, Specification
 from course_lm.reproducibility import seed_generators
 from course_lm.validation import import_extra, one_line
 
@@ -25,25 +24,9 @@ SEED = "same_seed_on_every_rank"
 START_SECONDS = 120.0  # for the first optimizer of each process, which imports torch._dynamo
 
 
-@dataclass(frozen=True)
-class RankCase(Case):
-    """A run on `world` ranks; `settings.accumulation_steps` are those of each."""
-
-    world: int = 2
-
-    def windows(self) -> list[list[Batch]]:
-        """The micro-batches of each optimizer step, those of all ranks."""
-        size = self.settings.accumulation_steps * self.world
-        return [epoch[start : start + size] for epoch in self.epochs for start in range(0, len(epoch), size)]
-
-    def describe(self) -> str:
-        """The run in one line."""
-        return f"{super().describe()}, on {self.world} ranks"
-
-
 def ladder_of_ranks(seed: int, world: int) -> list[Case]:
     """The runs in their order: those that leave a rank without a micro-batch come last, as many loops hang there."""
-    return [RankCase(name, *about, seed=seed, world=world) for name, about in _runs(Rows(seed), world).items()]
+    return [Case(name, *about, seed=seed) for name, about in _runs(Rows(seed), world).items()]
 
 
 def _runs(rows: Rows, world: int) -> Mapping[str, tuple[Any, ...]]:
@@ -77,7 +60,7 @@ def _runs(rows: Rows, world: int) -> Mapping[str, tuple[Any, ...]]:
     }
 
 
-class RankSpecification(WiderSpecification):
+class RankSpecification(Specification):
     """What each rank should leave: what one process leaves that accumulates the micro-batches of all."""
 
     steps = (*STEPS, *((name,) for name in spec_ranks.FAULTS))
@@ -95,7 +78,7 @@ class RankSpecification(WiderSpecification):
             size = case.settings.accumulation_steps * self.processes
             settings = replace(case.settings, accumulation_steps=size)
             weights = [spec.train(model, case.epochs, settings).weights] * self.processes
-        return Outcome(joined([flat(one, names) for one in weights], [SEED in faults]))
+        return Outcome(torch.cat([flat(one, names) for one in weights]), seen=frozenset({SEED}) & faults)
 
 
 class RankPlayer(Player):
@@ -132,9 +115,9 @@ class RankPlayer(Player):
             raise ValueError(f"the loop cannot be sent to another process: {one_line(error)}") from error
         plays = [play for play, _ in made]
         drawn = [number for _, numbers in made for number in numbers]
-        weights = [play.outcome.weights for play in plays]
-        outcome = Outcome(joined(weights, [len(set(drawn)) < len(drawn)]))
-        return replace(plays[0], outcome=outcome)
+        weights = torch.cat([play.outcome.weights for play in plays])
+        seen = frozenset({SEED} if len(set(drawn)) < len(drawn) else ())
+        return replace(plays[0], outcome=Outcome(weights, seen=seen))
 
 
 def _warm_up() -> None:

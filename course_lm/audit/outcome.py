@@ -45,12 +45,14 @@ class Outcome:
         weights: all of them in one vector, float64; None where the run raised.
         validation_losses, best: as returned; None where the loop returns none. `best` is one vector like `weights`.
         refused: the run raised, as `on_nonfinite="raise"` asks for.
+        seen: names of what was seen of the run that its weights do not show.
     """
 
     weights: Tensor | None
     validation_losses: Sequence[float] | None = None
     best: Tensor | None = None
     refused: bool = False
+    seen: frozenset[str] = frozenset()
 
     def is_finite(self) -> bool:
         """Whether the run ended, with numbers for weights."""
@@ -75,6 +77,8 @@ def distance(got: Outcome, expected: Outcome, start: Tensor, precision: Precisio
     """
     if got.refused or expected.refused:
         return 0.0 if got.refused and expected.refused else math.inf
+    if got.seen != expected.seen:
+        return math.inf
     assert got.weights is not None and expected.weights is not None
     distances = [_of_weights(got.weights, expected.weights, start, precision)]
     if got.best is not None:

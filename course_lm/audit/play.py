@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,7 +57,6 @@ class Play:
         ignores: the features that the loop says it ignores.
         read: the settings that the loop reads.
         best_is_live: the best weights that it returns are the model's own tensors.
-        changed: what the loop changed of what it was given, in words.
         said: the error of a run that the loop refused.
     """
 
@@ -65,7 +64,6 @@ class Play:
     ignores: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     best_is_live: bool = False
-    changed: list[str] = field(default_factory=list)
     said: str = ""
 
 
@@ -165,24 +163,6 @@ def is_asked(case: Case, ignores: frozenset[str]) -> bool:
     return not any(NOT_ASKED[name](case) for name in ignores if name in NOT_ASKED)
 
 
-def _changed(case: Case, epochs: Epochs, settings: spec.Settings) -> list[str]:
-    found = []
-    if not _same_batches(case.epochs, epochs):
-        found.append("the batches")
-    if not _same_batches([list(case.settings.validation)], [list(settings.validation)]):
-        found.append("the validation batches")
-    plain = [name for name in vars(case.settings) if name not in ("validation", "schedule")]
-    found += [f"settings.{name}" for name in plain if getattr(settings, name, None) != getattr(case.settings, name)]
-    return found
-
-
-def _same_batches(one: Sequence[Sequence[Mapping[str, Any]]], other: Sequence[Sequence[Mapping[str, Any]]]) -> bool:
-    if list(map(len, one)) != list(map(len, other)):
-        return False
-    pairs = [pair for epochs in zip(one, other) for pair in zip(*epochs)]
-    return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
-
-
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
     """Raise `_TimeOut` in the body after so many seconds, and again each second until the body has ended."""
@@ -266,8 +246,7 @@ class Player:
         best, live = _best(returned, names), returned.get("best_weights") or {}
         is_live = any(live[name].data_ptr() == weights[name].data_ptr() for name in names if name in live)
         outcome = Outcome(flat(weights, names), _losses(returned), best)
-        seen = frozenset(read)  # before `_changed`, which reads them all
-        return Play(outcome, _ignores(returned), seen, is_live, _changed(case, epochs, settings))
+        return Play(outcome, _ignores(returned), frozenset(read), is_live)
 
     def replay(self, case: Case) -> Outcome | None:
         """What the run leaves; None if it cannot be compared."""

@@ -1,20 +1,15 @@
-"""What an audit found, as text, as HTML with a picture, and as plain data."""
+"""What an audit found, as text, as HTML and as plain data."""
 
-import base64
-import io
 import math
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from course_lm.audit import spec, spec_ranks, spec_resume
 from course_lm.audit.runs import Case
-from course_lm.display import GREEN, GREY, RED, table
+from course_lm.display import GREEN, RED, table
 
 FAULTS = {**spec.FAULTS, **spec_ranks.FAULTS, **spec_resume.FAULTS}
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -33,8 +28,7 @@ class AuditReport:
         problem: what is wrong in words, where it is no named fault and no departing run alone.
         compared: False where the problem kept a run from being compared, such as an error that the loop raised.
         numbers: of the run, in rows of (what, loop, specification).
-        distances: of the loop's weights from the right ones after 0, 1, … steps of the run, relative norms.
-        notes, warnings: what else was seen of that run, and of all.
+        notes: what else was seen.
         runs: how many were made.
     """
 
@@ -50,9 +44,7 @@ class AuditReport:
     problem: str | None = None
     compared: bool = True
     numbers: tuple[tuple[str, str, str], ...] = ()
-    distances: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
     runs: int = 0
     seconds: float = field(default=math.nan, compare=False)
 
@@ -89,7 +81,6 @@ class AuditReport:
             lines.append(f"it breaks the contract's {self.promise}")
         if self.ignored:
             lines.append(f"settings that the loop does not have, not held against it: {', '.join(self.ignored)}")
-        lines += [f"warning: {warning}" for warning in self.warnings]
         lines.append(f"{self.runs} runs in {self.seconds:.1f} s")
         return "\n".join(lines)
 
@@ -103,41 +94,8 @@ class AuditReport:
             "seconds": round(self.seconds, 3) if math.isfinite(self.seconds) else None,
         }
 
-    def plot(self) -> "Figure | None":
-        """The distance from the right weights, step by step of the run; None where there is none to draw."""
-        if len(self.distances) < 2:
-            return None
-        from matplotlib.figure import Figure  # not one of pyplot's, which would stay open
-
-        figure = Figure(figsize=(5.0, 2.6), layout="constrained")
-        axes = figure.subplots()
-        shown = [max(distance, 1e-17) for distance in self.distances]
-        axes.plot(range(len(shown)), shown, "o-", color=RED)
-        axes.axhline(1e-10, color=GREY, linewidth=0.8)
-        axes.annotate("equal to ten digits", (0, 1e-10), (0, 3), textcoords="offset points", color=GREY)
-        axes.set(
-            yscale="log", xlabel="steps", ylabel="relative distance", title="this loop's weights from the right ones"
-        )
-        axes.set_xticks(range(len(shown)))
-        # no powers of ten: their font is not everywhere
-        axes.yaxis.set_major_formatter(lambda distance, _: f"{distance:.0e}")
-        axes.spines[["top", "right"]].set_visible(False)
-        return figure
-
     def _repr_html_(self) -> str:
         color = GREEN if self.sound else RED
         head, *rest = str(self).splitlines()
         text = escape("\n".join(rest))
-        return (
-            f'<div><b style="color:{color}">{escape(head)}</b>'
-            f'<pre style="margin:0.4em 0">{text}</pre>{self._picture()}</div>'
-        )
-
-    def _picture(self) -> str:
-        figure = self.plot()
-        if figure is None:
-            return ""
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=90)
-        data = base64.b64encode(file.getvalue()).decode()
-        return f'<img alt="distance of the weights, step by step" src="data:image/png;base64,{data}">'
+        return f'<div><b style="color:{color}">{escape(head)}</b><pre style="margin:0.4em 0">{text}</pre></div>'

@@ -20,8 +20,7 @@ from course_lm.audit.outcome import PRECISIONS, Outcome, Precision, distance, fl
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
 from course_lm.audit.report import AuditReport
 from course_lm.audit.runs import Case, Epochs, Moving, Rows, adam, contradicting, sgd
-from course_lm.audit.search import Noting
-from course_lm.audit.wider import WiderSpecification, joined
+from course_lm.audit.search import Noting, Specification
 from course_lm.reproducibility import seed_generators
 
 ResumedLoop = Callable[[nn.Module, Epochs, spec.Settings, Path, int | None], Mapping[str, Any] | None]
@@ -37,10 +36,6 @@ class StoppedCase(Case):
     def has_empty_batch(self) -> bool:
         """Whether some faults are not compared, as what they leave of this run depends on the loop."""
         return self.stop.at_end
-
-    def describe(self) -> str:
-        """The run in one line."""
-        return f"{super().describe()}, stopped after step {self.stop.steps}"
 
 
 def audit_resume(
@@ -113,7 +108,7 @@ def stopped(case: Case, ignored: Sequence[str]) -> list[StoppedCase]:
     ]
 
 
-class ResumeSpecification(WiderSpecification):
+class ResumeSpecification(Specification):
     """What a run should leave that stops and goes on: what it leaves without a stop."""
 
     steps = tuple((name,) for name in spec_resume.FAULTS)
@@ -133,12 +128,12 @@ class ResumeSpecification(WiderSpecification):
             return Outcome(torch.full_like(self.start(case), math.nan))
         else:
             result, read = spec_resume.train(model, case.epochs, case.settings, case.stop.steps, faults)
-        goes_on = 0 < read < total and not case.stop.is_last
         is_scaled = case.stop.scale != case.settings.loss_scale and not spec_resume.ANOTHER_GRADIENT & faults
-        seen = [read >= total, goes_on and "random_state_lost" in faults]
-        seen.append(goes_on and is_scaled and "loss_scale_lost" in faults)
-        best = None if result.best_weights is None else joined([flat(result.best_weights, names)], [False] * 3)
-        return Outcome(joined([flat(result.weights, names)], seen), best=best)
+        lost = {"random_state_lost"} | ({"loss_scale_lost"} if is_scaled else set())
+        goes_on = read > 0 and not case.stop.is_last
+        seen = {"read_all"} if read >= total else lost & faults if goes_on else set()
+        best = None if result.best_weights is None else flat(result.best_weights, names)
+        return Outcome(flat(result.weights, names), best=best, seen=frozenset(seen))
 
 
 @dataclass
@@ -193,9 +188,8 @@ class ResumePlayer(Player):
         play = super().play(case, seen.watch)
         if play.outcome.weights is None:
             return play
-        flags = _compare(self.unstopped[run], before, seen, case.settings.loss_scale / case.stop.scale)
-        best = None if play.outcome.best is None else joined([play.outcome.best], [False] * 3)
-        return replace(play, outcome=Outcome(joined([play.outcome.weights], flags), [], best))
+        names = _compare(self.unstopped[run], before, seen, case.settings.loss_scale / case.stop.scale)
+        return replace(play, outcome=replace(play.outcome, validation_losses=[], seen=names))
 
     def _require_stop(self, case: StoppedCase, model: nn.Module) -> None:
         names = names_of(model)
@@ -208,14 +202,16 @@ class ResumePlayer(Player):
             )
 
 
-def _compare(unstopped: _Seen, before: _Seen, seen: _Seen, factor: float) -> list[bool]:
-    """What `ResumeSpecification.seen` names; `factor`: by how much a gradient is too long whose loss scale is lost."""
+def _compare(unstopped: _Seen, before: _Seen, seen: _Seen, factor: float) -> frozenset[str]:
+    """What is seen; `factor`: by how much the first gradient after the stop is too long if its loss scale is lost."""
     at, after, due = len(before.drawn), seen.drawn[len(before.drawn) :], unstopped.drawn
-    read_all = len(after) >= len(due)
+    if len(after) >= len(due):
+        return frozenset({"read_all"})
     is_another = bool(after) and at < len(due) and after[0] != due[at]
     # numbers that depend on the place in the data are right ones of another place, if that is wrong
     is_misplaced = len(after) != len(due) - at and after[:1] in [[number] for number in due]
     place = len(before.lengths)
     lengths = seen.lengths[place : place + 1] + unstopped.lengths[place : place + 1]
     scale_lost = factor != 1.0 and len(lengths) == 2 and math.isclose(lengths[0], factor * lengths[1], rel_tol=1e-3)
-    return [read_all, is_another and not is_misplaced and not read_all, scale_lost and not read_all]
+    lost = {"random_state_lost": is_another and not is_misplaced, "loss_scale_lost": scale_lost}
+    return frozenset(name for name, is_lost in lost.items() if is_lost)

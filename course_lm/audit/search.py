@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -65,17 +66,21 @@ class Specification:
 
     Attributes:
         steps: what a set of faults is widened by.
+        processes: that a run has, each with weights of its own.
+        seen: what may be seen of a run beside its weights: names, and how each is said.
     """
 
     steps: tuple[tuple[str, ...], ...] = STEPS
+    processes: int = 1
+    seen: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, Explanation], tuple[Outcome, set[object]]] = {}
         self._starts: dict[tuple[int, bool], tuple[nn.Module, list[str], Tensor]] = {}
 
     def start(self, case: Case) -> Tensor:
-        """The weights before the run, in one vector."""
-        return self._start(case)[2]
+        """The weights before the run, those of all processes in one vector."""
+        return self._start(case)[2].repeat(self.processes)
 
     def _start(self, case: Case) -> tuple[nn.Module, list[str], Tensor]:
         key = (case.seed, case.tied)

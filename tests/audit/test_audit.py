@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import math
 import os
 import pickle
 import re
@@ -53,14 +52,7 @@ class Specified:
 
 def test_the_specification_itself_is_sound():
     report = audit(Specified(), progress=False)
-    assert report.sound and not report.faults and report.part is None and not report.warnings, str(report)
-
-
-def test_a_pair_of_faults_is_named_with_the_run_that_shows_it_first():
-    report = audit(Specified("mean_of_means", "coupled_decay"), progress=False)
-    assert report.faults == ("coupled_decay", "mean_of_means") and not report.alternatives
-    assert report.part == "accumulation" and report.case is not None
-    assert report.case.name == "micro-batches of unequal tokens"
+    assert report.sound and not report.faults and report.part is None, str(report)
 
 
 MANY = (
@@ -108,17 +100,6 @@ def test_a_fault_that_another_one_nearly_hides_is_named_beside_it(faults, parts)
     assert report.faults == faults and not report.alternatives and not report.ignored, str(report)
 
 
-def test_what_no_fault_explains_is_located_and_not_named():
-    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> None:
-        Specified()(model, epochs, settings)
-        with torch.no_grad():
-            next(model.parameters()).add_(1e-2)
-
-    report = audit(loop, parts=QUICK, progress=False)
-    assert not report.sound and not report.faults and report.part == "loss" and report.numbers
-    assert report.promise is None  # nobody knows which one is broken
-
-
 def test_a_rate_that_is_wrong_by_a_factor_is_no_matter_of_the_loss():
     class Halved(Specified):
         def __call__(self, model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
@@ -156,11 +137,6 @@ def test_what_a_loop_lacks_in_silence_stands_in_the_verdict(lacking):
 def test_a_fault_is_named_beside_a_feature_that_is_lacking():
     report = audit(Specified("tail_dropped", max_grad_norm=None), progress=False)
     assert report.faults == ("tail_dropped",) and report.ignored == ("max_grad_norm",)
-
-
-def test_rates_that_never_move_in_silence_are_a_fault():
-    report = audit(Specified("schedule_never_moves"), parts=["schedule"], progress=False)
-    assert report.faults == ("schedule_never_moves",) and not report.ignored
 
 
 def test_a_fault_is_named_whatever_a_loop_makes_of_a_validation_batch_without_a_target():
@@ -211,10 +187,8 @@ def first(epochs: Any, *, batches: int) -> Any:
 
 
 LIMITS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "six batches": (partial(first, batches=6), "120 steps"),
     "a hundred batches": (partial(first, batches=100), "120 steps"),
     "three epochs": (lambda epochs: epochs[:3], "120 steps"),
-    "twelve tokens of a row": (partial(cut, width=12), "a row of 1100 tokens"),
     "1024 tokens of a row": (partial(cut, width=1024), "a row of 1100 tokens"),
     "64 rows of a batch": (partial(cut, rows=64), "a row of 1100 tokens, and a batch of 70 rows"),
 }
@@ -227,14 +201,7 @@ def test_a_loop_that_reads_no_more_than_a_limit_of_its_own_is_unsound(limited, s
 
     report = audit(loop, parts=["data"], progress=False)
     assert report.part == "data" and report.case is not None and report.case.name.startswith(shown)
-    assert any("not trained on when" in note for note in report.notes) and len(report.distances) < 25
-
-
-def test_a_loop_that_does_not_take_three_arguments_is_refused():
-    def train(a: object) -> None: ...
-
-    with pytest.raises(ValueError, match=r"as train\(model, epochs, settings\), it takes \(a\)$"):
-        audit(train)  # type: ignore[arg-type]
+    assert any("not trained on when" in note for note in report.notes)
 
 
 def test_a_feature_that_a_loop_has_in_one_run_is_not_missing_in_another():
@@ -305,17 +272,6 @@ def test_a_loop_that_hangs_is_stopped():
 
     report = audit(loop, timeout=0.3, progress=False)
     assert report.problem == "the loop had not returned after 0.3 seconds" and not report.sound
-
-
-def test_a_loop_that_changes_its_batches_is_warned_about():
-    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
-        made = Specified()(model, epochs, settings)
-        for batch in epochs[0]:
-            batch["labels"].fill_(-100)
-        return made
-
-    report = audit(loop, parts=["loss"], progress=False)
-    assert report.sound and "the loop changes the batches that it is given" in report.warnings[0]
 
 
 def test_a_loop_that_keeps_state_between_calls_is_told_so():
@@ -391,9 +347,16 @@ def test_bad_options_are_refused(options, words):
         audit(Specified(), **options)
 
 
-def test_what_cannot_be_called_is_refused():
-    with pytest.raises(TypeError, match="got str"):
-        audit("train")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("loop", "error", "words"),
+    [
+        ("train", TypeError, "got str"),
+        (lambda a: None, ValueError, r"as <lambda>\(model, epochs, settings\), it takes \(a\)$"),
+    ],
+)
+def test_what_cannot_be_called_with_three_arguments_is_refused(loop, error, words):
+    with pytest.raises(error, match=words):
+        audit(loop)
 
 
 def test_the_second_epoch_of_the_run_that_contradicts_the_first_is_worse_with_any_seed():
@@ -421,7 +384,6 @@ def test_the_plain_data_of_a_report_is_json():
     report = audit(Specified("pads_counted"), parts=["data"], progress=False)
     data = json.loads(json.dumps(report.to_dict()))
     assert data["faults"] == ["pads_counted"] and data["case"]["name"] == "pads on the right"
-    assert all(math.isfinite(distance) for distance in data["distances"])
 
 
 IDLE = [

@@ -27,7 +27,7 @@ def one_thread() -> Any:
 def entry_of(folder: Path, body: str) -> Any:
     """The entry of a file whose loop is the plain one and does not return before the budget is spent."""
     file = folder / "own.py"
-    head = f"import sys; sys.path.insert(0, {str(ENTRIES)!r})\nimport torch\nfrom plain import Cosine, Settings, loop\n"
+    head = f"import sys, threading, torch\nsys.path.insert(0, {str(ENTRIES)!r})\nfrom plain import Settings, loop\n"
     file.write_text(f"{head}def entry(new_model, batches, budget):\n    model = new_model()\n    {body}\n")
     return load(f"{file}:entry")
 
@@ -44,25 +44,6 @@ def test_products_of_the_optimizer_count():
     few = 10**9  # one step
     plain, muon = (run_entry(load(f"{ENTRIES}/{name}.py:entry"), flops=few).flops for name in ("plain", "muon"))
     assert plain < muon
-
-
-def test_training_outside_of_the_audited_loop_is_refused(tmp_path):
-    entry = entry_of(
-        tmp_path, "[model(**b).sum().backward() for b in batches(4)]\n    return model".replace("**b", "b['input_ids']")
-    )
-    with pytest.raises(ValueError, match="FLOPs outside of its audited loop"):
-        run_entry(entry, flops=10**9)
-
-
-def test_a_budget_overspent_is_refused(tmp_path):
-    body = "read = [b for _, b in zip(range(8), batches(4))]\n    loop(model, [read], Settings())\n    return model"
-    with pytest.raises(ValueError, match="more than the budget"):
-        run_entry(entry_of(tmp_path, body), flops=10**8)
-
-
-def test_an_entry_that_returns_no_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="must return the trained model, got NoneType"):
-        run_entry(entry_of(tmp_path, "loop(model, [batches(4)], Settings())"), flops=10**8)
 
 
 def test_an_entry_without_a_loop_beside_it_is_refused(tmp_path, capsys):
@@ -86,27 +67,32 @@ def test_an_entry_that_raises_or_leaves_is_refused_with_its_own_file_and_line(tm
         run_entry(entry_of(tmp_path, body))
 
 
-def test_a_model_that_raises_where_it_is_measured_is_refused(tmp_path):
-    body = "loop(model, [batches(4)], Settings())\n    model.forward = lambda *_, **__: sys.exit(0)\n    return model"
-    with pytest.raises(ValueError, match=r"^the entry's model raised SystemExit: 0 \(.*own\.py, line 7\)$"):
-        run_entry(entry_of(tmp_path, body), flops=10**8)
+TRAIN = "loop(model, [batches(4)], Settings())"
+READ = "read = [next(batches(4))]"
+STARTED = "one = threading.Thread(target=loop, args=(model, [read], Settings()))\n    one.start(), one.join()"
+THREAD = f"{READ}\n    {STARTED}"
+MODES = f"{READ}\n    with torch.utils._python_dispatch._disable_current_modes(): loop(model, [read], Settings())"
+AT_ONCE = "read = [b for _, b in zip(range(8), batches(4))]\n    loop(model, [read], Settings())"
+# What an entry does and returns, and how it is refused.
+REFUSED = {
+    "trains outside": ("[model(b['input_ids']).sum().backward() for b in batches(4)]", "outside of its audited loop"),
+    "overspends": (AT_ONCE, "more than the budget"),
+    "returns no model": (f"{TRAIN}\n    model = None", "must return the trained model, got NoneType"),
+    "never trains": (READ, "spent no FLOPs in its loop"),
+    "trains in a thread": (THREAD, "spent no FLOPs in its loop"),
+    "counts nothing": (MODES, "spent no FLOPs in its loop"),
+    "leaves NaN": (f"{TRAIN}\n    next(model.parameters()).data.fill_(torch.nan)", "must be finite, got nan"),
+    "leaves where it is measured": (
+        f"{TRAIN}\n    model.forward = lambda *_, **__: sys.exit(0)",
+        r"^the entry's model raised SystemExit: 0 \(.*own\.py, line 7\)$",
+    ),
+}
 
 
-THREAD = "one = threading.Thread(target=loop, args=(model, [read], Settings()))\n    one.start(), one.join()"
-MODES = "with torch.utils._python_dispatch._disable_current_modes(): loop(model, [read], Settings())"
-
-
-@pytest.mark.parametrize("train", ["pass", THREAD, MODES], ids=["no loop", "another thread", "no modes"])
-def test_an_entry_without_a_counted_flop_is_refused(tmp_path, train):
-    body = f"import threading\n    read = [next(batches(4))]\n    {train}\n    return model"
-    with pytest.raises(ValueError, match="spent no FLOPs in its loop"):
-        run_entry(entry_of(tmp_path, body), flops=10**8)
-
-
-def test_a_loss_that_is_not_finite_is_refused(tmp_path):
-    body = "loop(model, [batches(4)], Settings())\n    next(model.parameters()).data.fill_(torch.nan)\n    return model"
-    with pytest.raises(ValueError, match="loss on the held-out stories must be finite, got nan"):
-        run_entry(entry_of(tmp_path, body), flops=10**8)
+@pytest.mark.parametrize(("body", "said"), REFUSED.values(), ids=REFUSED)
+def test_an_entry_that_breaks_a_rule_is_refused(tmp_path, body, said):
+    with pytest.raises(ValueError, match=said):
+        run_entry(entry_of(tmp_path, f"{body}\n    return model"), flops=10**8)
 
 
 def test_reading_on_without_training_is_refused(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from course_lm.audit.spec import Batches, Settings
 
 from .plain import IGNORED, Plain
-from .right import Checkpointed, Closure, OneBigBatch, RowByRow, RowsInAnotherOrder, TwoGroups, WithLambdaLR
+from .right import Checkpointed, Closure, OneBigBatch, RowByRow, RowsInAnotherOrder, WithLambdaLR
 
 
 def variations() -> Iterator[type[Plain]]:
@@ -52,46 +52,13 @@ class SkipsLastBatch(Plain, part="data"):
         return super().train([batches[: max(1, len(batches) - 1)] for batches in epochs])
 
 
-class ForgetsDocuments(Plain, part="data"):
-    def logits(self, batch: Mapping[str, Any]) -> Tensor:
-        return super().logits({name: value for name, value in batch.items() if name != "document_ids"})
-
-
 # loss
-
-
-class LabelsReversed(Plain, part="loss"):
-    def targets(self, batch: Mapping[str, Any]) -> Tensor:
-        return super().targets(batch).flip(1)
-
-
-class Temperature(Plain, part="loss"):
-    def logits(self, batch: Mapping[str, Any]) -> Tensor:
-        return super().logits(batch) / 2
 
 
 class LabelSmoothing(Plain, part="loss"):
     def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
         logits = self.logits(batch)[:, :-1].transpose(1, 2)
         return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
-
-
-class FlattensThenShifts(Plain, part="loss"):
-    """The last token of a row is scored against the first of the next row."""
-
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        logits, labels = self.logits(batch).flatten(0, 1)[:-1], batch["labels"].flatten()[1:]
-        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-
-    def count(self, *batches: Mapping[str, Any]) -> int:
-        return sum(int((batch["labels"].flatten()[1:] != IGNORED).sum()) for batch in batches)
-
-
-class SkipsFirstTarget(Plain, part="loss"):
-    def targets(self, batch: Mapping[str, Any]) -> Tensor:
-        targets = super().targets(batch).clone()
-        targets[:, 0] = IGNORED
-        return targets
 
 
 class ZLoss(Plain, part="loss"):
@@ -134,13 +101,6 @@ class WindowsOfOneMore(Plain, part="accumulation"):
         super().__init__(model, replace(settings, accumulation_steps=size + (size > 1)))
 
 
-class DividesByRoot(Plain, part="accumulation"):
-    def accumulate(self, window: Batches) -> None:
-        super().accumulate(window)
-        for gradient in self.gradients():
-            gradient *= math.sqrt(len(window))
-
-
 class DividesByFullWindowOfTokens(Plain, part="accumulation"):
     """A tail's token losses are divided by as many tokens as the epoch's first window has."""
 
@@ -178,20 +138,6 @@ class ClipsByLargestNumber(Plain, part="clipping"):
             nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm, norm_type=math.inf)
 
 
-class ClipsBeforeTheLastMicroBatch(Plain, part="clipping"):
-    def accumulate(self, window: Batches) -> None:
-        tokens = self.count(*window)
-        for place, batch in enumerate(window):
-            if place == len(window) - 1 and place:
-                super().clip()
-            (self.loss_sum(batch) / tokens).backward()
-        self.is_clipped = len(window) > 1
-
-    def clip(self) -> None:
-        if not self.is_clipped:
-            super().clip()
-
-
 class AlwaysNormalizes(Plain, part="clipping"):
     def clip(self) -> None:
         if self.settings.max_grad_norm is not None:
@@ -209,36 +155,7 @@ class ClipsTheUpdate(Plain, part="clipping"):
             nn.utils.clip_grad_norm_(self.parameters, bound / self.rate())
 
 
-class ClipsMatricesAlone(Plain, part="clipping"):
-    def clip(self) -> None:
-        if self.settings.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_([p for p in self.parameters if p.ndim >= 2], self.settings.max_grad_norm)
-
-
-class ClipsAfterTheStep(Plain, part="clipping"):
-    def clip(self) -> None:
-        """Too early."""
-
-    def step(self) -> None:
-        super().step()
-        super().clip()
-
-
-class ClipsEachGroup(TwoGroups, part="clipping"):
-    def clip(self) -> None:
-        if self.settings.max_grad_norm is not None:
-            for group in self.optimizer.param_groups:
-                nn.utils.clip_grad_norm_(group["params"], self.settings.max_grad_norm)
-
-
 # optimizer
-
-
-class DecaysGains(Plain, part="optimizer"):
-    def decay_of(self, weight: Tensor) -> float:
-        gains = [m.weight for m in self.model.modules() if isinstance(m, nn.LayerNorm)]
-        is_decayed = weight.ndim >= 2 or any(weight is one for one in gains)
-        return self.settings.weight_decay if is_decayed else 0.0
 
 
 class LambdaOfAScheduledRate(WithLambdaLR, part="optimizer"):
@@ -250,12 +167,6 @@ class LambdaOfAScheduledRate(WithLambdaLR, part="optimizer"):
         self.scheduler.base_lrs = [base for _ in self.scheduler.base_lrs]
         for group in self.optimizer.param_groups:
             group["lr"] = base * settings.schedule(0)
-
-
-class DecaysEmbeddingsAlone(Plain, part="optimizer"):
-    def decay_of(self, weight: Tensor) -> float:
-        embeddings = [m.weight for m in self.model.modules() if isinstance(m, nn.Embedding)]
-        return self.settings.weight_decay if any(weight is one for one in embeddings) else 0.0
 
 
 class HalfRateForBiases(Plain, part="optimizer"):
@@ -280,30 +191,6 @@ class LargeEpsilon(Plain, part="optimizer"):
         return optimizer
 
 
-class EpsilonUnderTheRoot(Plain, part="optimizer"):
-    def step(self) -> None:
-        if self.settings.optimizer == "sgd":
-            return super().step()
-        s = self.settings
-        for group in self.optimizer.param_groups:
-            (p,) = group["params"]
-            if p.grad is not None:
-                self.update(p, group["weight_decay"], s.beta1, s.beta2)
-
-    @torch.no_grad()
-    def update(self, p: nn.Parameter, decay: float, beta1: float, beta2: float) -> None:
-        assert p.grad is not None
-        gradient, rate, state = p.grad, self.rate(), self.optimizer.state[p]
-        if self.settings.optimizer == "adamw":
-            p.mul_(1 - rate * decay)
-        else:
-            gradient = gradient + decay * p
-        t = state["t"] = state.get("t", 0) + 1
-        m = state["m"] = beta1 * state.get("m", 0) + (1 - beta1) * gradient
-        v = state["v"] = beta2 * state.get("v", 0) + (1 - beta2) * gradient**2
-        p.sub_(rate * m / (1 - beta1**t) / (v / (1 - beta2**t) + self.settings.epsilon).sqrt())
-
-
 class Option(Plain):
     """An option of torch's optimizer that nobody has asked for, where the optimizer has what it is about."""
 
@@ -323,44 +210,6 @@ class AMSGrad(Option, part="optimizer"):
 
 class Nesterov(Option, part="optimizer"):
     given = ("momentum", "nesterov", True)
-
-
-class Dampening(Option, part="optimizer"):
-    given = ("momentum", "dampening", 0.1)
-
-
-class FirstGradientLeavesNoMomentum(Plain, part="optimizer"):
-    def step(self) -> None:
-        super().step()
-        if self.steps == 0 and self.settings.optimizer == "sgd":
-            self.optimizer.state.clear()
-
-
-class DecayWithoutTheRate(Plain, part="optimizer"):
-    """AdamW's decay is multiplied by a hundredth instead of by the rate."""
-
-    @torch.no_grad()
-    def step(self) -> None:
-        if self.settings.optimizer == "adamw":
-            for group in self.optimizer.param_groups:
-                for p in group["params"]:
-                    p.mul_((1 - 0.01 * group["weight_decay"]) / (1 - group["lr"] * group["weight_decay"]))
-        super().step()
-
-
-class DecayAfterTheStep(Plain, part="optimizer"):
-    @torch.no_grad()
-    def step(self) -> None:
-        if self.settings.optimizer != "adamw":
-            return super().step()
-        for group in self.optimizer.param_groups:
-            decay, group["weight_decay"] = group["weight_decay"], 0.0
-            group["decay"] = decay
-        super().step()
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = group["decay"]
-            for p in group["params"]:
-                p.mul_(1 - group["lr"] * group["decay"])
 
 
 class WeightsAveragedAtTheEnd(Plain, part="optimizer"):

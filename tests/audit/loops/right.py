@@ -103,16 +103,6 @@ class ShiftByIgnoring(Plain):
 # the gradient
 
 
-class AutogradGrad(Plain):
-    def accumulate(self, window: Batches) -> None:
-        tokens = self.count(*window)
-        for batch in window:
-            gradients = torch.autograd.grad(self.loss_sum(batch) / tokens, self.parameters, allow_unused=True)
-            for p, gradient in zip(self.parameters, gradients):
-                if gradient is not None:
-                    p.grad = gradient if p.grad is None else p.grad + gradient
-
-
 class FunctionalGrad(Plain):
     """The gradient of a function of the weights, as `torch.func` has it."""
 
@@ -152,14 +142,6 @@ class ZerosInsteadOfNone(Plain):
         self.optimizer.zero_grad(set_to_none=False)
 
 
-class ClipsByHand(Plain):
-    def clip(self) -> None:
-        if self.settings.max_grad_norm is not None:
-            norm = torch.cat([gradient.flatten() for gradient in self.gradients()]).norm()
-            if not norm + 1e-6 <= self.settings.max_grad_norm:
-                torch._foreach_mul_(self.gradients(), float(self.settings.max_grad_norm / (norm + 1e-6)))
-
-
 class RealGradScaler(Plain):
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         super().__init__(model, settings)
@@ -186,13 +168,6 @@ class RealGradScaler(Plain):
 
 
 # the optimizer
-
-
-class TwoGroups(Plain):
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        matrices, others = [p for p in self.parameters if p.ndim >= 2], [p for p in self.parameters if p.ndim < 2]
-        decay = self.settings.weight_decay
-        return self.optimizer_of([{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}])
 
 
 class Fused(Plain):

@@ -33,18 +33,6 @@ def test_early_stopping_stops_after_patience_values_without_improvement(
         assert stopping.should_stop is (since >= patience)
 
 
-@given(values=st.lists(losses, max_size=20), cut=st.integers(0, 20))
-def test_early_stopping_goes_on_from_its_state(values: list[float], cut: int) -> None:
-    straight, first = EarlyStopping(3), EarlyStopping(3)
-    expected = [straight.update(value) for value in values]
-    decisions = [first.update(value) for value in values[:cut]]
-    resumed = EarlyStopping(3)
-    resumed.load_state_dict(first.state_dict())
-    decisions += [resumed.update(value) for value in values[cut:]]
-    assert decisions == expected
-    assert resumed.state_dict() == straight.state_dict()
-
-
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"patience": 0}, "patience must be a whole number of at least 1, got 0"),
     ({"patience": math.nan}, "patience must be a whole number of at least 1, got nan"),

@@ -19,6 +19,7 @@ _SHOWN = {
     "grad_norm": "norm {:.2f}",
 }
 _LEAST_WIDTH = 4  # of the bar itself
+_QUIET_SECONDS = 10.0  # between two lines in a file
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 _VALIDATION = "validation {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches [{elapsed}<{remaining}]"
 _VALIDATION_WITHOUT_END = "validation, {n_fmt} batches [{elapsed}]"
@@ -29,14 +30,13 @@ class ProgressBar:
     """A tqdm bar over optimizer steps: losses in nats per token, tokens per second, learning rate, gradient norm.
 
     In a terminal or a notebook it moves with every record, and a validation of more than half a second takes its place
-    until it is over; where standard error is a file or a pipe it is printed every `quiet_seconds` at most.
+    until it is over; where standard error is a file or a pipe it is printed every ten seconds at most.
 
     What `say` is given stands above the bar, in a line of its own. A notebook gets no such lines: they would stay in
     its file, and `classroom.live.LivePlot` shows more.
     """
 
-    def __init__(self, quiet_seconds: float = 10.0) -> None:
-        self.quiet_seconds = quiet_seconds
+    def __init__(self) -> None:
         self._bar: Any = None
         self._shown: dict[str, str] = {}
         self._moves = self._in_notebook = False
@@ -49,7 +49,7 @@ class ProgressBar:
         # tqdm.auto has chosen its kind on import; in a notebook standard error is no terminal, yet the bar can move.
         self._in_notebook = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
         self._moves = self._in_notebook or sys.stderr.isatty()
-        interval = 0.1 if self._moves else self.quiet_seconds
+        interval = 0.1 if self._moves else _QUIET_SECONDS
         form = _BAR if total_steps else _BAR_WITHOUT_END
         self._bar = Bar(total=total_steps, initial=step, bar_format=form, dynamic_ncols=True, mininterval=interval)
         self._shown, self._printed_at = {}, 0.0

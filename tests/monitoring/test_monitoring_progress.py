@@ -230,7 +230,8 @@ def test_an_interrupted_bar_stops_no_bar_of_another_thread(monkeypatch: pytest.M
                 lock.release()
 
     monkeypatch.setattr(sys, "stderr", Interrupted())
-    bar, free = ProgressBar(quiet_seconds=0), []
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    bar, free = ProgressBar(), []
     bar.start(0, 5)
     with pytest.raises(KeyboardInterrupt):
         bar.log(train_record(1))

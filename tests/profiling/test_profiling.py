@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_lm import step
@@ -59,6 +60,10 @@ def make(checkpointing: bool = False, dropout: float = 0.1, optimizer: str = "ad
 def batch(rows: int = ROWS, length: int = LENGTH) -> dict[str, Any]:
     ids = torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def without_targets() -> dict[str, Any]:
+    return {**batch(), "labels": torch.full((ROWS, LENGTH), -100)}
 
 
 def profiled(
@@ -590,10 +595,10 @@ def test_steps_that_other_load_has_slowed_are_named(shown):
         (iter([batch()]), {}, "micro_batches must be a list of batches or a loader, got list_iterator"),
         (7, {}, "micro_batches must be a list of batches or a loader, got int"),
         ([], {}, "micro_batches must be at least one batch, got"),
-        ([{**batch(), "labels": torch.full((ROWS, LENGTH), -100)}], {}, "must hold a target token"),
+        ([without_targets()], {}, "must hold a target token"),
         ([batch()], {"accumulation_steps": 2}, "accumulation_steps is for a loader, got 2"),
         (Tokenising(), {"accumulation_steps": 0}, "accumulation_steps must be a whole number of at least 1, got 0"),
-        (Tokenising(), {"accumulation_steps": 9}, "holds no 9 batches in a row"),
+        (DataLoader([without_targets()], batch_size=None), {}, "the loader holds no batch with a target token"),
         ([batch()], {"precision": "bf16"}, "precision must be a Precision"),
         ([batch()], {"max_grad_norm": -1.0}, "max_grad_norm must be a positive number"),
     ],

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_lm import step
@@ -106,14 +105,6 @@ def test_each_operation_of_a_step_is_in_one_part(precision, checkpointing, monke
     assert other.seconds < 0.05 * profile.step_seconds < sum(part.seconds for part in named)
 
 
-def test_a_mark_gives_the_time_before_it_to_the_part_that_ran():
-    moments = iter([0.0, 1.0, 3.0, 3.5, 10.0])
-    marks = Marks(lambda: next(moments))
-    for part in ("a", "b", "profiling", "a", "other"):
-        marks.switch(part)
-    assert marks.totals(lambda begin, end: end - begin) == {"a": 1.0 + 6.5, "b": 2.0}
-
-
 class StoppedClock:
     """A clock that shows the same moment until someone waits."""
 
@@ -193,13 +184,13 @@ def test_a_backward_pass_that_waits_is_charged_with_it(clock):
 class Tokenising:
     """A loader that works whenever a batch is asked for."""
 
-    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
-        self.wait = wait
+    def __init__(self, wait: Callable[[], None] = lambda: None, made: Callable[[], dict[str, Any]] = batch) -> None:
+        self.wait, self.made = wait, made
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for _ in range(3):
             self.wait()
-            yield batch()
+            yield self.made()
 
 
 def test_a_loader_that_tokenises_in_the_loop_is_charged_as_data(clock):
@@ -598,7 +589,7 @@ def test_steps_that_other_load_has_slowed_are_named(shown):
         ([without_targets()], {}, "must hold a target token"),
         ([batch()], {"accumulation_steps": 2}, "accumulation_steps is for a loader, got 2"),
         (Tokenising(), {"accumulation_steps": 0}, "accumulation_steps must be a whole number of at least 1, got 0"),
-        (DataLoader([without_targets()], batch_size=None), {}, "the loader holds no batch with a target token"),
+        (Tokenising(made=without_targets), {}, "the loader holds no batch with a target token"),
         ([batch()], {"precision": "bf16"}, "precision must be a Precision"),
         ([batch()], {"max_grad_norm": -1.0}, "max_grad_norm must be a positive number"),
     ],

@@ -104,7 +104,7 @@ def find_lr(
             model.train()
         observers.start(0, num_iter)
         # zip asks for a rate first, so that after the last one no window is read in vain.
-        for lr, window in zip(lrs, windows(endless(model, reader), accumulation_steps)):
+        for lr, window in zip(lrs, windows(_endless(model, reader), accumulation_steps)):
             step = take_step(model, window, optimizer, options, lr=lr)
             loss = float(step.loss)
             # An fp16 overflow: the loss is finite, its scaled gradient is not. The scale shrinks and the sweep goes on.
@@ -136,12 +136,8 @@ def _has_diverged(losses: Sequence[float], threshold: float) -> bool:
     return last - lowest > (threshold - 1) * max(abs(lowest), fall)
 
 
-def endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
-    """The batches of a loader, epoch after epoch, without those that hold no target token.
-
-    Raises:
-        TypeError, ValueError: what is no batch for the model; or the loader holds no target.
-    """
+def _endless(model: nn.Module, reader: Any) -> Iterator[AnyBatch]:
+    """Epoch after epoch, without the batches that hold no target token."""
     while True:
         empty = True
         for number, batch in enumerate(reader):

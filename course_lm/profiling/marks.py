@@ -35,7 +35,7 @@ class Marks:
         clock: called at each change of part.
     """
 
-    def __init__(self, clock: Callable[[], Any]) -> None:
+    def __init__(self, clock: Callable[[], Any] = lambda: None) -> None:
         self.clock = clock
         self.part = OTHER
         self.readings: list[tuple[str, Any]] = []

@@ -216,9 +216,8 @@ def _take_turns(
 
 def _count(subject: Subject) -> WorkCounter:
     """FLOPs of each part, and the bytes it moves."""
-    marks = Marks(lambda: None)
-    with WorkCounter(marks) as work:
-        subject.marked_step(marks)
+    with WorkCounter(Marks()) as work:
+        subject.marked_step(work.marks)
     return work
 
 

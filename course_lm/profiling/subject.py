@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lm.accumulation import count_window_targets, windows
+from course_lm.batching.data import set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of, inside_compiled
-from course_lm.guard import check_batch, check_optimizer, checked_precision
-from course_lm.lr_finder.range_test import endless
+from course_lm.guard import check_optimizer, check_window, checked_precision
 from course_lm.lr_finder.trial import restored
 from course_lm.precision import Precision
 from course_lm.profiling.marks import DATA, OTHER, MarkedScaler, Marks, Observer
@@ -112,7 +112,7 @@ def subject_of(
     with restored(model, optimizer, [] if given is not None else micro_batches, loss_fn, clip) as reader:
         if not model.training:  # else modules that their owner put in eval mode stay in it
             model.train()
-        source = repeat(given) if given is not None else windows(endless(model, reader), accumulation_steps or 1)
+        source = repeat(given) if given is not None else _read(reader, accumulation_steps or 1)
         yield Subject(model, optimizer, source, given is None, take, scaler, names_of(model))
 
 
@@ -127,10 +127,22 @@ def _check_batches(model: nn.Module, micro_batches: object, accumulation_steps: 
                 f"accumulation_steps is for a loader, got {accumulation_steps!r} with a list, all of which is one step"
             )
         require(len(micro_batches) > 0, "micro_batches", "at least one batch", micro_batches)
-        for batch in micro_batches:
-            check_batch(model, batch)
+        check_window(model, micro_batches, None)
         ensure(bool(count_window_targets(micro_batches)), "micro_batches must hold a target token, got none")
         return list(micro_batches)
     if accumulation_steps is not None:
         require_whole("accumulation_steps", accumulation_steps, least=1)
     return None
+
+
+def _read(reader: Any, accumulation_steps: int) -> Iterator[list[AnyBatch]]:
+    """Windows of a loader, epoch after epoch; a shorter tail and windows without a target are passed over."""
+    while True:
+        found = False
+        for window in windows(reader, accumulation_steps):
+            if len(window) == accumulation_steps and count_window_targets(window):
+                found = True
+                yield window
+        if not found:
+            raise ValueError(f"the loader holds no {accumulation_steps} batches in a row with a target token")
+        set_next_epoch(reader)

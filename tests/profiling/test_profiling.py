@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +29,6 @@ from course_lm.optim import OptimizerConfig, build_optimizer, state_bytes
 from course_lm.precision import Precision
 from course_lm.profiling import OWNERS, Machine, StepProfile, machine, profile_memory, profile_step, step_profile
 from course_lm.profiling.activations import stages
-from course_lm.profiling.display import figure_of
 from course_lm.profiling.ledger import Block, Ledger
 from course_lm.profiling.marks import Marks
 from course_lm.profiling.parts import names_of
@@ -59,10 +59,6 @@ def make(checkpointing: bool = False, dropout: float = 0.1, optimizer: str = "ad
 def batch(rows: int = ROWS, length: int = LENGTH) -> dict[str, Any]:
     ids = torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-
-
-def without_targets() -> dict[str, Any]:
-    return {**batch(), "labels": torch.full((ROWS, LENGTH), -100)}
 
 
 def profiled(
@@ -184,13 +180,13 @@ def test_a_backward_pass_that_waits_is_charged_with_it(clock):
 class Tokenising:
     """A loader that works whenever a batch is asked for."""
 
-    def __init__(self, wait: Callable[[], None] = lambda: None, made: Callable[[], dict[str, Any]] = batch) -> None:
-        self.wait, self.made = wait, made
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self.wait = wait
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for _ in range(3):
             self.wait()
-            yield self.made()
+            yield batch()
 
 
 def test_a_loader_that_tokenises_in_the_loop_is_charged_as_data(clock):
@@ -319,10 +315,9 @@ def test_the_flops_of_another_model_are_those_that_torch_counts_in_a_plain_step(
 
 
 def bytes_of(work: Callable[[], object]) -> int:
-    marks = Marks(lambda: None)
-    with WorkCounter(marks) as counter:
+    with WorkCounter(Marks()) as counter:
         work()
-    return counter.bytes[marks.part]
+    return counter.bytes[counter.marks.part]
 
 
 def test_an_operation_moves_what_it_reads_and_what_it_writes():
@@ -563,11 +558,9 @@ def test_the_trace_holds_the_parts_as_ranges(shown, tmp_path):
 
 
 def test_the_pictures_have_a_bar_for_each_part_and_each_owner(shown):
-    names = [
-        [label.get_text() for label in axes.get_yticklabels()]
-        for axes in figure_of(shown.draw, profile_memory(*make_step()).draw).axes
-    ]
-    assert names == [[part.name for part in shown.parts], list(OWNERS)]
+    for profile, names in ((shown, [part.name for part in shown.parts]), (profile_memory(*make_step()), list(OWNERS))):
+        profile.draw(axes := Figure().subplots())
+        assert [label.get_text() for label in axes.get_yticklabels()] == names
 
 
 def test_steps_that_other_load_has_slowed_are_named(shown):
@@ -586,10 +579,10 @@ def test_steps_that_other_load_has_slowed_are_named(shown):
         (iter([batch()]), {}, "micro_batches must be a list of batches or a loader, got list_iterator"),
         (7, {}, "micro_batches must be a list of batches or a loader, got int"),
         ([], {}, "micro_batches must be at least one batch, got"),
-        ([without_targets()], {}, "must hold a target token"),
+        ([{**batch(), "labels": torch.full((ROWS, LENGTH), -100)}], {}, "must hold a target token"),
         ([batch()], {"accumulation_steps": 2}, "accumulation_steps is for a loader, got 2"),
         (Tokenising(), {"accumulation_steps": 0}, "accumulation_steps must be a whole number of at least 1, got 0"),
-        (Tokenising(made=without_targets), {}, "the loader holds no batch with a target token"),
+        (Tokenising(), {"accumulation_steps": 9}, "holds no 9 batches in a row"),
         ([batch()], {"precision": "bf16"}, "precision must be a Precision"),
         ([batch()], {"max_grad_norm": -1.0}, "max_grad_norm must be a positive number"),
     ],

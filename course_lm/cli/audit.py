@@ -39,20 +39,14 @@ def audit_file(options: Namespace) -> int:
                 import_extra("cloudpickle", "lab").register_pickle_by_value(
                     sys.modules[_name_of(Path(options.target.rpartition(":")[0]))]
                 )
-            loop = adapted(made, options.adapter)
-            report = audit.audit(loop, ranks=options.ranks, precision=options.precision, parts=options.parts)
+            if options.adapter is not None:
+                from course_lm.audit import adapters
+
+                made = getattr(adapters, options.adapter)(made)
+            report = audit.audit(made, ranks=options.ranks, precision=options.precision, parts=options.parts)
     with suppress(BrokenPipeError):  # nobody reads on, as after `| head`: the exit code is the verdict still
         print(as_json(report.to_dict()) if options.json else report)
     return 0 if report.sound else 1 if report.compared else 3
-
-
-def adapted(made: Any, adapter: str | None) -> Callable[..., Any]:
-    """The loop that an adapter makes of `made`; `made` itself without one."""
-    if adapter is None:
-        return made
-    from course_lm.audit import adapters
-
-    return getattr(adapters, adapter)(made)
 
 
 def load(target: str) -> Callable[..., Any]:

@@ -1,10 +1,9 @@
 """The command `export`: a run's model and tokenizer as a folder that Hugging Face's transformers open."""
 
 import os
-import secrets
-import shutil
 from argparse import Namespace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from safetensors.torch import save
 
@@ -36,15 +35,13 @@ def export_run(options: Namespace) -> int:
     _refuse_other_content(target)
     opened = open_run(options.run)
     place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.mkdir()
+    with TemporaryDirectory(prefix=f".{place.name}.", suffix=".tmp", dir=place.parent) as temporary:
+        new = Path(temporary, "new")
+        new.mkdir()
         for name, content in _files(opened).items():
-            with atomic_file(temporary / name) as file:
+            with atomic_file(new / name) as file:
                 file.write(content)
-        _take_the_name(temporary, place)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _take_the_name(new, place)
     kind = model_config(opened.model, opened.tokenizer)["architectures"][0]
     print(f"{target}: {kind}, {sum(tensor.numel() for tensor in opened.model.parameters()):,} parameters")
     return 0
@@ -76,15 +73,15 @@ def _refuse_other_content(target: Path) -> None:
 
 
 def _take_the_name(new: Path, target: Path) -> None:
-    """Rename the new folder; one that is in its place is kept until then."""
+    """Rename the new folder; one that is in its place is kept beside the new one until then."""
     if not target.exists():
         new.rename(target)
         return
-    old = new.with_suffix(".old")
-    target.rename(old)
+    old = new.with_name("old")
     try:
+        target.rename(old)
         new.rename(target)
-    except OSError:
-        old.rename(target)
+    except BaseException:  # Ctrl-C too: the earlier export would go with the temporary folder
+        if not target.exists():
+            old.rename(target)
         raise
-    shutil.rmtree(old)

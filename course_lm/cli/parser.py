@@ -48,12 +48,8 @@ def not_empty(text: str) -> str:
 
 def whole(text: str) -> int:
     """An argument that is a whole number, which may have an exponent, as 1e9."""
-    if not text:
-        raise argparse.ArgumentTypeError("must not be empty")
     with suppress(ValueError):
-        return int(text)
-    with suppress(ValueError):
-        if (number := float(text)).is_integer():
+        if (number := float(not_empty(text))).is_integer():
             return int(number)
     raise argparse.ArgumentTypeError(f"must be a whole number, such as 1e9, got {one_line(repr(text))}")
 

@@ -10,7 +10,6 @@ from course_lm.cli.preparation import describe, prepare
 from course_lm.config import TrainingConfig
 from course_lm.distributed import connect
 from course_lm.profiling import profile_memory, profile_step
-from course_lm.profiling.display import figure_of
 from course_lm.trainer import Trainer
 from course_lm.trainer.run import explain_out_of_memory
 from course_lm.validation import require
@@ -58,7 +57,12 @@ def profile_run(config: TrainingConfig, options: Namespace) -> int:
     step.trace(folder / TRACE)
     with atomic_file(folder / NUMBERS) as file:
         file.write(json.dumps({"step": step.to_dict(), "memory": memory.to_dict()}, indent=1).encode())
-    save_picture(figure_of(step.draw, memory.draw), folder / PICTURE)
+    from matplotlib.figure import Figure  # not one of pyplot's, which would stay open
+
+    figure = Figure(figsize=(14.0, 4.4), layout="constrained")
+    for axes, profile in zip(figure.subplots(1, 2), (step, memory)):
+        profile.draw(axes)
+    save_picture(figure, folder / PICTURE)
     print(f"\n{folder} holds {PICTURE}, {NUMBERS}, and {TRACE} for https://ui.perfetto.dev")
     return 0
 

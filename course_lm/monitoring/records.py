@@ -6,17 +6,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from course_lm.run_records import Record, RunRecords
 from course_lm.step import StepResult
-from course_lm.validation import import_extra
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 def summarise(results: Sequence[StepResult]) -> dict[str, float]:
@@ -118,14 +114,6 @@ class History(RunRecords):
         if self.records and self.records[-1].get("partial"):
             self.records.pop()
         self.records.append(dict(record))
-
-    def to_dataframe(self) -> "DataFrame":
-        """A row for each record, a column for each metric; NaN where an event has no such metric.
-
-        Raises ImportError when pandas is not installed.
-        """
-        pandas = import_extra("pandas", "lab")
-        return pandas.DataFrame(self.records)
 
     def state_dict(self) -> Tensor:
         """The records, without a partial one, as the bytes of a line of JSON for each (N,).

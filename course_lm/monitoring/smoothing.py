@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from course_lm.validation import is_number
 
 
-def smooth(values: Sequence[float], smoothing: float, correct: bool = True) -> list[float]:
+def smooth(values: Sequence[float], smoothing: float) -> list[float]:
     """Exponential moving average of `values`, in which the past weighs `smoothing` in [0, 1).
 
-    The average starts at 0. With `correct`, each point is divided by the weight gathered so far (Kingma & Ba 2015,
-    section 3), so that the curve starts at the first value; without, it starts near 0 and needs some
-    3 / (1 - smoothing) points to forget that. It looks back only, so a trend shows up smoothing / (1 - smoothing)
-    points late.
+    The average starts at 0, and each point is divided by the weight gathered so far (Kingma & Ba 2015, section 3), so
+    that the curve starts at the first value. It looks back only, so a trend shows up smoothing / (1 - smoothing) points
+    late.
 
     A value that is not finite shows as nan at its own point, and leaves the average as it was.
 
@@ -28,5 +27,5 @@ def smooth(values: Sequence[float], smoothing: float, correct: bool = True) -> l
             continue
         mean = smoothing * mean + (1 - smoothing) * value
         weight = smoothing * weight + (1 - smoothing)  # 1 - smoothing^n after n values
-        curve.append(mean / weight if correct else mean)
+        curve.append(mean / weight)
     return curve

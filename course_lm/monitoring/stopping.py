@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from course_lm.validation import is_number, require, require_whole
 
@@ -44,11 +43,3 @@ class EarlyStopping:
     def should_stop(self) -> bool:
         """Whether patience has run out."""
         return self.bad_values >= self.patience
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best value and the number of values since."""
-        return {"best": self.best, "bad_values": self.bad_values}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.best, self.bad_values = state["best"], state["bad_values"]

@@ -15,9 +15,7 @@ from course_lm.profiling.marks import Marks
 class TracedMarks(Marks):
     """Parts of a step that are ranges among the events."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda: None)
-        self._range: record_function | None = None
+    _range: record_function | None = None
 
     def switch(self, part: str) -> None:
         """From now on `part` runs."""

@@ -50,7 +50,7 @@ class Notes(Marks):
     """
 
     def __init__(self, parameters: Callable[[], list[Tensor]]) -> None:
-        super().__init__(lambda: None)
+        super().__init__()
         self.parameters = parameters
 
     def switch(self, part: str) -> None:

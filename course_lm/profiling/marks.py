@@ -1,7 +1,7 @@
 """Which part of a step runs when: hooks on the modules, the backward graph and the optimizer mark each change of part.
 
-A mark is a reading of some clock and the part that begins there. The clock may count seconds, FLOPs or anything else
-that only grows, so that all of them are attributed in the same way. What lies between two marks belongs to the first.
+A mark is a reading of some clock and the part that begins there. What lies between two marks belongs to the first, and
+so does the work that is counted meanwhile.
 
 In the forward pass modules say where they begin and end. Each operation of the backward pass belongs to the part whose
 forward pass made it: a node of autograd's graph carries the number that it got then. A forward pass that gradient
@@ -35,7 +35,7 @@ class Marks:
         clock: called at each change of part.
     """
 
-    def __init__(self, clock: Callable[[], Any]) -> None:
+    def __init__(self, clock: Callable[[], Any] = lambda: None) -> None:
         self.clock = clock
         self.part = OTHER
         self.readings: list[tuple[str, Any]] = []
@@ -107,31 +107,24 @@ class Observer:
         """Hooks are in place until the body ends."""
         with ExitStack() as hooks:
             for path, module in self.model.named_modules():
-                if path not in self.names.inside:
-                    continue
-                enter = partial(self._enter, path)
-                hooks.callback(module.register_forward_pre_hook(lambda *_, enter=enter: enter(), prepend=True).remove)
-                leave = partial(self._leave, path)
-                # called after an error too: checkpointing breaks off a forward pass that has given all it needs
-                handle = module.register_forward_hook(
-                    lambda module, given, output, leave=leave: leave(output), always_call=True
-                )
-                hooks.callback(handle.remove)
-            before = self.optimizer.register_step_pre_hook(lambda *_: self.marks.switch(OPTIMIZER))
-            hooks.callback(before.remove)
-            after = self.optimizer.register_step_post_hook(lambda *_: self.marks.switch(OTHER))
-            hooks.callback(after.remove)
+                if path in self.names.inside:
+                    enter, leave = partial(self._enter, path), partial(self._leave, path)
+                    hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True))
+                    # called after an error too: checkpointing breaks off a forward pass that has given all it needs
+                    hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+            hooks.enter_context(self.optimizer.register_step_pre_hook(lambda *_: self.marks.switch(OPTIMIZER)))
+            hooks.enter_context(self.optimizer.register_step_post_hook(lambda *_: self.marks.switch(OTHER)))
             hooks.callback(setattr, self.scaler, "observer", None)
             self.scaler.observer = self
             yield
 
-    def _enter(self, path: str) -> None:
+    def _enter(self, path: str, *_: object) -> None:
         if path == "":  # the whole model: no repeated part of it
             self._end_backward()
         self._enclosing.append(self._named(self.names.inside[path]))
         self._begin(self._enclosing[-1])
 
-    def _leave(self, path: str, output: Any) -> None:
+    def _leave(self, path: str, _module: nn.Module, _given: Any, output: Any) -> None:
         self._enclosing.pop()
         after = self.names.after.get(path)
         self._begin(self._named(after) if after is not None else self._enclosing[-1])

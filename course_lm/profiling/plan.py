@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes of one rank. All but `moments` and `average` are the same on each rank; rank 0 has the largest.
+    """Bytes of rank 0. All but `moments` and `average` are the same on each rank; of these no rank has more.
 
     Attributes:
         weights: fp32 weights; of a sharded one the rank's rows and its padding, for torch allocates both.
@@ -41,9 +41,8 @@ class Plan:
             embedding's last) and a block's, or all of them where a rank has several passes, since gradients are
             sharded only after the last one.
         exchange: copies in which gradients travel: DDP's buckets, or the padded gradients of the largest unit.
-        moments: the optimizer's state after its first step, step counters included. Torch pads no state, so a rank
-            without a row of a weight has only its counter.
-        average: a copy of the rank's weights, where the run averages them, without padding.
+        moments: the optimizer's state after its first step, step counters included. Torch pads no state.
+        average: a copy of the rank's weights, where the run averages them.
         gathered: whole weights under FSDP, padded, in the backward pass: the root's, which stay from the forward pass
             on, a block's, and those of the block that is gathered ahead.
         activations: of one micro-batch of full rows, at their largest, logits and temporary tensors included; see
@@ -101,9 +100,8 @@ def plan(
     averages: bool = False,
     precision: str = "fp32",
     device: str = "cuda",
-    rank: int = 0,
 ) -> Plan:
-    """Plan one rank of a run.
+    """Plan rank 0 of a run.
 
     Args:
         strategy: "ddp"; "fsdp", sharded over all ranks; "hybrid", sharded over `shard_size` neighbours each.
@@ -113,7 +111,6 @@ def plan(
         averages: whether the run keeps an average of the weights.
         precision: "fp32", "bf16" or "fp16".
         device: "cpu" or another; only activations depend on it.
-        rank: whose moments and average; rank 0 has most.
 
     Raises:
         ValueError: names the argument, its value and what is accepted.
@@ -122,17 +119,16 @@ def plan(
     sizes = {"ranks": ranks, "vocab_size": vocab_size, "max_length": max_length}
     for name, value in {**sizes, "batch_size": batch_size, "micro_batches": micro_batches}.items():
         require_whole(name, value, least=1)
-    require(type(rank) is int and 0 <= rank < ranks, "rank", f"from 0 to {ranks - 1}", rank)
     require(precision in ("fp32", "bf16", "fp16"), "precision", "one of fp32, bf16, fp16", precision)
     shards = _shards(ranks, strategy, shard_size, optimizer)
 
     root, block = _units(model, vocab_size, max_length)
     layers, passes = model.n_layer, math.ceil(micro_batches / ranks)
-    whole_block = _padded(block, 1)
-    whole = _padded(root, 1) + layers * whole_block
-    of_root, of_block = _padded(root, shards), _padded(block, shards)  # bytes on one rank
+    whole_block = _bytes(block)
+    whole = _bytes(root) + layers * whole_block
+    own_root, own_block = _cut(root, shards), _cut(block, shards)
+    of_root, of_block = _bytes(own_root), _bytes(own_block)
     shard = of_root + layers * of_block  # under ddp, which shards over 1, the whole model
-    own_root, own_block = ([_own(shape, shards, rank % shards) for shape in unit] for unit in (root, block))
 
     sharded = strategy != "ddp" and ranks > 1
     gathering, replicas = sharded and shards > 1, ranks // shards
@@ -149,7 +145,7 @@ def plan(
         unsharded_gradients=waiting if sharded else 0,
         exchange=0 if ranks == 1 else shards * max(of_root, of_block) if sharded else whole,
         moments=_moments(own_root, optimizer, hidden=False) + layers * _moments(own_block, optimizer, hidden=True),
-        average=averages * (_padded(own_root, 1) + layers * _padded(own_block, 1)),
+        average=averages * shard,
         gathered=shards * (of_root + ahead * of_block) if sharded else 0,
         activations=max(
             stage.activations + stage.logits + stage.temporaries
@@ -165,7 +161,7 @@ def plan(
 
 
 def plan_of(config: TrainingConfig, ranks: int, strategy: str, precision: str, device: str) -> Plan:
-    """The plan of rank 0 of a run as configured; errors are those of `plan`."""
+    """The plan of a run as configured; errors are those of `plan`."""
     return plan(
         config.model,
         ranks,
@@ -243,15 +239,13 @@ def _units(model: ModelConfig, vocab_size: int, max_length: int) -> tuple[list[S
     return root, [shape for name, shape in shapes.items() if name.startswith("blocks.")]
 
 
-def _padded(shapes: Sequence[Shape], shards: int) -> int:
-    """Bytes of a unit on one rank: FSDP2 cuts rows, dimension 0, and pads each rank to the rows of the first."""
-    return sum(WORD * math.ceil(rows / shards) * math.prod(rest) for rows, *rest in shapes)
+def _cut(unit: Sequence[Shape], shards: int) -> list[Shape]:
+    """A unit's part on rank 0: FSDP2 cuts rows, dimension 0, and pads each rank to the rows of the first."""
+    return [(math.ceil(rows / shards), *rest) for rows, *rest in unit]
 
 
-def _own(shape: Shape, shards: int, index: int) -> Shape:
-    """Rows of a parameter that the shard really has, as `torch.chunk` cuts them: the last ones may have none."""
-    rows = math.ceil(shape[0] / shards)
-    return (min(rows, max(0, shape[0] - index * rows)), *shape[1:])
+def _bytes(unit: Sequence[Shape]) -> int:
+    return sum(WORD * math.prod(shape) for shape in unit)
 
 
 def _buckets(shapes: Sequence[Shape]) -> int:

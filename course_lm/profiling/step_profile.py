@@ -21,7 +21,7 @@ from course_lm.profiling.events import TracedMarks, operations, read_events, rec
 from course_lm.profiling.machine import Clock, Machine, measure_machine, name_of
 from course_lm.profiling.marks import OTHER, Marks
 from course_lm.profiling.subject import Subject, subject_of
-from course_lm.profiling.work import WorkCounter, flop_counter
+from course_lm.profiling.work import WorkCounter
 from course_lm.validation import require_whole
 
 if TYPE_CHECKING:
@@ -174,13 +174,13 @@ def profile_step(
         clock = Clock(device_of(model))
         subject.warm_up(WARM_UP)
         plain, marked, parts, tokens = _take_turns(subject, clock, repeats)
-        flops, work = _count(subject)
+        work = _count(subject)
         events = _trace(subject, clock.cuda)
     busy = sum(end - begin for begin, end in operations(read_events(events))) / 1e6
     machine = measure_machine(sum(work.products.values(), Counter()), work.sizes, device_of(model))
     step = median(plain)
     return StepProfile(
-        _parts(parts, step, flops, work, machine),
+        _parts(parts, step, work, machine),
         step_seconds=step,
         marked_seconds=median(marked),
         outside_seconds=max(0.0, step - busy),
@@ -214,13 +214,11 @@ def _take_turns(
     return plain, marked, {name: median(one.get(name, 0.0) for one in parts) for name in names}, tokens
 
 
-def _count(subject: Subject) -> tuple[dict[str, float], WorkCounter]:
+def _count(subject: Subject) -> WorkCounter:
     """FLOPs of each part, and the bytes it moves."""
-    with flop_counter() as flops:
-        marks = Marks(flops.get_total_flops)
-        with WorkCounter(marks) as work:
-            subject.marked_step(marks)
-    return marks.totals(lambda begin, end: end - begin), work
+    with WorkCounter(Marks()) as work:
+        subject.marked_step(work.marks)
+    return work
 
 
 def _trace(subject: Subject, cuda: bool) -> bytes:
@@ -234,28 +232,20 @@ def _trace(subject: Subject, cuda: bool) -> bytes:
     return recorded(step, cuda=cuda)
 
 
-def _parts(
-    seconds: dict[str, float], step: float, flops: dict[str, float], work: WorkCounter, machine: Machine
-) -> tuple[Part, ...]:
+def _parts(seconds: dict[str, float], step: float, work: WorkCounter, machine: Machine) -> tuple[Part, ...]:
     """All parts, the slowest first, and what is left of the step."""
     found = []
-    for name in seconds:
-        if name == OTHER:
-            continue
-        formats = {}
-        for (dtype, _), count in work.products.get(name, {}).items():
-            formats[name_of(dtype)] = formats.get(name_of(dtype), 0) + count
-        dtype = max(formats, key=formats.__getitem__, default=None) or _default_format(machine, flops.get(name, 0))
-        counted, moved = int(flops.get(name, 0)), work.bytes[name]
-        found.append(Part(name, seconds[name], counted, moved, dtype, machine.seconds(counted, moved, dtype)))
+    for name in (name for name in seconds if name != OTHER):
+        formats, flops, moved = Counter[str](), work.flops[name], work.bytes[name]
+        for (dtype, _), count in work.products[name].items():
+            formats[name_of(dtype)] += count
+        if flops and not formats:  # all inside a fused operation, whose products are not seen: the slowest format
+            formats.update(sorted(machine.flops_per_second, key=machine.flops_per_second.__getitem__)[:1])
+        dtype = max(formats, key=formats.__getitem__, default=None)
+        found.append(Part(name, seconds[name], flops, moved, dtype, machine.seconds(flops, moved, dtype)))
     found.sort(key=lambda part: -part.seconds)
     rest = max(0.0, step - sum(part.seconds for part in found))
     return (*found, Part(OTHER, rest, 0, work.bytes[OTHER], None, 0.0))
-
-
-def _default_format(machine: Machine, flops: float) -> str | None:
-    """Of FLOPs inside a fused operation, whose products are not seen: the slowest format, if there is any."""
-    return min(machine.flops_per_second, key=machine.flops_per_second.__getitem__, default=None) if flops else None
 
 
 def _row(part: Part, step: float) -> tuple[str, ...]:

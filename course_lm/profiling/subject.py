@@ -15,7 +15,7 @@ from course_lm.accumulation import count_window_targets, windows
 from course_lm.batching.data import set_next_epoch
 from course_lm.clipping import clip_gradients
 from course_lm.forward import AnyBatch, device_of, inside_compiled
-from course_lm.guard import check_batch, check_optimizer, checked_precision
+from course_lm.guard import check_optimizer, check_window, checked_precision
 from course_lm.lr_finder.trial import restored
 from course_lm.precision import Precision
 from course_lm.profiling.marks import DATA, OTHER, MarkedScaler, Marks, Observer
@@ -127,8 +127,7 @@ def _check_batches(model: nn.Module, micro_batches: object, accumulation_steps: 
                 f"accumulation_steps is for a loader, got {accumulation_steps!r} with a list, all of which is one step"
             )
         require(len(micro_batches) > 0, "micro_batches", "at least one batch", micro_batches)
-        for batch in micro_batches:
-            check_batch(model, batch)
+        check_window(model, micro_batches, None)
         ensure(bool(count_window_targets(micro_batches)), "micro_batches must hold a target token, got none")
         return list(micro_batches)
     if accumulation_steps is not None:

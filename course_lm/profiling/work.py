@@ -34,13 +34,15 @@ class Product(NamedTuple):
 
 
 class WorkCounter(TorchDispatchMode):
-    """Counts the bytes that each operation reads and writes, by the part that runs.
+    """Counts the FLOPs of each operation, and the bytes that it reads and writes, by the part that runs.
 
-    The estimate: an operation reads each of its tensors once from memory and writes each of its results once, and
-    nothing stays in a cache between two operations. A view moves nothing; looking up an embedding reads only the rows
-    that it takes. What an operation needs inside itself is not seen.
+    FLOPs are those of torch's formulas, see `flop_counter`. The estimate of bytes: an operation reads each of its
+    tensors once from memory and writes each of its results once, and nothing stays in a cache between two operations. A
+    view moves nothing; looking up an embedding reads only the rows that it takes. What an operation needs inside itself
+    is not seen.
 
     Attributes:
+        flops: of matrix products and attention, by part.
         bytes: moved, by part.
         products: FLOPs by part, number format and shape of the matrix products that are operations of their own.
         sizes: bytes moved by the size in bytes of the tensors that they belong to.
@@ -49,6 +51,8 @@ class WorkCounter(TorchDispatchMode):
     def __init__(self, marks: Marks) -> None:
         super().__init__()
         self.marks = marks
+        self.formulas = flop_counter().flop_registry
+        self.flops: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.products: dict[str, Counter[tuple[torch.dtype, Product]]] = defaultdict(Counter)
         self.sizes: Counter[int] = Counter()
@@ -62,6 +66,8 @@ class WorkCounter(TorchDispatchMode):
         for size in moved:
             self.sizes[size] += size
         self.bytes[self.marks.part] += sum(moved)
+        if func.overloadpacket in self.formulas:
+            self.flops[self.marks.part] += self.formulas[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
         places = _PRODUCTS.get(func.overloadpacket)
         if places is not None:
             left, right = (args[place] for place in places)

@@ -134,12 +134,6 @@ def test_the_loop_of_the_page_is_sound_on_ranks_and_resumed(capsys, loops_of_the
     assert capsys.readouterr().out.startswith("sound: equal to the specification")
 
 
-@pytest.mark.parametrize("others", [["--ranks", "2"], ["--parts", "data"], ["--adapter", "step_function"]])
-def test_a_resume_with_options_of_other_audits_is_refused(capsys, others):
-    assert main(["audit", "my_loop.py:train", "--resume", *others]) == 2
-    assert capsys.readouterr().err.endswith(f"--resume cannot be given with {others[0]}\n")
-
-
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_loop_that_crashes_is_3_with_the_file_and_line_of_its_own_code(tmp_path, capsys, as_json):

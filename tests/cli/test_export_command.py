@@ -71,12 +71,6 @@ def test_an_export_with_a_file_of_yours_beside_it_stays_as_it_is(finished, tmp_p
     assert_refused(capsys, export(finished, tmp_path / "exported"), "holds something else", "README.md")
 
 
-def test_a_run_is_not_exported_into_itself(finished, capsys):
-    before = sorted(finished.iterdir())
-    assert_refused(capsys, export(finished, finished), "holds something else")
-    assert sorted(finished.iterdir()) == before
-
-
 @pytest.mark.parametrize("there", [True, False], ids=["over an earlier export", "new"])
 def test_an_export_that_fails_half_way_leaves_what_was_there(finished, tmp_path, capsys, monkeypatch, there):
     if there:

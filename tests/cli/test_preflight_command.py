@@ -33,11 +33,6 @@ def test_a_model_larger_than_the_memory_is_1_and_is_never_made(arguments, capsys
     assert said.endswith("wrong: memory; left out: 1\n")
 
 
-def test_a_configuration_given_as_a_text_is_2(capsys):
-    assert main(["preflight", "my.yaml"]) == 2
-    assert "give a configuration as --config" in capsys.readouterr().err
-
-
 def test_a_folder_that_cannot_be_written_is_wrong_in_the_words_of_train(arguments, capsys, tmp_path):
     (tmp_path / "runs").touch()
     assert_refused_alike(capsys, arguments, "runs is no folder")

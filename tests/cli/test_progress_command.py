@@ -109,13 +109,6 @@ def test_the_page_says_what_is_solved_when_it_was_saved_and_which_file_it_was(co
     assert second == "01_second<br><small></small></td><td>padding_share: not in your copy</td><td>–</td>"
 
 
-def test_a_page_that_is_there_is_not_written_again(copies, capsys, tmp_path):
-    page = tmp_path / "page.html"
-    page.write_text("mine")
-    assert_refused(capsys, ["progress", "--page", str(page)], "--page must be a new file", str(page))
-    assert page.read_text() == "mine"
-
-
 def test_all_exercises_of_the_course_are_counted_and_none_is_solved_at_first(tmp_path):
     workspace.prepare(tmp_path)
     progress = read_progress(tmp_path, workspace.lesson_paths())

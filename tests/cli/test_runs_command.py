@@ -82,33 +82,27 @@ def test_the_best_loss_is_the_lowest_and_not_the_last(runs, capsys):
     assert [run["val_step"] for run in table_of(capsys, "runs")] == [20, 20]
 
 
+VALIDATED = '{"event": "validation", "step": %d, "epoch": %d, "val_loss": %f}\n'
+
+
 @pytest.mark.parametrize(
-    ("made", "state"),
+    ("made", "then", "state"),
     [
-        ({"steps": 20}, "finished"),
-        ({"steps": 15}, "stopped"),
-        ({"steps": 0}, "empty"),
-        ({"steps": 20, "total": None}, "stopped"),
-        ({"steps": 20, "total": 40, "training__early_stopping_patience": 1}, "stopped"),
+        ({"steps": 20}, "", "finished"),
+        ({"steps": 15}, "", "stopped"),
+        ({"steps": 0}, "", "empty"),
+        ({"steps": 20, "total": None}, "", "stopped"),
+        ({"total": None, "training__num_epochs": 2}, "", "stopped"),
+        ({"total": None, "training__num_epochs": 2}, VALIDATED % (20, 2, 3.0), "finished"),
+        ({"total": 40, "training__early_stopping_patience": 1}, "", "stopped"),
+        ({"total": 40, "training__early_stopping_patience": 1}, VALIDATED % (30, 0, 9.0), "finished"),
     ],
 )
-def test_a_run_is_finished_where_its_last_step_was_taken(tmp_path, made, state):
-    assert read_run(make_run(tmp_path / "run", **made)).state == state
-
-
-def test_a_run_of_epochs_is_finished_where_its_last_epoch_is(tmp_path):
-    folder = make_run(tmp_path / "run", total=None, training__num_epochs=2)
-    assert read_run(folder).state == "stopped"
+def test_a_run_is_finished_after_its_last_step_its_last_epoch_or_its_last_patience(tmp_path, made, then, state):
+    folder = make_run(tmp_path / "run", **made)
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "validation", "step": 20, "epoch": 2, "val_loss": 3.0}\n')
-    assert read_run(folder).state == "finished"
-
-
-def test_a_run_that_was_stopped_early_is_finished(tmp_path):
-    folder = make_run(tmp_path / "run", total=100, training__early_stopping_patience=1)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "validation", "step": 30, "epoch": 0, "val_loss": 9.0}\n')
-    assert read_run(folder).state == "finished"
+        file.write(then)
+    assert read_run(folder).state == state
 
 
 def test_a_run_whose_lock_is_held_is_running_and_the_look_leaves_the_lock_alone(tmp_path):

@@ -100,6 +100,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("--data.batching=paked", "data.batching must be one of", "'paked'; did you mean packed?"),
         ("--data.val_fraction=0.5 --data.test_fraction=0.5", "data.test_fraction must be in [0, 0.5)", "got 0.5"),
         ("--data.corpsu my.txt", "did you mean --data.corpus?"),
+        ("'--data.corpsu=my text.txt'", "--data.corpsu", "did you mean --data.corpus?"),
         ("--training.batch_size", "training.batch_size", "expected one argument"),
         ("--trainig.max_steps 3", "here it is --training.max_steps;"),
         ("--training.output_dir=notes.txt/deep", "cannot write into notes.txt/deep/", "notes.txt is no folder"),
@@ -157,6 +158,7 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("text.txt --data.corpus=stories", "data.corpus", "TEXT"),
         ("'' --data.vocab_size=300", "corpus"),
     ],
+    "preflight": [("small.yaml", "small.yaml is read as a text: give a configuration as --config")],
     "audit": [
         ("''", "FILE.py:FUNCTION", "must not be empty"),
         ("loops.py", "the target must be FILE.py:FUNCTION, got loops.py"),
@@ -173,6 +175,9 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("leaves.py:train", "leaves.py cannot be run: SystemExit: 0"),
         ("loops.py:sound --parts lose", "parts must be some of"),
         ("loops.py:sound --parts", "--parts", "expected at least one argument"),
+        ("loops.py:sound --resume --ranks 2", "--resume cannot be given with --ranks"),
+        ("loops.py:sound --resume --parts data", "--resume cannot be given with --parts"),
+        ("loops.py:sound --resume --adapter step_function", "--resume cannot be given with --adapter"),
     ],
     "runs": [
         ("nowhere", "nowhere is not there"),

@@ -44,7 +44,7 @@ class Case:
     def shards(self) -> int:
         return {"ddp": 1, "fsdp": self.ranks, "hybrid": self.shard_size or 0}[self.strategy]
 
-    def plan(self, rank: int = 0) -> Plan:
+    def plan(self) -> Plan:
         return plan(
             self.model,
             self.ranks,
@@ -55,7 +55,6 @@ class Case:
             micro_batches=self.micro_batches,
             shard_size=self.shard_size,
             optimizer=self.optimizer,
-            rank=rank,
         )
 
     def but(self, **changes: Any) -> "Case":

@@ -16,12 +16,11 @@ from tests.distributed.measured import Case, on_a_real_rank, on_a_simulated_rank
 TINY = ModelConfig(n_layer=3, n_head=2, d_model=20, dropout=0.0)
 
 
-def planned(case: Case, rank: int, measured: dict[str, int]) -> dict[str, int]:
-    return {name: getattr(case.plan(rank), name) for name in measured}
-
-
 def assert_as_planned(case: Case, rank: int, measured: dict[str, int]) -> None:
-    assert planned(case, rank, measured) == measured, f"rank {rank} of {case}"
+    planned = {name: getattr(case.plan(), name) for name in measured}
+    if rank:  # which may have fewer rows than rank 0, whose moments are planned
+        assert measured.pop("moments") <= planned.pop("moments")
+    assert planned == measured, f"rank {rank} of {case}"
 
 
 # Real processes
@@ -83,13 +82,12 @@ def test_what_a_rank_holds_and_sends_was_planned(name):
 @pytest.mark.parametrize("ranks", [6, 80])
 def test_an_average_takes_the_rows_of_a_rank(ranks):
     case = SHARDED.but(ranks=ranks)
-    for rank in (0, ranks - 1):
-        with simulated(case, rank) as mesh:
-            model = GPT(case.model, case.vocab_size, case.max_length)
-            shard(model, mesh)
-            averages = WeightAverage(model, 0.9).state_dict().values()
-        told = tiny_plan(ranks, vocab_size=301, max_length=17, rank=rank, averages=True).average
-        assert told == sum(part_of(one).untyped_storage().nbytes() for one in averages)
+    with simulated(case, 0) as mesh:
+        model = GPT(case.model, case.vocab_size, case.max_length)
+        shard(model, mesh)
+        averages = WeightAverage(model, 0.9).state_dict().values()
+    told = tiny_plan(ranks, vocab_size=301, max_length=17, averages=True).average
+    assert told == sum(part_of(one).untyped_storage().nbytes() for one in averages)
 
 
 def tiny_plan(ranks: int = 4, strategy: str = "fsdp", model: ModelConfig = TINY, **changes: Any) -> Plan:
@@ -117,7 +115,6 @@ def test_each_rank_computes_as_many_micro_batches_and_some_are_empty():
     ("changes", "message"),
     [
         ({"ranks": 0}, "ranks must be a whole number of at least 1, got 0"),
-        ({"rank": 4}, "rank must be from 0 to 3, got 4"),
         ({"strategy": "zero"}, "strategy must be one of ddp, fsdp, hybrid, got 'zero'"),
         ({"strategy": "hybrid"}, "shard_size must be a divisor of the 4 ranks for hybrid, got None"),
         ({"strategy": "hybrid", "shard_size": 3}, "shard_size must be a divisor of the 4 ranks for hybrid, got 3"),

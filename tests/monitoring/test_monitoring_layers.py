@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from course_lm.batching import labels_of
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import copy_weights, layer_statistics, layers, update_ratios
@@ -18,18 +17,7 @@ from course_lm.monitoring.records import Record
 from course_lm.step import train_step
 from course_lm.trainer import Trainer
 from tests.records import lines_of
-
-VOCABULARY, LENGTH = 13, 8
-
-
-def batches(count: int) -> list[dict[str, Any]]:
-    draw = torch.Generator().manual_seed(0)
-    ids = [torch.randint(VOCABULARY, (2, LENGTH), generator=draw) for _ in range(count)]
-    masks = [torch.ones_like(part) for part in ids]
-    return [
-        {"input_ids": part, "attention_mask": mask, "labels": labels_of(part, mask), "num_bytes": part.numel()}
-        for part, mask in zip(ids, masks)
-    ]
+from tests.small_run import LENGTH, VOCABULARY, small_batches
 
 
 def tiny_gpt() -> GPT:
@@ -80,7 +68,7 @@ def test_the_update_ratio_of_plain_gradient_descent_is_the_rate_times_gradient_o
     model = tiny_gpt()
     before = copy_weights(model)
     weights = layer_statistics(model)
-    train_step(model, batches(1), torch.optim.SGD(model.parameters(), lr=0.25), max_grad_norm=None)
+    train_step(model, small_batches(1), torch.optim.SGD(model.parameters(), lr=0.25), max_grad_norm=None)
     expected = {
         name: 0.25 * numbers["grad_norm"] / weights[name]["weight_norm"]
         for name, numbers in layer_statistics(model).items()
@@ -115,7 +103,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_each_measurement_waits_once_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_gpt()
-    train_step(model, batches(1), torch.optim.SGD(model.parameters(), lr=0.1))
+    train_step(model, small_batches(1), torch.optim.SGD(model.parameters(), lr=0.1))
     before = copy_weights(model)
     reads = count_reads(monkeypatch)
     layer_statistics(model)
@@ -138,7 +126,7 @@ def run_with_key(every: int | None, output_dir: str | None = None) -> Trainer:
         output_dir=output_dir,
     )
     trainer = Trainer(tiny_gpt(), TrainingConfig(training=settings))
-    trainer.train(batches(3))
+    trainer.train(small_batches(3))
     return trainer
 
 
@@ -186,6 +174,6 @@ def test_a_bad_step_is_not_measured() -> None:
     weight, calls = model.get_parameter("blocks.0.up.weight"), []
     weight.register_hook(lambda gradient: calls.append(0) or (gradient * math.nan if len(calls) == 2 else gradient))
     trainer = Trainer(model, TrainingConfig(training=replace(settings, on_nonfinite="skip")))
-    trainer.train(batches(4))
+    trainer.train(small_batches(4))
     assert [record["step"] for record in layers_of(trainer)] == [1, 2, 3]
     assert all(math.isfinite(value) for record in layers_of(trainer) for value in list(record.values())[3:])

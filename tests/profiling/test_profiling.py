@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,7 +29,6 @@ from course_lm.optim import OptimizerConfig, build_optimizer, state_bytes
 from course_lm.precision import Precision
 from course_lm.profiling import OWNERS, Machine, StepProfile, machine, profile_memory, profile_step, step_profile
 from course_lm.profiling.activations import stages
-from course_lm.profiling.display import figure_of
 from course_lm.profiling.ledger import Block, Ledger
 from course_lm.profiling.marks import Marks
 from course_lm.profiling.parts import names_of
@@ -99,14 +99,6 @@ def test_each_operation_of_a_step_is_in_one_part(precision, checkpointing, monke
     *named, other = profile.parts
     assert sum(part.seconds for part in profile.parts) == profile.step_seconds == profile.marked_seconds
     assert other.seconds < 0.05 * profile.step_seconds < sum(part.seconds for part in named)
-
-
-def test_a_mark_gives_the_time_before_it_to_the_part_that_ran():
-    moments = iter([0.0, 1.0, 3.0, 3.5, 10.0])
-    marks = Marks(lambda: next(moments))
-    for part in ("a", "b", "profiling", "a", "other"):
-        marks.switch(part)
-    assert marks.totals(lambda begin, end: end - begin) == {"a": 1.0 + 6.5, "b": 2.0}
 
 
 class StoppedClock:
@@ -323,10 +315,9 @@ def test_the_flops_of_another_model_are_those_that_torch_counts_in_a_plain_step(
 
 
 def bytes_of(work: Callable[[], object]) -> int:
-    marks = Marks(lambda: None)
-    with WorkCounter(marks) as counter:
+    with WorkCounter(Marks()) as counter:
         work()
-    return counter.bytes[marks.part]
+    return counter.bytes[counter.marks.part]
 
 
 def test_an_operation_moves_what_it_reads_and_what_it_writes():
@@ -567,11 +558,9 @@ def test_the_trace_holds_the_parts_as_ranges(shown, tmp_path):
 
 
 def test_the_pictures_have_a_bar_for_each_part_and_each_owner(shown):
-    names = [
-        [label.get_text() for label in axes.get_yticklabels()]
-        for axes in figure_of(shown.draw, profile_memory(*make_step()).draw).axes
-    ]
-    assert names == [[part.name for part in shown.parts], list(OWNERS)]
+    for profile, names in ((shown, [part.name for part in shown.parts]), (profile_memory(*make_step()), list(OWNERS))):
+        profile.draw(axes := Figure().subplots())
+        assert [label.get_text() for label in axes.get_yticklabels()] == names
 
 
 def test_steps_that_other_load_has_slowed_are_named(shown):

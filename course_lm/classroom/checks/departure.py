@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks.comparison import difference, short
 from course_lm.classroom.checks.outcomes import Outcome
 from course_lm.classroom.checks.question import Question
 
@@ -40,11 +39,11 @@ def departure(question: Question, fn: Callable[..., object], case: str, got: Out
     expected = question.expected[case]
     name = _name_of(fn, question)
     for right, own in zip(expected.calls, got.calls) if _same_calls(expected, got) else ():
-        said = _said(question, right.result, own.result)
+        said = question.difference(right.result, own.result)
         if said:
             code = code_of(name, own.args)
             return Departure(case, said, code or f"{name}(*checks.last.args)", own.args, right.result, own.result)
-    said = "" if got.fault else _said(question, expected.value, got.value)
+    said = "" if got.fault else question.difference(expected.value, got.value)
     fresh = question.first_args(case)
     args = got.calls[-1].args if got.gave_none and got.calls else fresh
     code = code_of(name, args) or f"{name}(*checks.last.args)"
@@ -58,13 +57,6 @@ def _same_calls(expected: Outcome, got: Outcome) -> bool:
     if got.fault or len(expected.calls) < 2 or len(expected.calls) != len(got.calls):
         return False
     return all(_text(one.args) == _text(other.args) != "" for one, other in zip(expected.calls, got.calls))
-
-
-def _said(question: Question, expected: object, got: object) -> str:
-    try:
-        return difference(expected, got, question.close, needs_tensor=question.needs_tensor) or ""
-    except TypeError:
-        return f"got {short(got)}"
 
 
 def what_holds(question: Question, got: Mapping[str, Outcome]) -> str:

@@ -6,14 +6,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from course_lm.classroom import widgets
-from course_lm.classroom.widgets.checkpoints import _shares
+from course_lm.classroom.widgets.checkpoints import _shares, draw_checkpoint_interval
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
 
 def drawn(**numbers):
-    figure, words = widgets.draw_checkpoint_interval(**numbers)
+    figure, words = draw_checkpoint_interval(**numbers)
     plt.close(figure)
     return words
 

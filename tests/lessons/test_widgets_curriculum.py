@@ -9,8 +9,8 @@ import yaml
 from matplotlib.patches import Rectangle
 from torch.utils.data import TensorDataset
 
-from course_lm.classroom import plots, widgets
-from course_lm.classroom.widgets.curriculum import BATCH_SIZE, EXAMPLES
+from course_lm.classroom import plots
+from course_lm.classroom.widgets.curriculum import BATCH_SIZE, EXAMPLES, draw_pacing, sentence_difficulty
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager
 
@@ -21,11 +21,11 @@ SCHEDULES = ("linear", "root", "exponential", "step")
 
 @pytest.fixture(scope="module")
 def difficulty():
-    return widgets.sentence_difficulty()
+    return sentence_difficulty()
 
 
 def words_of(difficulty, **settings):
-    figure, words = widgets.draw_pacing(difficulty, **settings)
+    figure, words = draw_pacing(difficulty, **settings)
     plt.close(figure)
     return words
 
@@ -63,7 +63,7 @@ def test_the_words_hold_what_the_loader_reads(difficulty, schedule, threshold_on
 
 def test_the_bars_are_the_shares_that_the_loader_reads(difficulty):
     config = {"start_threshold": 0.2, "warmup_epochs": 2, "num_epochs": 10}
-    figure, _ = widgets.draw_pacing(difficulty, schedule="root", **config)
+    figure, _ = draw_pacing(difficulty, schedule="root", **config)
     shares = [bar.get_height() for bar in figure.axes[1].patches if isinstance(bar, Rectangle)]
     assert shares == [pytest.approx(100 * length / EXAMPLES) for length in lengths_read("root", **config)]
 
@@ -84,7 +84,7 @@ def test_the_configuration_in_the_words_can_be_copied(difficulty):
 
 def test_a_warm_up_shows_even_where_it_moves_no_threshold(difficulty):
     without, short = (
-        widgets.draw_pacing(difficulty, schedule="step", num_epochs=10, warmup_epochs=epochs) for epochs in (0, 1)
+        draw_pacing(difficulty, schedule="step", num_epochs=10, warmup_epochs=epochs) for epochs in (0, 1)
     )
     assert admitted(without[1]) == admitted(short[1]) and without[1] != short[1]
     assert plots.png(without[0]) != plots.png(short[0])

@@ -7,8 +7,16 @@ import pytest
 import torch
 from matplotlib.patches import Rectangle
 
-from course_lm.classroom import widgets
-from course_lm.classroom.widgets.memory import GIB, MIB, measured_step, rows_that_fit, small_step, training_memory
+from course_lm.classroom.widgets.memory import (
+    GIB,
+    MIB,
+    draw_step_memory,
+    draw_training_memory,
+    measured_step,
+    rows_that_fit,
+    small_step,
+    training_memory,
+)
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -27,7 +35,7 @@ def test_no_row_fits_where_the_weights_alone_are_too_large():
 
 
 def test_the_words_hold_the_owners_and_what_fits():
-    figure, words = widgets.draw_training_memory()
+    figure, words = draw_training_memory()
     plt.close(figure)
     total, *owners = (float(number) for number in re.findall(r"[\d.]+", words.splitlines()[1].split(": ")[1]))
     assert total == pytest.approx(sum(owners), rel=0.02)
@@ -36,7 +44,7 @@ def test_the_words_hold_the_owners_and_what_fits():
 
 
 def test_the_bars_are_as_long_as_the_words_say():
-    figure, words = widgets.draw_step_memory()
+    figure, words = draw_step_memory()
     (axes,) = figure.axes
     bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
     ends = [max(bar.get_x() + bar.get_width() for bar in bars if round(bar.get_y() + 0.4) == row) for row in (0, 1)]

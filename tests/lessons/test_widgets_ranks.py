@@ -2,7 +2,6 @@
 
 import re
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from matplotlib.patches import StepPatch
@@ -21,12 +20,6 @@ PUBLISHED = {
 }
 
 with_each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-
-
-def drawn(**settings):
-    figure, words = draw_ranks(**settings)
-    plt.close(figure)
-    return words
 
 
 def tops(axes):
@@ -51,7 +44,7 @@ def test_the_bars_are_as_high_as_what_the_plan_holds_and_sends(strategy):
 @with_each_strategy
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_words_hold_the_bytes_of_the_chosen_plan(strategy, checkpointing):
-    held, sent = drawn(ranks=8, strategy=strategy, checkpointing=checkpointing).splitlines()[1:3]
+    held, sent = draw_ranks(ranks=8, strategy=strategy, checkpointing=checkpointing)[1].splitlines()[1:3]
     total, *parts = (float(number) for number in re.findall(r"\d+\.\d+", held))
     plan = rank_plan("GPT-2 XL", 8, strategy, checkpointing)
     assert total == pytest.approx(sum(parts), abs=0.03) and total == pytest.approx(plan.held / GIB, abs=0.01)
@@ -62,14 +55,14 @@ def test_the_words_hold_the_bytes_of_the_chosen_plan(strategy, checkpointing):
 
 
 def test_the_number_of_ranks_that_is_enough_fits_and_half_of_it_does_not():
-    enough = int(re.findall(r"24 GiB are enough with (\d+) ranks or more", drawn(strategy="fsdp"))[0])
+    enough = int(re.findall(r"24 GiB are enough with (\d+) ranks or more", draw_ranks(strategy="fsdp")[1])[0])
     within, beyond = (rank_plan("GPT-2 XL", ranks, "fsdp").held for ranks in (enough, enough // 2))
     assert within <= 24 * GIB < beyond
 
 
 def test_what_fits_anywhere_or_nowhere_is_said_so():
-    assert "24 GiB are enough with any number of ranks" in drawn(model="GPT-2 small", strategy="ddp")
-    assert "80 GiB are never enough here" in drawn(model="GPT-3 6.7B", strategy="ddp")
+    assert "24 GiB are enough with any number of ranks" in draw_ranks("GPT-2 small", strategy="ddp")[1]
+    assert "80 GiB are never enough here" in draw_ranks("GPT-3 6.7B", strategy="ddp")[1]
 
 
 def test_the_axes_stay_while_strategy_and_checkpointing_change():
@@ -79,7 +72,6 @@ def test_the_axes_stay_while_strategy_and_checkpointing_change():
             figure, _ = draw_ranks("GPT-2 XL", 4, strategy, checkpointing)
             limits.add(tuple(axes.get_ylim() for axes in figure.axes))
             assert all(tops(axes).max() <= axes.get_ylim()[1] * GIB for axes in figure.axes)
-            plt.close(figure)
     assert len(limits) == 1
 
 
@@ -88,8 +80,3 @@ def test_a_limit_of_memory_is_in_the_picture_of_every_model(model):
     left = draw_ranks(model)[0].axes[0]
     named = [text.get_text() for text in left.texts if text.get_text().endswith("GiB")]
     assert named[0] == "24 GiB" and len(named) == sum(left.get_ylim()[1] > limit for limit in (24, 80))
-
-
-def test_a_model_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(ValueError, match=r"model must be one of GPT-2 small, .*, got 'GPT-5'"):
-        draw_ranks("GPT-5")

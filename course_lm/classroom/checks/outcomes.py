@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -182,7 +182,8 @@ def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]
 
     Raises Refused for a result that no model can be trained with.
     """
-    leaves = {i: arg.detach().clone().requires_grad_() for i, arg in enumerate(args) if _is_fractional(arg)}
+    fractional = {i: arg for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.is_floating_point()}
+    leaves = {i: arg.detach().clone().requires_grad_() for i, arg in fractional.items()}
     try:
         # not the leaves themselves, which torch lets nobody write to: the answer shall hear that from its own input
         loss = fn(*(leaves[i].clone() if i in leaves else arg for i, arg in enumerate(args)))
@@ -211,7 +212,3 @@ def names_in(code: object) -> Iterator[str]:
         yield from code.co_names
         for inner in code.co_consts:
             yield from names_in(inner) if isinstance(inner, CodeType) else ()
-
-
-def _is_fractional(arg: object) -> TypeGuard[Tensor]:
-    return isinstance(arg, Tensor) and arg.is_floating_point()

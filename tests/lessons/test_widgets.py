@@ -287,7 +287,6 @@ def test_the_yaml_to_copy_is_accepted_and_gives_exactly_the_drawn_rates(tmp_path
     schedule, total_steps = rates_of_yaml(text, tmp_path)
     line = figure.axes[0].lines[0]
     steps, rates = (np.asarray(values).tolist() for values in (line.get_xdata(), line.get_ydata()))
-    plt.close(figure)
     assert total_steps == numbers["total_steps"] and (steps[0], steps[-1]) == (0, total_steps - 1)
     assert rates == [schedule(step) for step in steps]
 

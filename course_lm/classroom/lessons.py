@@ -67,12 +67,9 @@ def _format_warning(message: Warning | str, category: type[Warning], *_: object,
 
 def show_source(thing: Any, *, folded: bool = False) -> None:
     """Show the source of a function, method, class or module as it stands in the package; `folded`, behind a click."""
+    from IPython.display import display
+
     source = textwrap.dedent(inspect.getsource(thing)).rstrip()
-    try:
-        from IPython.display import display
-    except ImportError:
-        print(source)
-        return
     # As Markdown it is coloured by the viewer, for its own theme. The longer fence may hold one of a docstring.
     shown = f"````python\n{source}\n````"
     if folded:

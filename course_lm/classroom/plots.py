@@ -88,52 +88,41 @@ def show(figure: Figure, alt: str) -> None:
 
 def png(figure: Figure) -> bytes:
     """`figure`, with all that is drawn, as a PNG file; it is closed."""
-    darken_words(figure)
+    for words in figure.findobj(Text):  # in the colour of a curve they are often too pale on white
+        colour = mpl.colors.to_hex(words.get_color())  # given as a list, it could not be looked up
+        if colour != "#ffffff":  # those stand on a dark ground
+            words.set_color(ink(colour))
     picture = io.BytesIO()
     figure.savefig(picture, format="png", bbox_inches="tight")
     plt.close(figure)
     return picture.getvalue()
 
 
-def darken_words(figure: Figure) -> None:
-    """Darken words in the colour of a curve as far as it takes to read them on white."""
-    for words in figure.findobj(Text):
-        colour = mpl.colors.to_hex(words.get_color())  # given as a list, it could not be looked up
-        if colour != "#ffffff":  # those stand on a dark ground
-            words.set_color(ink(colour))
-
-
 def loss_curve(
     steps: Sequence[int],
     losses: Sequence[float],
     *,
-    validation: tuple[Sequence[int], Sequence[float]] | None = None,
-    floor: float | None = None,
-    band: tuple[Sequence[int], Sequence[float], Sequence[float]] | None = None,
-    title: str = "",
+    validation: tuple[Sequence[int], Sequence[float]],
+    floor: float,
+    band: tuple[Sequence[int], Sequence[float], Sequence[float]],
 ) -> Figure:
     """The training loss (nats per token) after each of `steps` optimizer steps.
 
-    `validation` adds points of the same kind, (steps, losses). `floor` is what the distribution that made the
+    `validation` are points of the same kind, (steps, losses). `floor` is what the distribution that made the
     validation text pays for it: on text that it was not trained on, no model goes lower, other than by chance. `band`
-    is (steps, lowest, highest) of reference runs. Raises ValueError for unequal lengths.
+    is (steps, lowest, highest) of reference runs.
     """
     figure, axes = plt.subplots()
-    if band is not None:
-        axes.fill_between(*band, color=BAND, linewidth=0)
+    axes.fill_between(*band, color=BAND, linewidth=0)
     axes.plot(steps, losses, color=BLUE, linewidth=1.6)
-    ends = [(float(losses[-1]), "training", BLUE)]
-    if validation is not None:
-        axes.plot(*validation, color=RED, marker="o", markersize=6, linewidth=1.6)
-        ends.append((float(validation[1][-1]), "validation", RED))
-    if floor is not None:
-        axes.axhline(floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.6)
-        ends.append((floor, f"floor {floor:.2f}", INK))
-        # Room below the floor, or its line would lie on the axis.
-        axes.set_ylim(bottom=min(floor, *losses) - 0.06 * (max(losses) - floor))
-    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)", title=title)
+    axes.plot(*validation, color=RED, marker="o", markersize=6, linewidth=1.6)
+    axes.axhline(floor, color=INK, linestyle=(0, (5, 3)), linewidth=1.6)
+    # Room below the floor, or its line would lie on the axis.
+    axes.set_ylim(bottom=min(floor, *losses) - 0.06 * (max(losses) - floor))
+    axes.set(xlabel="optimizer steps", ylabel="loss (nats per token)")
     axes.margins(x=0.01)
-    label_ends(axes, ends)
+    names = (("training", losses[-1], BLUE), ("validation", validation[1][-1], RED), (f"floor {floor:.2f}", floor, INK))
+    label_ends(axes, [(float(end), name, colour) for name, end, colour in names])
     return figure
 
 

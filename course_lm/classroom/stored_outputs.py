@@ -72,7 +72,8 @@ def keep_timings(notebook: Any, stored: Any) -> None:
     must be of one run.
     """
     new, old = _timed(notebook), _timed(stored)
-    if {place: _shapes(cell) for place, cell in new.items()} == {place: _shapes(cell) for place, cell in old.items()}:
+    shapes = [{place: [*map(_shape, cell.outputs)] for place, cell in timed.items()} for timed in (new, old)]
+    if shapes[0] == shapes[1]:
         for place, cell in new.items():
             cell.outputs = old[place].outputs
 
@@ -81,10 +82,6 @@ def _timed(notebook: Any) -> dict[tuple[str, str], Any]:
     """The `timing` cells, by their id and source."""
     code = (cell for cell in notebook.cells if cell.cell_type == "code")
     return {(cell.get("id"), cell.source): cell for cell in code if "timing" in cell.metadata.get("tags", [])}
-
-
-def _shapes(cell: Any) -> list[Any]:
-    return [_shape(output) for output in cell.outputs]
 
 
 def _shape(output: Any) -> Any:

@@ -29,16 +29,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def lesson_folder() -> Path:
-    """The folder that holds the lessons: inside the installed package, or `notebooks/` of this checkout.
-
-    Raises FileNotFoundError where there is neither.
-    """
-    folder = _course_folder("notebooks")
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"no lessons at {folder}; they come with a checkout of the repository, and with a wheel"
-        )
-    return folder
+    """The folder that holds the lessons: inside the installed package, or `notebooks/` of this checkout."""
+    return _course_folder("notebooks")
 
 
 def lesson_paths(numbers: Iterable[str | int] | None = None) -> list[Path]:
@@ -48,7 +40,9 @@ def lesson_paths(numbers: Iterable[str | int] | None = None) -> list[Path]:
     """
     lessons = {path.stem: path for path in sorted(lesson_folder().glob("[0-9][0-9]_*.ipynb"))}
     if not lessons:
-        raise FileNotFoundError(f"no lessons in {lesson_folder()}")
+        raise FileNotFoundError(
+            f"no lessons in {lesson_folder()}; they come with a checkout of the repository, and with a wheel"
+        )
     if numbers is None:
         return list(lessons.values())
     by_number = {stem[:2]: path for stem, path in lessons.items()}

@@ -175,15 +175,10 @@ class DynamicCurriculum(Curriculum):
         """The scores of the base strategy."""
         return self.base.compute_difficulty(examples)
 
-    @property
-    def threshold(self) -> float:
-        """The difficulty that is admitted now."""
-        return self.feedback.threshold
-
     def update_difficulty_threshold(self, val_loss: float) -> float:
         """Take the loss of one validation (nats per token); return the new threshold."""
         self.feedback.report(val_loss)
-        return self.threshold
+        return self.feedback.threshold
 
 
 class RandomCurriculum(Curriculum):

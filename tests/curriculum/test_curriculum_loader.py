@@ -252,11 +252,3 @@ def test_a_key_that_the_strategy_has_too_counts_for_both(config, rate):
     strategy = CurriculumTrainingManager("dynamic", "linear", config).strategy
     assert isinstance(strategy, DynamicCurriculum)
     assert strategy.feedback.rate == rate
-
-
-def test_settings_of_the_strategy_may_stand_beside_the_others():
-    beside = CurriculumTrainingManager("length", "root", {"num_epochs": 4, "max_length": 9})
-    nested = CurriculumTrainingManager("length", "root", {"num_epochs": 4, "settings": {"max_length": 9}})
-    assert beside.config == nested.config
-    with pytest.raises(ValueError, match="unknown key num_epoch; did you mean num_epochs"):
-        CurriculumTrainingManager("length", "root", {"num_epoch": 4})

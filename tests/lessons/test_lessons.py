@@ -71,17 +71,13 @@ def test_show_source_shows_the_function_as_it_stands_and_folds_it_where_it_is_to
     monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
     lessons.show_source(lessons.format_table)
     lessons.show_source(lessons.format_table, folded=True)
+    lessons.show_source(Corpus.split)
     source = shown[0]["text/plain"]
     assert source.startswith("def format_table(") and source.endswith("left=(0, 2))")
-    [plain, folded] = (bundle["text/markdown"] for bundle in shown)
+    [plain, folded, method] = (bundle["text/markdown"] for bundle in shown)
+    assert method.startswith("````python\ndef split("), "a method is moved to the left"
     assert plain == f"````python\n{source}\n````" and source == shown[1]["text/plain"]
     assert folded == f"<details><summary>The source of format_table</summary>\n\n{plain}\n\n</details>"
-
-
-def test_show_source_prints_where_there_is_no_notebook(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "IPython.display", None)
-    lessons.show_source(Corpus.split)
-    assert capsys.readouterr().out.startswith("def split(")  # a method is moved to the left
 
 
 def test_a_lesson_is_found_by_number_or_name_and_all_come_in_order(folder):

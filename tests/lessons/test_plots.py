@@ -74,12 +74,14 @@ def test_a_font_that_the_machine_lacks_is_replaced_without_a_word(caplog):
 
 
 def test_the_same_figure_gives_the_same_bytes():
-    once, again = (plots.png(plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], floor=1.0)) for _ in range(2))
+    once, again = (plots.png(plots.curves({"a": [3.0, 2.0, 1.5]})) for _ in range(2))
     assert once == again
 
 
 def test_the_loss_curve_draws_the_given_numbers_has_units_and_labels_each_line():
-    figure = plots.loss_curve([1, 2, 3], [3.0, 2.0, 1.5], validation=([1, 3], [3.1, 1.6]), floor=1.25)
+    figure = plots.loss_curve(
+        [1, 2, 3], [3.0, 2.0, 1.5], validation=([1, 3], [3.1, 1.6]), floor=1.25, band=([1, 3], [2.5, 1], [4, 2])
+    )
     axes = figure.axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("optimizer steps", "loss (nats per token)")
     assert texts(figure) == ["training", "validation", "floor 1.25"] and axes.get_legend() is None
@@ -88,11 +90,6 @@ def test_the_loss_curve_draws_the_given_numbers_has_units_and_labels_each_line()
     assert [height for _, height in places(floor)] == [1.25, 1.25]
     bottom, top = axes.get_ylim()
     assert bottom < 1.25 and top > 3.1
-
-
-def test_a_curve_needs_one_loss_per_step():
-    with pytest.raises(ValueError, match="same first dimension"):
-        plots.loss_curve([1, 2], [1.0])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 0.2))

@@ -6,7 +6,6 @@ import random
 import re
 import zlib
 from base64 import b64decode
-from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -20,20 +19,21 @@ from matplotlib.colors import to_hex
 from course_lm import schedules
 from course_lm.batching import MODES, make_loader, padding_share
 from course_lm.classroom import plots, widgets
+from course_lm.classroom.widgets.batches import draw_batch
 from course_lm.classroom.widgets.explorer import MOST_STORED
+from course_lm.classroom.widgets.lr_finder import draw_lr_reading
+from course_lm.classroom.widgets.next_token import draw_next_token
 from course_lm.classroom.widgets.scene import scene
-from course_lm.classroom.widgets.schedule import run_rates
+from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules
 from course_lm.config import TrainingConfig
 from course_lm.loss import count_targets
 from course_lm.lr_finder import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
-from course_lm.trainer import Trainer
 from tests.lessons.explored import parts
 from tests.lessons.test_widgets_accumulation import make_batch, make_model
 from tests.lessons.test_widgets_tokens import TEXTS
 from tests.sets import SET
-from tests.small_run import small_batches, small_trainer
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -221,7 +221,7 @@ def test_padding_and_each_document_of_a_row_have_colours_of_their_own():
 def test_the_words_below_a_batch_count_its_positions_targets_and_padding(mode):
     loader = loader_of(mode)
     batch = next(iter(loader))
-    words = widgets.draw_batch(loader, mode)[1]
+    words = draw_batch(loader, mode)[1]
     mask = batch["attention_mask"]
     of_step, of_epoch = words.splitlines()[1:]
     assert f"{mask.numel():,} positions" in of_step
@@ -234,7 +234,7 @@ def test_the_words_below_a_batch_count_its_positions_targets_and_padding(mode):
 def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
     choice, rows, length, _, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
     choice.value, rows.value, length.value = mode, 5, 128
-    expected = widgets.draw_batch(loader_of(mode, 5, 128), mode)[1]
+    expected = draw_batch(loader_of(mode, 5, 128), mode)[1]
     assert words.value == json.dumps(expected)
 
 
@@ -248,7 +248,7 @@ def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
 
 def test_a_colder_next_token_is_more_certain():
     logits = torch.tensor([2.0, 1.0, 0.0])
-    cold, warm = (widgets.draw_next_token(logits, [" a", "b", "c"], t)[1] for t in (0.5, 2.0))
+    cold, warm = (draw_next_token(logits, [" a", "b", "c"], t)[1] for t in (0.5, 2.0))
     assert cold == "temperature 0.50: entropy 0.44 nats, first choice '·a' 86.7%"
     assert warm == "temperature 2.00: entropy 1.02 nats, first choice '·a' 50.6%"
 
@@ -283,11 +283,10 @@ def rates_of_yaml(text, folder):
 def test_the_yaml_to_copy_is_accepted_and_gives_exactly_the_drawn_rates(tmp_path, kind, numbers):
     warmup_steps, min_lr = int(numbers["warmup_steps"] * numbers["total_steps"]), numbers["min_lr"] * numbers["peak_lr"]
     curve = {"type": kind, **numbers, "warmup_steps": warmup_steps, "min_lr": min_lr}
-    figure, text = widgets.draw_schedules({"A": curve})
+    figure, text = draw_schedules({"A": curve})
     schedule, total_steps = rates_of_yaml(text, tmp_path)
     line = figure.axes[0].lines[0]
     steps, rates = (np.asarray(values).tolist() for values in (line.get_xdata(), line.get_ydata()))
-    plt.close(figure)
     assert total_steps == numbers["total_steps"] and (steps[0], steps[-1]) == (0, total_steps - 1)
     assert rates == [schedule(step) for step in steps]
 
@@ -298,7 +297,7 @@ def test_the_yaml_to_copy_is_accepted_and_gives_exactly_the_drawn_rates(tmp_path
     + [({"peak_lr": 0.0}, "learning_rate"), ({"type": "step", "gamma": 2.0}, "gamma")],
 )
 def test_numbers_that_the_package_refuses_are_refused_in_words_and_nothing_is_drawn(wrong, key):
-    figure, text = widgets.draw_schedules({"A": {**widgets.NANOGPT, **wrong}})
+    figure, text = draw_schedules({"A": {**NANOGPT, **wrong}})
     assert re.match(rf"# A \w+ is refused: .*{key} must be ", text) and len(text.splitlines()) == 1
     assert len(figure.axes[0].lines) == 0
 
@@ -306,7 +305,7 @@ def test_numbers_that_the_package_refuses_are_refused_in_words_and_nothing_is_dr
 @pytest.mark.parametrize("kind", schedules.SCHEDULES)
 def test_the_python_to_copy_gives_the_drawn_rates(kind):
     numbers = {"total_steps": 60, "warmup_steps": 7, "peak_lr": 0.02, "min_lr": 0.004, "milestones": [20, 40]}
-    figure, text = widgets.draw_schedules({"A": {"type": kind, "num_cycles": 1.5, **numbers}})
+    figure, text = draw_schedules({"A": {"type": kind, "num_cycles": 1.5, **numbers}})
     python = text.partition("# in Python: ")[2].replace("\n#  ", "")
     rates = [eval(python, {"schedules": schedules, "step": step}) for step in range(60)]
     assert np.asarray(figure.axes[0].lines[0].get_ydata()).tolist() == rates
@@ -314,17 +313,17 @@ def test_the_python_to_copy_gives_the_drawn_rates(kind):
 
 def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
     curve = {"type": "constant", "total_steps": 10, "warmup_steps": 0, "peak_lr": 0.5}
-    heading = widgets.draw_schedules({"A": curve})[1].splitlines()[0]
+    heading = draw_schedules({"A": curve})[1].splitlines()[0]
     assert heading == "# A constant: area 5, as much as 10 steps at 0.5; last rate 0.5"
     schedule = build_schedule(ScheduleConfig("cosine", warmup_steps=2_000), peak_lr=6e-4, total_steps=50_003)
     curve = {"type": "cosine", "total_steps": 50_003, "warmup_steps": 2_000, "peak_lr": 6e-4}
     area = sum(schedule(step) for step in range(50_003))  # where not all steps are drawn
-    assert f"area {area:.4g}," in widgets.draw_schedules({"A": curve})[1]
+    assert f"area {area:.4g}," in draw_schedules({"A": curve})[1]
 
 
-def moved(column="A", own=None, **values):
+def moved(column="A", **values):
     """A schedule explorer whose curve has these values."""
-    box = widgets.schedule_explorer(own)
+    box = widgets.schedule_explorer()
     box.values |= {f"{column} {name}": value for name, value in values.items()}
     return box
 
@@ -367,12 +366,10 @@ def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
         "step": "total_steps warmup_steps peak_lr min_lr gamma drop_1 drop_2 drop_3",
         "inverse_sqrt": "total_steps warmup_steps peak_lr min_lr timescale",
         "warmup_stable_decay": "total_steps warmup_steps peak_lr min_lr decay_ratio",
-        "mine": "total_steps",
     }.items(),
 )
 def test_a_curve_shows_the_controls_that_its_type_reads_and_each_changes_words_and_picture(kind, own):
-    box = moved(type=kind, own={"mine": one_cycle})
-    box.values["C type"] = "none"
+    box = moved(type=kind)
     view = box.view()
     shown = [name[2:] for name in box.controls if name[0] == "A" and name not in view["hidden"]]
     assert shown == ["type", *own.split()]
@@ -380,42 +377,6 @@ def test_a_curve_shows_the_controls_that_its_type_reads_and_each_changes_words_a
         other = box.view(**{f"A {name}": box.values[f"A {name}"] * 0.5 if name in ("gamma", "min_lr") else 3})
         assert other["scene"] != view["scene"] and other["words"] != view["words"], name
         box.values[f"A {name}"] = box.controls[f"A {name}"].value
-
-
-def test_a_function_of_ones_own_is_drawn_at_once_and_gives_nothing_to_copy_or_drag():
-    view = widgets.schedule_explorer(own={"mine": one_cycle}).view()
-    assert "# C mine: " in view["words"]
-    assert not any(name.startswith("C") for name in [*view["copies"], *(each["name"] for each in view["handles"])])
-
-
-def test_the_rates_that_a_run_recorded_are_a_curve_as_long_as_the_run(tmp_path):
-    small = small_trainer(40, output_dir=str(tmp_path / "run"), logging_steps=1)
-    warmed = replace(small.config, lr_scheduler=ScheduleConfig(type="linear", warmup_steps=7))
-    Trainer(small.model, warmed).train(small_batches())
-    schedule = build_schedule(warmed.lr_scheduler, peak_lr=3e-3, total_steps=40)
-    box = widgets.schedule_explorer(own={"run": tmp_path / "run" / "my-lm"})
-    assert box.curves()["C"]["total_steps"] == 40
-    figure, words = widgets.draw_schedules(
-        {"C": box.curves()["C"]}, own={"run": run_rates(tmp_path / "run" / "my-lm")[0]}
-    )
-    drawn = np.asarray(figure.axes[0].lines[0].get_ydata())
-    assert drawn.tolist() == pytest.approx([schedule(step) for step in range(40)])
-    assert "# C run: area" in words and "# C run: area" in box.view()["words"]
-
-
-def test_a_folder_without_recorded_rates_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no metrics.jsonl with a learning rate"):
-        widgets.schedule_explorer(own={"run": tmp_path})
-
-
-def one_cycle(step):
-    return 0.1 * max(0, min(step, 40 - step)) / 20
-
-
-@pytest.mark.parametrize("wrong", [3e-4, lambda: 0.1, lambda step: -1.0, lambda step: float("nan"), lambda step: 1 / 0])
-def test_a_function_that_gives_no_rate_is_refused_in_words(wrong):
-    text = widgets.draw_schedules({"A": {"type": "mine", "total_steps": 40}}, own={"mine": wrong})[1]
-    assert text.startswith("# A mine is refused: ") and len(text.splitlines()) == 1
 
 
 def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none():
@@ -449,7 +410,7 @@ def test_a_handle_that_is_dragged_takes_its_numbers_along_as_far_as_they_are_acc
 
 def test_without_settings_the_words_are_the_results_own_reading():
     result = sweep()
-    read, numbers, message = widgets.draw_lr_reading(result)[1].splitlines()
+    read, numbers, message = draw_lr_reading(result)[1].splitlines()
     assert read == "points 1 to 100 of 100, smoothing 0.70, without 5 at the start and 5 at the end"
     assert result.suggestion and result.range
     low, high = result.range
@@ -460,7 +421,7 @@ def test_without_settings_the_words_are_the_results_own_reading():
 def test_the_words_are_what_suggest_says_of_the_chosen_points():
     result = sweep()
     settings = {"smoothing": 0.9, "skip_start": 2, "skip_end": 3}
-    words = widgets.draw_lr_reading(result, points=(11, 90), **settings)[1]
+    words = draw_lr_reading(result, points=(11, 90), **settings)[1]
     reading = suggest(result.lrs[10:90], result.losses[10:90], **settings)
     assert f"suggestion {reading.lr:.2e}," in words and words.endswith(reading.message)
     assert "stopped" not in words, "the end of the sweep was left out"
@@ -470,7 +431,7 @@ def test_the_points_left_out_are_drawn_as_rings_and_the_axis_stays():
     result = sweep()
     limits = set()
     for first, last in ((1, 100), (21, 60), (100, 100)):
-        axes = widgets.draw_lr_reading(result, points=(first, last))[0].axes[0]
+        axes = draw_lr_reading(result, points=(first, last))[0].axes[0]
         limits.add(axes.get_xlim())
         dots, rings = (
             np.asarray(points.get_offsets())[:, 0] for points in axes.collections[:: len(axes.collections) - 1]
@@ -485,13 +446,13 @@ def test_several_tests_lie_over_each_other_and_the_chosen_one_is_read():
     box = widgets.lr_finder_explorer({"long": sweep(), "short": short}, unigram=5.0)
     assert box.view()["words"].startswith("long, points 1 to 100 of 100")
     assert box.view(test="short")["words"].startswith("short, points 1 to 60 of 60")
-    figure, _ = widgets.draw_lr_reading(sweep(), others=[short], unigram=5.0)
+    figure, _ = draw_lr_reading(sweep(), others=[short], unigram=5.0)
     assert 60 in [len(np.asarray(line.get_xdata())) for line in figure.axes[0].lines]
     assert "unigram" in [text.get_text() for text in figure.axes[0].texts]
 
 
 def test_dotted_lines_stand_at_the_first_and_the_last_point_that_is_read():
-    axes = widgets.draw_lr_reading(sweep(), skip_start=4, skip_end=9, points=(11, 90))[0].axes[0]
+    axes = draw_lr_reading(sweep(), skip_start=4, skip_end=9, points=(11, 90))[0].axes[0]
     places = sorted(float(np.asarray(line.get_xdata())[0]) for line in axes.lines if line.get_linestyle() == ":")
     assert places == [RATES[14], RATES[80]]
 
@@ -499,7 +460,7 @@ def test_dotted_lines_stand_at_the_first_and_the_last_point_that_is_read():
 def test_no_dotted_line_crosses_the_label_of_the_points_that_lie_higher():
     result = sweep()
     losses = [*result.losses[:50], 20.0, *result.losses[51:]]
-    figure, _ = widgets.draw_lr_reading(LRFinderResult(RATES, losses))
+    figure, _ = draw_lr_reading(LRFinderResult(RATES, losses))
     axes = figure.axes[0]
     (label,) = (text for text in axes.texts if "lie higher" in text.get_text())
     figure.draw_without_rendering()

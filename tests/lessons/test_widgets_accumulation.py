@@ -3,13 +3,13 @@
 import re
 from itertools import pairwise
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from matplotlib.patches import Rectangle
 
 from course_lm.classroom import widgets
+from course_lm.classroom.widgets.accumulation import draw_accumulation, row_gradients
 from course_lm.loss import count_targets
 from course_lm.model import GPT, ModelConfig
 from course_lm.step import train_step
@@ -39,15 +39,14 @@ def gradient_of(model):
 
 
 def drawn(gradients, counts, cuts):
-    figure, words = widgets.draw_accumulation(gradients, counts, cuts)
+    words = draw_accumulation(gradients, counts, cuts)[1]
     once, means = re.findall(r"(?:divided once|mean of means) (\S+?)(?:,|$)", words)
-    plt.close(figure)
     return words, float(once), float(means)
 
 
 def test_the_gradients_of_the_rows_add_up_to_that_of_a_real_step():
     model, batch = make_model(), make_batch()
-    gradients, counts = widgets.row_gradients(model, batch)
+    gradients, counts = row_gradients(model, batch)
     assert counts.tolist() == [length - 1 for length in LENGTHS]
     train_step(model, [rows_of(batch, 0, 8)], torch.optim.SGD(model.parameters(), lr=0.0), max_grad_norm=None)
     torch.testing.assert_close(gradients.sum(0) / counts.sum(), gradient_of(model), rtol=1e-10, atol=1e-13)
@@ -56,7 +55,7 @@ def test_the_gradients_of_the_rows_add_up_to_that_of_a_real_step():
 def test_row_gradients_leave_the_model_as_it_was_and_draw_no_dropout():
     model, batch = make_model(dropout=0.5), make_batch()
     state = torch.get_rng_state()
-    torch.testing.assert_close(widgets.row_gradients(model, batch), widgets.row_gradients(model, batch), rtol=0, atol=0)
+    torch.testing.assert_close(row_gradients(model, batch), row_gradients(model, batch), rtol=0, atol=0)
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -64,7 +63,7 @@ def test_row_gradients_leave_the_model_as_it_was_and_draw_no_dropout():
 @pytest.mark.parametrize("cuts", [(2, 4, 6), (1, 7), (3,)])
 def test_the_drawn_error_of_the_mean_of_means_is_that_of_real_backward_passes(cuts):
     model, batch = make_model(), make_batch()
-    at_once = widgets.row_gradients(model, batch)[0].sum(0) / int(count_targets(batch["labels"]))
+    at_once = row_gradients(model, batch)[0].sum(0) / int(count_targets(batch["labels"]))
     model.zero_grad()
     parts = [rows_of(batch, *bounds) for bounds in pairwise([0, *cuts, len(LENGTHS)])]
     for part in parts:
@@ -72,19 +71,19 @@ def test_the_drawn_error_of_the_mean_of_means_is_that_of_real_backward_passes(cu
         targets = part["labels"][:, 1:]
         (torch.nn.functional.cross_entropy(logits[:, :-1].mT, targets) / len(parts)).backward()
     error = float((gradient_of(model) - at_once).norm() / at_once.norm())
-    _, once, means = drawn(*widgets.row_gradients(model, batch), cuts)
+    _, once, means = drawn(*row_gradients(model, batch), cuts)
     assert means == pytest.approx(error, rel=0.06) and error > 0.05  # two digits are shown
     assert once < 1e-14
 
 
 @pytest.mark.parametrize(("cuts", "same"), [((0, 8), ()), ((9, -1), ()), ((6, 2, 6), (2, 6))])
 def test_cuts_at_the_ends_outside_and_repeated_cut_nothing_and_their_order_is_free(cuts, same):
-    rows = widgets.row_gradients(make_model(), make_batch())
+    rows = row_gradients(make_model(), make_batch())
     assert drawn(*rows, cuts) == drawn(*rows, same)
 
 
 def test_a_batch_that_is_not_cut_has_no_error():
-    words, once, means = drawn(*widgets.row_gradients(make_model(), make_batch()), ())
+    words, once, means = drawn(*row_gradients(make_model(), make_batch()), ())
     assert words.startswith(f"micro-batches of 8 rows with {sum(LENGTHS) - 8} targets")
     assert "weighs 1.00 times" in words and once == means == 0
 
@@ -92,13 +91,13 @@ def test_a_batch_that_is_not_cut_has_no_error():
 def test_a_micro_batch_without_targets_is_drawn_too():
     batch = make_batch()
     batch["labels"][:2] = -100
-    _, once, means = drawn(*widgets.row_gradients(make_model(), batch), (2,))
+    _, once, means = drawn(*row_gradients(make_model(), batch), (2,))
     assert once < 1e-14 and 0 < means < 1
 
 
 def test_a_micro_batch_has_a_colour_and_a_weight_and_a_line_divides_it_from_the_next():
-    rows = widgets.row_gradients(make_model(), make_batch())
-    left = widgets.draw_accumulation(*rows, (3, 5))[0].axes[0]
+    rows = row_gradients(make_model(), make_batch())
+    left = draw_accumulation(*rows, (3, 5))[0].axes[0]
     assert len({bar.get_facecolor() for bar in left.patches}) == 3
     assert [bar.get_width() for bar in left.patches if isinstance(bar, Rectangle)] == [length - 1 for length in LENGTHS]
     assert [float(np.asarray(line.get_ydata())[0]) for line in left.lines] == [2.5, 4.5]

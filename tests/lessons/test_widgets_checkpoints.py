@@ -2,20 +2,12 @@
 
 import re
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from course_lm.classroom import widgets
-from course_lm.classroom.widgets.checkpoints import _shares
+from course_lm.classroom.widgets.checkpoints import _shares, draw_checkpoint_interval
 
 pytestmark = pytest.mark.usefixtures("course_figures")
-
-
-def drawn(**numbers):
-    figure, words = widgets.draw_checkpoint_interval(**numbers)
-    plt.close(figure)
-    return words
 
 
 def simulated(interval, save, mtbf, restart, segments, seed=0):
@@ -50,13 +42,13 @@ def test_the_shares_add_up_to_less_than_one_and_survive_hopeless_numbers():
 
 
 def test_the_words_hold_the_shares_and_both_rules():
-    words = drawn(save_seconds=60.0, mtbf_hours=24.0, interval_minutes=60.0, restart_minutes=0.0)
+    words = draw_checkpoint_interval(save_seconds=60.0, mtbf_hours=24.0, interval_minutes=60.0, restart_minutes=0.0)[1]
     lost, saving, failures = (float(share) for share in re.findall(r"([\d.]+)%", words)[:3])
     assert lost == pytest.approx(saving + failures, abs=0.11) and saving == pytest.approx(1.6, abs=0.1)
     assert "Young's rule says 54 min" in words
 
 
 def test_the_best_interval_is_on_the_drawn_axis_and_near_young_where_failures_are_rare():
-    words = drawn(save_seconds=1.0, mtbf_hours=100.0)
+    words = draw_checkpoint_interval(save_seconds=1.0, mtbf_hours=100.0)[1]
     best, young = (float(minutes) for minutes in re.findall(r"(?:best|says) ([\d.]+) min", words))
     assert best == pytest.approx(young, rel=0.1)

@@ -1,16 +1,16 @@
 """The pacing explorer: what it says an epoch admits is what the package's own loaders read."""
 
 import re
+from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import yaml
 from matplotlib.patches import Rectangle
 from torch.utils.data import TensorDataset
 
-from course_lm.classroom import plots, widgets
-from course_lm.classroom.widgets.curriculum import BATCH_SIZE, EXAMPLES
+from course_lm.classroom import plots
+from course_lm.classroom.widgets.curriculum import BATCH_SIZE, EXAMPLES, draw_pacing, sentence_difficulty
 from course_lm.corpus import load_corpus
 from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager
 
@@ -21,13 +21,7 @@ SCHEDULES = ("linear", "root", "exponential", "step")
 
 @pytest.fixture(scope="module")
 def difficulty():
-    return widgets.sentence_difficulty()
-
-
-def words_of(difficulty, **settings):
-    figure, words = widgets.draw_pacing(difficulty, **settings)
-    plt.close(figure)
-    return words
+    return sentence_difficulty()
 
 
 def admitted(words):
@@ -50,7 +44,7 @@ def lengths_read(schedule, **config):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_words_hold_what_the_loader_reads(difficulty, schedule, threshold_on):
     config = {"start_threshold": 0.05, "warmup_epochs": 1, "num_epochs": 8, "threshold_on": threshold_on}
-    words, lengths = words_of(difficulty, schedule=schedule, **config), lengths_read(schedule, **config)
+    words, lengths = draw_pacing(difficulty, schedule=schedule, **config)[1], lengths_read(schedule, **config)
     manager = CurriculumTrainingManager("combined", schedule, config)
     for epoch, (threshold, count) in admitted(words).items():
         assert threshold == pytest.approx(manager.threshold(epoch), abs=0.006)
@@ -63,28 +57,27 @@ def test_the_words_hold_what_the_loader_reads(difficulty, schedule, threshold_on
 
 def test_the_bars_are_the_shares_that_the_loader_reads(difficulty):
     config = {"start_threshold": 0.2, "warmup_epochs": 2, "num_epochs": 10}
-    figure, _ = widgets.draw_pacing(difficulty, schedule="root", **config)
+    figure, _ = draw_pacing(difficulty, schedule="root", **config)
     shares = [bar.get_height() for bar in figure.axes[1].patches if isinstance(bar, Rectangle)]
     assert shares == [pytest.approx(100 * length / EXAMPLES) for length in lengths_read("root", **config)]
 
 
 def test_at_least_one_batch_is_admitted(difficulty):
-    first, *_, last = words_of(difficulty, start_threshold=0.0, batch_size=32).splitlines()[1:4]
+    first, *_, last = draw_pacing(difficulty, start_threshold=0.0, batch_size=32)[1].splitlines()[1:4]
     assert admitted(first)[0] == (0.0, 32) and "0 of them by the threshold" in first
     assert "by the threshold" not in last
 
 
 def test_the_configuration_in_the_words_can_be_copied(difficulty):
-    words = words_of(difficulty, schedule="step", start_threshold=0.3, num_epochs=12, threshold_on="quantile")
+    settings: Any = {"schedule": "step", "start_threshold": 0.3, "num_epochs": 12, "threshold_on": "quantile"}
+    words = draw_pacing(difficulty, **settings)[1]
     config = CurriculumConfig(**yaml.safe_load(words.splitlines()[0])["curriculum"])
-    assert config == CurriculumConfig(
-        enabled=True, schedule="step", start_threshold=0.3, num_epochs=12, warmup_epochs=2, threshold_on="quantile"
-    )
+    assert config == CurriculumConfig(enabled=True, warmup_epochs=2, **settings)
 
 
 def test_a_warm_up_shows_even_where_it_moves_no_threshold(difficulty):
     without, short = (
-        widgets.draw_pacing(difficulty, schedule="step", num_epochs=10, warmup_epochs=epochs) for epochs in (0, 1)
+        draw_pacing(difficulty, schedule="step", num_epochs=10, warmup_epochs=epochs) for epochs in (0, 1)
     )
     assert admitted(without[1]) == admitted(short[1]) and without[1] != short[1]
     assert plots.png(without[0]) != plots.png(short[0])

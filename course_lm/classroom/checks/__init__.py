@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from course_lm.classroom.checks.exercise import Exercise, exercise, table_of
-from course_lm.classroom.checks.outcomes import Refused, with_gradient
+from course_lm.classroom.checks.outcomes import Refused, at_each, with_gradient
 from course_lm.classroom.checks.predict import predict
 from course_lm.classroom.checks.report import Report, last_failed
 from course_lm.validation import did_you_mean
 
-__all__ = ["Exercise", "Refused", "Report", "exercise", "names", "predict", "with_gradient"]
+__all__ = ["Exercise", "Refused", "Report", "at_each", "exercise", "names", "predict", "with_gradient"]
 
 _EXERCISES = Path(__file__).resolve().parents[1] / "exercises"
 

@@ -9,8 +9,9 @@ def compared_with_last(check: str, wrong: Sequence[str]) -> str:
     """What is right now and what is still wrong, in words; empty at a first attempt. Remembers this one."""
     if not check:
         return ""
-    before, now = _wrong.get(check), frozenset(wrong)
-    _wrong[check] = now
+    before, now = _wrong.pop(check, None), frozenset(wrong)
+    if now:
+        _wrong[check] = now
     if before is None or not now:
         return ""
     parts = {
@@ -20,8 +21,3 @@ def compared_with_last(check: str, wrong: Sequence[str]) -> str:
     }
     said = "; ".join(f"{what}: {', '.join(cases)}" for what, cases in parts.items() if cases)
     return f"since your last attempt: {said}"
-
-
-def forget(check: str) -> None:
-    """Start anew, after an answer that is right or not written yet."""
-    _wrong.pop(check, None)

@@ -53,19 +53,21 @@ def difference(
 
 
 def _largest(value: object) -> float:
-    return max((abs(one) for one in _numbers(value) if math.isfinite(one)), default=0.0) or 1.0
+    numbers = (abs(leaf) for leaf in leaves(value) if not isinstance(leaf, str) and math.isfinite(leaf))
+    return max(numbers, default=0.0) or 1.0
 
 
-def _numbers(value: object) -> Iterator[float]:
+def leaves(value: object) -> Iterator[float | str]:
+    """The numbers and texts of a result, one after the other."""
+    value = plain(value)
     if isinstance(value, Tensor):
-        finite = value.detach().double().nan_to_num(0.0, 0.0, 0.0)
-        yield float(finite.abs().max()) if finite.numel() else 0.0
-    elif isinstance(value, int | float):
-        yield float(value)
+        yield from value.detach().flatten().tolist()
     elif isinstance(value, Mapping):
-        yield from (number for one in value.values() for number in _numbers(one))
+        yield from (leaf for one in value.values() for leaf in leaves(one))
     elif isinstance(value, list | tuple):
-        yield from (number for one in value for number in _numbers(one))
+        yield from (leaf for one in value for leaf in leaves(one))
+    elif isinstance(value, int | float | str):
+        yield value
 
 
 def plain(value: object) -> object:

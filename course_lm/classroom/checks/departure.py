@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks.comparison import difference, short
 from course_lm.classroom.checks.outcomes import Outcome
 from course_lm.classroom.checks.question import Question
 
@@ -40,14 +39,13 @@ def departure(question: Question, fn: Callable[..., object], case: str, got: Out
     expected = question.expected[case]
     name = _name_of(fn, question)
     for right, own in zip(expected.calls, got.calls) if _same_calls(expected, got) else ():
-        said = _said(question, right.result, own.result)
+        said = question.difference(right.result, own.result)
         if said:
-            code = code_of(name, own.args)
-            return Departure(case, said, code or f"{name}(*checks.last.args)", own.args, right.result, own.result)
-    said = "" if got.fault else _said(question, expected.value, got.value)
+            return Departure(case, said, code_of(name, own.args), own.args, right.result, own.result)
+    said = "" if got.fault else question.difference(expected.value, got.value)
     fresh = question.first_args(case)
     args = got.calls[-1].args if got.gave_none and got.calls else fresh
-    code = code_of(name, args) or f"{name}(*checks.last.args)"
+    code = code_of(name, args)
     if not got.fault and expected.calls and expected.calls[-1].result is None:  # a call alone shows nothing
         code = "checks.last.expected, checks.last.got"
     return Departure(case, said, code, args, expected.value, None if got.fault else got.value)
@@ -58,13 +56,6 @@ def _same_calls(expected: Outcome, got: Outcome) -> bool:
     if got.fault or len(expected.calls) < 2 or len(expected.calls) != len(got.calls):
         return False
     return all(_text(one.args) == _text(other.args) != "" for one, other in zip(expected.calls, got.calls))
-
-
-def _said(question: Question, expected: object, got: object) -> str:
-    try:
-        return difference(expected, got, question.close, needs_tensor=question.needs_tensor) or ""
-    except TypeError:
-        return f"got {short(got)}"
 
 
 def what_holds(question: Question, got: Mapping[str, Outcome]) -> str:
@@ -80,9 +71,9 @@ def _name_of(fn: Callable[..., object], question: Question) -> str:
 
 
 def code_of(name: str, args: tuple[Any, ...]) -> str:
-    """The call as code of at most 100 characters; empty where it is longer or cannot be written."""
+    """The call as code; where it is longer than 100 characters, or cannot be written, with the kept arguments."""
     text = _text(args)
-    return f"{name}{text}" if text and len(name + text) <= _LONGEST_CALL else ""
+    return f"{name}{text}" if text and len(name + text) <= _LONGEST_CALL else f"{name}(*checks.last.args)"
 
 
 def _text(args: tuple[Any, ...]) -> str:
@@ -94,8 +85,6 @@ def _code(value: object) -> str:
     """A value as an expression; empty where there is none."""
     if isinstance(value, Tensor):
         return _code_of_tensor(value)
-    if isinstance(value, np.ndarray | np.generic):
-        return _code_of_array(value)
     if isinstance(value, list | tuple):
         parts = [_code(one) for one in value]
         if not all(parts):
@@ -116,10 +105,6 @@ def _code_of_tensor(value: Tensor) -> str:
     numbers = _code_of_numbers(value.detach().cpu().numpy())
     usual = value.dtype in (torch.float32, torch.int64, torch.bool)
     return f"torch.tensor({numbers})" if usual else f"torch.tensor({numbers}, dtype={value.dtype})"
-
-
-def _code_of_array(value: np.ndarray | np.generic) -> str:
-    return f"np.array({_code_of_numbers(np.asarray(value))})" if 0 < value.size <= _MOST_ELEMENTS else ""
 
 
 def _code_of_numbers(numbers: np.ndarray) -> str:

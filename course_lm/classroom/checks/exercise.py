@@ -15,6 +15,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,24 +31,14 @@ Judge = Callable[[Fn, Report], Report]
 
 
 class Exercise:
-    """Calling it with an answer gives a `Report`. `text` is the solution, as it folds open below the exercise."""
+    """Calling it with an answer gives a `Report`. `text` is the solution, as it folds open below the exercise.
 
-    def __init__(
-        self,
-        solution: Fn,
-        *,
-        cases: Mapping[str, tuple[Any, ...]],
-        run: Run,
-        close: Close | None,
-        without: Sequence[str],
-        unchanged: str,
-        needs_tensor: bool,
-        judge: Judge | None,
-    ) -> None:
-        self.solution, self.cases = solution, cases
-        self.name, self.__doc__ = solution.__name__, solution.__doc__
-        self._run, self._close, self._without = run, close, without
-        self._unchanged, self._needs_tensor, self._judge = unchanged, needs_tensor, judge
+    `asked` is what the check asks, but for the mistakes that can be named.
+    """
+
+    def __init__(self, solution: Fn, asked: Question, judge: Judge | None) -> None:
+        self.solution, self.name, self.__doc__ = solution, solution.__name__, solution.__doc__
+        self._asked, self._judge = asked, judge
         self._functions: list[tuple[str, Fn]] = []
 
     def __call__(self, fn: Fn) -> Report:
@@ -61,17 +52,7 @@ class Exercise:
 
     def question(self) -> Question:
         """What the check asks, with nothing remembered from earlier answers."""
-        return Question(
-            check=self.name,
-            reference=self.solution,
-            cases=self.cases,
-            mistakes=self.mistakes(),
-            run=self._run,
-            close=self._close,
-            without=self._without,
-            unchanged=self._unchanged,
-            needs_tensor=self._needs_tensor,
-        )
+        return replace(self._asked, mistakes=self.mistakes())
 
     def mistakes(self) -> list[Mistake]:
         """All mistakes that can be named, those of the table first.
@@ -85,7 +66,7 @@ class Exercise:
                 hint = self.hints.get(words) or self._hint_at(places)
                 found.append(Mistake(words, partial(self.edited, variant), hint))
         for words, function in self._functions:
-            found.append(Mistake(words, partial(_same, function), self.hints.get(words, "")))
+            found.append(Mistake(words, lambda function=function: function, self.hints.get(words, "")))
         return found
 
     def edited(self, edits: Edits) -> Fn:
@@ -157,16 +138,12 @@ def exercise(
         needs_tensor: whether nested lists of the right numbers are wrong where a tensor is expected.
         judge: `judge(answer, report)` may give another report.
     """
-    return partial(
-        Exercise,
-        cases=cases,
-        run=run,
-        close=close,
-        without=without,
-        unchanged=unchanged,
-        needs_tensor=needs_tensor,
-        judge=judge,
-    )
+
+    def make(solution: Fn) -> Exercise:
+        asked = Question(solution.__name__, solution, cases, (), run, close, without, unchanged, needs_tensor)
+        return Exercise(solution, asked, judge)
+
+    return make
 
 
 @lru_cache
@@ -185,7 +162,3 @@ def _places(text: str, edits: Edits) -> list[tuple[int, int]]:
         if text.count(old) != 1:
             raise ValueError(f"{old!r} must stand in the solution once, it stands there {text.count(old)} times")
     return [(text.index(old), text.index(old) + len(old)) for old, _ in edits]
-
-
-def _same(function: Fn) -> Fn:
-    return function

@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
-from course_lm.classroom.checks.comparison import plain
+from course_lm.classroom.checks.comparison import leaves
 from course_lm.classroom.checks.outcomes import Outcome
 from course_lm.classroom.checks.question import Mistake, Question
 
@@ -56,8 +54,8 @@ def _bits(outcomes: Iterator[tuple[Outcome, Outcome]]) -> float:
     """How much wrong results tell: a fraction says much, a small whole number little, a repeated or right one least."""
     numbers, bits = set[object](), 0.0
     for expected, got in outcomes:
-        right = list(_leaves(expected.value))
-        for place, leaf in enumerate(_leaves(got.value)):
+        right = list(leaves(expected.value))
+        for place, leaf in enumerate(leaves(got.value)):
             is_right = place < len(right) and leaf == right[place]
             bits += 1 if leaf in numbers or is_right else _bits_of(leaf)
             numbers.add(leaf)
@@ -72,15 +70,3 @@ def _bits_of(leaf: object) -> float:
     if isinstance(leaf, int) or (isinstance(leaf, float) and leaf.is_integer()):
         return 1 + abs(int(leaf)).bit_length()
     return 20 if isinstance(leaf, float) else min(20, 2 * len(str(leaf)))
-
-
-def _leaves(value: object) -> Iterator[object]:
-    value = plain(value)
-    if isinstance(value, Tensor):
-        yield from value.detach().flatten().tolist()
-    elif isinstance(value, Mapping):
-        yield from (leaf for one in value.values() for leaf in _leaves(one))
-    elif isinstance(value, list | tuple):
-        yield from (leaf for one in value for leaf in _leaves(one))
-    elif isinstance(value, int | float | str):
-        yield value

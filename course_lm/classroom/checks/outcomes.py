@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks.comparison import MOST_ITEMS, Close, difference
+from course_lm.classroom.checks.comparison import MOST_ITEMS
 
 Run = Callable[..., object]
 _DATA = (Tensor, np.ndarray, dict, list, tuple)
@@ -49,6 +49,11 @@ class Outcome:
     calls: list[Call] = field(default_factory=list)
 
     @property
+    def returns_none(self) -> bool:
+        """Whether any of the calls gave None, or `...`."""
+        return any(call.result is None or call.result is ... for call in self.calls)
+
+    @property
     def changed(self) -> frozenset[int]:
         """The positions of the arguments that any of the calls changed."""
         return frozenset[int]().union(*(call.changed for call in self.calls))
@@ -61,29 +66,31 @@ class Outcome:
         return self.refused or ("None" if self.gave_none else "")
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """What the reference does, and an answer may do as well: return None, change arguments."""
-
-    none: bool = True
-    changes: frozenset[int] | None = None
-
-
-ANYTHING = Allowed()
-
-
 def call(fn: Callable[..., object], *args: object) -> object:
     """`fn` called with `args`: how an answer is run unless a check says otherwise."""
     return fn(*args)
 
 
-def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], allowed: Allowed = ANYTHING) -> Outcome:
-    """Call `fn` through `run` with copies of `args`. torch's random numbers start at the same seed every time."""
+def at_each(place: int) -> Run:
+    """A check's `run` that calls the answer once for each of the values at this place among its arguments."""
+
+    def run(fn: Callable[..., object], *args: Any) -> list[object]:
+        return [fn(*args[:place], value, *args[place + 1 :]) for value in args[place]]
+
+    return run
+
+
+def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], reference: Outcome | None = None) -> Outcome:
+    """Call `fn` through `run` with copies of `args`. torch's random numbers start at the same seed every time.
+
+    What the `reference` does, `fn` may do as well: return None, change arguments. Without one it may do both.
+    """
+    may_give_none = reference is None or reference.returns_none
     found = Outcome()
     with same_random_numbers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            result = run(_watched(fn, found.calls, allowed), *copy.deepcopy(args))
+            result = run(_watched(fn, found.calls, may_give_none), *copy.deepcopy(args))
             found.value = list(islice(result, MOST_ITEMS)) if isinstance(result, Iterator) else result
         except _GaveNone:
             found.gave_none = True
@@ -93,7 +100,7 @@ def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], allowed:
             found.error = error
     if _holds_itself(found.value):
         found.value, found.refused = None, "the result holds itself"
-    if not found.refused and allowed.changes is not None and found.changed - allowed.changes:
+    if not found.refused and reference is not None and found.changed - reference.changed:
         found.error, found.refused = None, "the function changes its input; make a new one instead"
     return found
 
@@ -118,7 +125,7 @@ def same_random_numbers() -> Iterator[None]:
         generator.set_state(state)
 
 
-def _watched(fn: Callable[..., object], calls: list[Call], allowed: Allowed) -> Callable[..., object]:
+def _watched(fn: Callable[..., object], calls: list[Call], may_give_none: bool) -> Callable[..., object]:
     @wraps(fn)
     def watched(*args: object, **named: object) -> object:
         before = tuple(_copied(arg) for arg in args)
@@ -126,7 +133,7 @@ def _watched(fn: Callable[..., object], calls: list[Call], allowed: Allowed) -> 
         data = [i for i, arg in enumerate(before) if isinstance(arg, _DATA)]
         changed = frozenset(i for i in data if not _is_same(before[i], args[i]))
         calls.append(Call(before, result, changed))
-        if (result is None or result is ...) and not allowed.none:
+        if (result is None or result is ...) and not may_give_none:
             raise _GaveNone
         return result
 
@@ -153,7 +160,8 @@ def _is_flat(items: list[Any]) -> bool:
 
 def _is_same(before: object, after: object) -> bool:
     if isinstance(before, Tensor):
-        return isinstance(after, Tensor) and before.dtype == after.dtype and _is_same_tensor(before, after)
+        alike = isinstance(after, Tensor) and (before.dtype, before.shape) == (after.dtype, after.shape)
+        return alike and torch.allclose(before, after.detach(), rtol=0, atol=0, equal_nan=True)
     if isinstance(before, np.ndarray):
         return np.array_equal(before, np.asarray(after), equal_nan=before.dtype.kind == "f")
     if isinstance(before, dict) and isinstance(after, dict):
@@ -169,37 +177,13 @@ def _is_same(before: object, after: object) -> bool:
     return True  # what is no data may be a copy of itself
 
 
-def _is_same_tensor(before: Tensor, after: Tensor) -> bool:
-    after = after.detach()
-    if before.shape != after.shape:
-        return False
-    if not before.is_floating_point():
-        return torch.equal(before, after)
-    return bool(((before == after) | (before.isnan() & after.isnan())).all())
-
-
-def allowed_by(reference: Outcome) -> Allowed:
-    """What an answer may do in a case because the reference does it."""
-    none = any(one.result is None or one.result is ... for one in reference.calls)
-    return Allowed(none, reference.changed)
-
-
-def is_equal(one: Outcome, other: Outcome, close: Close | None = None, *, needs_tensor: bool = False) -> bool:
-    """Whether two outcomes are the same fault, or values without a difference."""
-    if one.fault or other.fault:
-        return one.fault == other.fault
-    try:
-        return difference(one.value, other.value, close, needs_tensor=needs_tensor) is None
-    except TypeError:  # a wrong answer may return what no comparison knows
-        return False
-
-
 def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]:
     """The loss that `fn` gives and its gradient in the fractional tensors among `args`: the `run` of a loss.
 
     Raises Refused for a result that no model can be trained with.
     """
-    leaves = {i: arg.detach().clone().requires_grad_() for i, arg in enumerate(args) if _is_fractional(arg)}
+    fractional = {i: arg for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.is_floating_point()}
+    leaves = {i: arg.detach().clone().requires_grad_() for i, arg in fractional.items()}
     try:
         # not the leaves themselves, which torch lets nobody write to: the answer shall hear that from its own input
         loss = fn(*(leaves[i].clone() if i in leaves else arg for i, arg in enumerate(args)))
@@ -217,7 +201,8 @@ def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]
     inputs = list(leaves.values())
     found = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)
     gradients = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(inputs, found)]
-    return {"the loss": loss.detach(), **{_gradient_name(i): one for i, one in enumerate(gradients)}}
+    names = ["its gradient in the input", *(f"its gradient in input {i}" for i in range(2, len(gradients) + 1))]
+    return {"the loss": loss.detach(), **dict(zip(names, gradients))}
 
 
 def names_in(code: object) -> Iterator[str]:
@@ -227,11 +212,3 @@ def names_in(code: object) -> Iterator[str]:
         yield from code.co_names
         for inner in code.co_consts:
             yield from names_in(inner) if isinstance(inner, CodeType) else ()
-
-
-def _gradient_name(position: int) -> str:
-    return "its gradient in the input" if position == 0 else f"its gradient in input {position + 1}"
-
-
-def _is_fractional(arg: object) -> TypeGuard[Tensor]:
-    return isinstance(arg, Tensor) and arg.is_floating_point()

@@ -110,7 +110,6 @@ def compare(question: Question, fn: Callable[..., object]) -> Report:
     wrong = [case for case in got if not question.is_right(case, got[case])]
     since = attempts.compared_with_last(question.check, wrong)
     if not wrong:
-        attempts.forget(question.check)
         forbidden = [used for used in names_in(inspect.unwrap(fn)) if used in question.without]
         if forbidden:
             message = f"`{forbidden[0]}` does the work; the exercise asks for a way without it"

@@ -1,15 +1,11 @@
 """Exercises of lesson 11: where a run stands in its data, the stops that a resume does not survive, a power cut."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
 
-from course_lm.classroom.checks import exercise
-
-
-def _for_each(fn: Callable[..., object], firsts: Iterable[float], *args: float) -> list[object]:
-    return [fn(first, *args) for first in firsts]
+from course_lm.classroom.checks import at_each, exercise
 
 
 @exercise(
@@ -19,7 +15,7 @@ def _for_each(fn: Callable[..., object], firsts: Iterable[float], *args: float) 
         "one batch a step": ([11, 4], 5, 1),
         "a tail of three batches": ([3, 7, 12], 11, 4),
     },
-    run=_for_each,
+    run=at_each(0),
 )
 def position_after(step, batches_per_epoch, accumulation_steps):
     """(epoch, batch) after some steps: `fn(step, batches_per_epoch, accumulation_steps)`; a tail is a step too."""

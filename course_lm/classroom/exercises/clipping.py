@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks import exercise
+from course_lm.classroom.checks import at_each, exercise
 
 _Gradients = Sequence[Tensor | None]
 _Named = Mapping[str, Tensor | None]
@@ -59,10 +58,6 @@ global_norm_of.also(
 )
 
 
-def _for_each_norm(fn: Callable[..., Any], norms: Sequence[float], max_norm: float | None) -> list[Any]:
-    return [fn(norm, max_norm) for norm in norms]
-
-
 @exercise(
     cases={
         "norms 5 and 2, at most 1": ([5.0, 2.0], 1.0),
@@ -73,7 +68,7 @@ def _for_each_norm(fn: Callable[..., Any], norms: Sequence[float], max_norm: flo
         "norm nan": ([float("nan")], 0.5),
         "norm inf and nan, no clipping": ([float("inf"), float("nan")], None),
     },
-    run=_for_each_norm,
+    run=at_each(0),
 )
 def clip_coefficient(norm, max_norm):
     """The factor of all gradients: `fn(norm, max_norm)`, 1 where nothing is to be done; `max_norm` may be None."""

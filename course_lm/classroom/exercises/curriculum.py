@@ -1,35 +1,24 @@
 """Exercises of lesson 13: a threshold that rises by its square, who is admitted, what words cost, how many seeds."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 
-from course_lm.classroom.checks import exercise
-
-
-def _at_every_epoch(fn: Callable[..., object], start: float, warmup: int, total: int) -> list[object]:
-    return [fn(epoch, start, warmup, total) for epoch in range(total + 3)]
+from course_lm.classroom.checks import at_each, exercise
 
 
 @exercise(
     cases={
-        "from 0.5, a short rise": (0.5, 3, 5),
-        "from 0.2 in ten epochs, two of them warm-up": (0.2, 2, 10),
-        "from 0.01, no warm-up": (0.01, 0, 5),
+        "from 0.5, a short rise": (range(8), 0.5, 3, 5),
+        "from 0.2 in ten epochs, two of them warm-up": (range(13), 0.2, 2, 10),
+        "from 0.01, no warm-up": (range(8), 0.01, 0, 5),
     },
-    run=_at_every_epoch,
+    run=at_each(0),
 )
 def root_threshold(epoch, start, warmup_epochs, num_epochs):
     """Root pacing with a warm-up: `fn(epoch, start, warmup_epochs, num_epochs)`, 1 at the end."""
     progress = (epoch - warmup_epochs) / (num_epochs - warmup_epochs)
     progress = min(1.0, max(0.0, progress))
     return math.sqrt(start**2 + progress * (1 - start**2))
-
-
-def _for_each_threshold(
-    fn: Callable[..., object], scores: Sequence[float], thresholds: Iterable[float], size: int
-) -> list[object]:
-    return [fn(scores, threshold, size) for threshold in thresholds]
 
 
 _SPREAD = [0.9, 0.1, 0.05, 0.3, 0.7, 0.2, 0.15, 1.0, 0.0, 0.25]
@@ -45,7 +34,7 @@ _TIES = [0.5, 0.7, 0.5, 0.7, 0.5, 0.5, 0.7, 0.5, 0.7, 0.2]
         "scores that are whole numbers": ([12, 3, 30, 8, 8, 21], (8, 20, 2), 3),
         "fewer examples than a batch": ([0.6, 0.2, 0.9, 0.2, 0.5], (0.2, 0.95), 8),
     },
-    run=_for_each_threshold,
+    run=at_each(1),
 )
 def admitted(difficulty, threshold, batch_size):
     """Positions of the admitted examples, in their order: `fn(difficulty, threshold, batch_size)`."""
@@ -72,12 +61,6 @@ def word_cost(words, counts):
     return fmean(-math.log((counts.get(word, 0) + 1) / total) for word in words)
 
 
-def _for_each_width(
-    fn: Callable[..., object], losses: Sequence[float], baseline: Sequence[float], widths: Iterable[float]
-) -> list[object]:
-    return [fn(losses, baseline, width) for width in widths]
-
-
 @exercise(
     cases={
         "two seeds, far apart": ([0.9, 1.6], [1.4, 1.5], (4.0, 8.5, 0.4)),
@@ -88,7 +71,7 @@ def _for_each_width(
             (0.21, 0.4, 1.5),
         ),
     },
-    run=_for_each_width,
+    run=at_each(2),
 )
 def seeds_needed(losses, baseline, half_width):
     """Seeds for an interval of ± `half_width` % on a paired change: `fn(losses, baseline, half_width)`."""

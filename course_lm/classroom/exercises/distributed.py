@@ -1,6 +1,7 @@
 """Exercises of lesson 14: a window exchanged once, a rank's loss, a skip for all, a global norm."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,7 @@ def _exchanged(
 
         return answer([one.clone() for one in gradients[rank]], list(targets[rank]), counted)
 
-    found = in_lockstep(
-        lambda rank, all_reduce: on_rank(fn, rank, all_reduce),
-        len(targets),
-        right=lambda rank, all_reduce: on_rank(exchange_once.solution, rank, all_reduce),
-    )
+    found = in_lockstep(partial(on_rank, fn), len(targets), right=partial(on_rank, exchange_once.solution))
     sent = {f"gradients that rank {rank} sends": sendings[rank] for rank in range(len(targets))}
     return {**{f"the gradient on rank {rank}": one for rank, one in enumerate(found)}, **sent}
 
@@ -83,11 +80,7 @@ def _gradients(fn: Callable[..., Any], slopes: Sequence[Sequence[float]], target
             raise Refused(f"what rank {rank} returns does not depend on the weights: backward gives it no gradient")
         return gradient
 
-    found = in_lockstep(
-        lambda rank, all_reduce: on_rank(fn, rank, all_reduce),
-        world,
-        right=lambda rank, all_reduce: on_rank(loss_to_backward.solution, rank, all_reduce),
-    )
+    found = in_lockstep(partial(on_rank, fn), world, right=partial(on_rank, loss_to_backward.solution))
     average = torch.stack(found).mean(0)
     return {"the averaged gradient": average, **{f"the gradient of rank {rank}": one for rank, one in enumerate(found)}}
 
@@ -110,11 +103,10 @@ def loss_to_backward(loss_sum, targets, all_reduce, world):
 
 
 def _decisions(fn: Callable[..., Any], finite: Sequence[bool]) -> list[Any]:
-    return in_lockstep(
-        lambda rank, all_reduce: _without_dimensions(fn(finite[rank], all_reduce)),
-        len(finite),
-        right=lambda rank, all_reduce: agree_to_skip.solution(finite[rank], all_reduce),
-    )
+    def on_rank(answer: Callable[..., Any], rank: int, all_reduce: AllReduce) -> Any:
+        return _without_dimensions(answer(finite[rank], all_reduce))
+
+    return in_lockstep(partial(on_rank, fn), len(finite), right=partial(on_rank, agree_to_skip.solution))
 
 
 def _without_dimensions(value: object) -> object:
@@ -144,11 +136,7 @@ def _norms(fn: Callable[..., Any], ranks: Sequence[Sequence[Tensor]]) -> list[An
             raise Refused("the norm is a complex number, the root of a negative one: were the numbers squared?")
         return norm
 
-    return in_lockstep(
-        lambda rank, all_reduce: on_rank(fn, rank, all_reduce),
-        len(ranks),
-        right=lambda rank, all_reduce: on_rank(norm_of_parts.solution, rank, all_reduce),
-    )
+    return in_lockstep(partial(on_rank, fn), len(ranks), right=partial(on_rank, norm_of_parts.solution))
 
 
 def _parts(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]], seed: int) -> list[list[Tensor]]:

@@ -7,20 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks import exercise
-
-
-def _at_each_number(fn: Callable[..., Any], bits: int, smallest: int, numbers: list[float]) -> list[Any]:
-    return [fn(x, bits, smallest) for x in numbers]
+from course_lm.classroom.checks import at_each, exercise
 
 
 @exercise(
     cases={
-        "four bits: 0.5, 1, 1.5, 2, 3, 4, 6": (1, 0, [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]),
-        "fp16": (10, -14, [1.0, 1000.0, 1.999, 0.1, 2.0**-14, 2.0**-14 - 2.0**-24, 2.0**-20, 3 * 2.0**-24]),
-        "bf16": (7, -126, [1.0, 255.0, 0.0177, 3.0, 2.0**100, 2.0**-126, 3 * 2.0**-127, 2.0**-130]),
+        "four bits: 0.5, 1, 1.5, 2, 3, 4, 6": ([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], 1, 0),
+        "fp16": ([1.0, 1000.0, 1.999, 0.1, 2.0**-14, 2.0**-14 - 2.0**-24, 2.0**-20, 3 * 2.0**-24], 10, -14),
+        "bf16": ([1.0, 255.0, 0.0177, 3.0, 2.0**100, 2.0**-126, 3 * 2.0**-127, 2.0**-130], 7, -126),
     },
-    run=_at_each_number,
+    run=at_each(0),
     close=(1e-9, 0.0),
 )
 def spacing(x, fraction_bits, smallest_exponent):

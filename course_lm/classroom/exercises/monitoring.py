@@ -1,9 +1,9 @@
 """Exercises of lesson 10: perplexity from a log, how often a healthy run leaves a band, and when to stop early."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from course_lm.classroom.checks import exercise
+from course_lm.classroom.checks import at_each, exercise
 
 
 def _train_records(losses: Sequence[float], totals: Sequence[int]) -> list[dict[str, object]]:
@@ -55,12 +55,6 @@ def outside_shares(runs):
     return shares
 
 
-def _for_each_patience(
-    fn: Callable[..., object], values: Sequence[float], patiences: Sequence[int], min_delta: float
-) -> list[object]:
-    return [fn(list(values), patience, min_delta) for patience in patiences]
-
-
 _NAN = math.nan
 
 
@@ -76,7 +70,7 @@ _NAN = math.nan
         "nan in between": ([3.0, 3.5, _NAN, 3.25, _NAN, _NAN, 1.0, _NAN, 1.5, 1.625, 1.75], [1, 2, 3, 4], 0.0),
         "nan at first": ([_NAN, _NAN, 2.0, 3.0, 1.0, 4.0], [2, 3, 4], 0.0),
     },
-    run=_for_each_patience,
+    run=at_each(1),
 )
 def stopping_point(values, patience, min_delta):
     """Early stopping: `fn(values, patience, min_delta)` gives the values read and the position of the one kept."""

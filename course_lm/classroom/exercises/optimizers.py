@@ -1,12 +1,11 @@
 """Exercises of lesson 04: tune a rate, Adam without its correction, a step of Lion."""
 
 import math
-from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from course_lm.classroom.checks import exercise
+from course_lm.classroom.checks import at_each, exercise
 
 
 def _drawn(seed: int) -> Tensor:
@@ -39,17 +38,13 @@ def tuned_rate(losses):
     return None if best in (min(losses), max(losses)) else best
 
 
-def _for_each_step(fn: Callable[..., object], steps: Sequence[int], beta1: float, beta2: float) -> list[object]:
-    return [fn(t, beta1, beta2) for t in steps]
-
-
 @exercise(
     cases={
         "PyTorch's betas": ([1, 2, 10, 1000], 0.9, 0.999),
         "beta2 0.95": ([1, 3, 30], 0.9, 0.95),
         "no mean of gradients": ([1, 4], 0.0, 0.75),
     },
-    run=_for_each_step,
+    run=at_each(0),
 )
 def uncorrected_length(t, beta1, beta2):
     """The length of Adam's step t without correction, in rates: `fn(t, beta1, beta2)`, gradients that stay the same."""

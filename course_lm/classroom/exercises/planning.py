@@ -1,22 +1,16 @@
 """Exercises of lesson 17: the same step in less memory, the steps of a budget, a critical batch."""
 
-from collections.abc import Callable, Iterable
-
-from course_lm.classroom.checks import exercise
-
-
-def _for_each_fit(fn: Callable[..., object], fits: Iterable[int], batch_size: int, steps: int) -> list[object]:
-    return [fn(batch_size, steps, fit) for fit in fits]
+from course_lm.classroom.checks import at_each, exercise
 
 
 @exercise(
     cases={
-        "seven rows at a time": ((5, 100, 7, 1), 7, 1),
-        "32 rows at a time": ((16, 10, 64, 1), 32, 1),
-        "four times 32 rows": ((10, 32, 40, 64, 100, 200), 32, 4),
-        "twice twelve rows": ((9, 11, 5, 23), 12, 2),
+        "seven rows at a time": (7, 1, (5, 100, 7, 1)),
+        "32 rows at a time": (32, 1, (16, 10, 64, 1)),
+        "four times 32 rows": (32, 4, (10, 32, 40, 64, 100, 200)),
+        "twice twelve rows": (12, 2, (9, 11, 5, 23)),
     },
-    run=_for_each_fit,
+    run=at_each(2),
 )
 def same_step(batch_size, accumulation_steps, rows_that_fit):
     """(batch_size, accumulation_steps) of the same step: `fn(batch_size, accumulation_steps, rows_that_fit)`."""

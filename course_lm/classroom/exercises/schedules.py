@@ -8,14 +8,10 @@ from torch import Tensor
 from torch.optim import SGD
 
 from course_lm.accumulation import windows
-from course_lm.classroom.checks import exercise
+from course_lm.classroom.checks import at_each, exercise
 
 _Schedule = Callable[[int], float]
 _MicroBatch = Callable[[], Tensor]
-
-
-def _for_each_number(fn: Callable[..., object], documents: Sequence[int], *numbers: int) -> list[object]:
-    return [fn(number, *numbers) for number in documents]
 
 
 @exercise(
@@ -27,7 +23,7 @@ def _for_each_number(fn: Callable[..., object], documents: Sequence[int], *numbe
         "a smaller last batch in a smaller last window": ([82, 75, 109, 42, 22], 8, 4, 2),
         "less than one window in an epoch": ([10, 7, 1, 12], 4, 8, 7),
     },
-    run=_for_each_number,
+    run=at_each(0),
 )
 def optimizer_steps(num_documents, batch_size, accumulation_steps, num_epochs):
     """Steps of a run: `fn(num_documents, batch_size, accumulation_steps, num_epochs)`, smaller tails included."""

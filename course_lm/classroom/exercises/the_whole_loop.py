@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from course_lm import schedules
 from course_lm.batching import pad_rows
-from course_lm.classroom.checks import exercise
+from course_lm.classroom.checks import at_each, exercise
 
 _VOCAB_SIZE = 11
 _OWN_LR = 0.05  # the optimizer's, which no step may run at
@@ -29,17 +29,13 @@ def floor_per_token(neg_log_p, documents):
     return sum(neg_log_p) / targets
 
 
-def _whole_run(fn: Callable[..., object], peak_lr: float, total_steps: int, warmup_steps: int) -> list[object]:
-    return [fn(step, peak_lr, total_steps, warmup_steps) for step in range(total_steps + 1)]
-
-
 @exercise(
     cases={
-        "10 steps, 4 of them warm-up": (1.0, 10, 4),
-        "another peak": (3e-4, 25, 5),
-        "no warm-up": (0.5, 4, 0),
+        "10 steps, 4 of them warm-up": (range(11), 1.0, 10, 4),
+        "another peak": (range(26), 3e-4, 25, 5),
+        "no warm-up": (range(5), 0.5, 4, 0),
     },
-    run=_whole_run,
+    run=at_each(0),
 )
 def linear_lr(step, peak_lr, total_steps, warmup_steps):
     """Warm-up, then a straight line to 0: `fn(step, peak_lr, total_steps, warmup_steps)`."""

@@ -1,7 +1,8 @@
 """Memory before it is spent: the peak of a step, predicted from its shapes, and measured where it is small enough."""
 
 import math
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -42,19 +43,11 @@ def training_memory(
     )
 
 
-def rows_that_fit(
-    limit_gib: float,
-    n_layer: int,
-    d_model: int,
-    length: int,
-    vocab_size: int,
-    precision: str = "fp32",
-    checkpointing: bool = False,
-) -> int:
-    """The largest micro-batch, in rows, within `limit_gib`; 0 where not one row fits."""
+def rows_that_fit(limit_gib: float, memory: Callable[[int], Mapping[str, int]]) -> int:
+    """The largest micro-batch, in rows, whose `memory` is within `limit_gib`; 0 where not one row fits."""
 
     def held(rows: int) -> int:
-        return sum(training_memory(n_layer, d_model, length, vocab_size, rows, precision, checkpointing).values())
+        return sum(memory(rows).values())
 
     limit, rows = int(limit_gib * GIB), 2**20
     # The largest of a few straight lines: from too many rows, each step down a line ends at the answer or above it.
@@ -77,16 +70,16 @@ def draw_training_memory(
     Returns:
         The figure; and in words the owners at `batch_size`, and the rows that fit into each of `LIMITS`.
     """
-    shape = (n_layer, d_model, length, vocab_size)
+    kept = partial(training_memory, n_layer, d_model, length, vocab_size, precision=precision)
+    again = partial(kept, checkpointing=True)
     figure = Figure(figsize=(8, 3.8))
     axes = figure.subplots()
     ends = []
-    for checkpointing, name, colour in ((False, "all kept", plots.BLUE), (True, "checkpointing", plots.ORANGE)):
-        steps = [training_memory(*shape, int(rows), precision, checkpointing) for rows in _ROWS]
-        memory = [sum(step.values()) / GIB for step in steps]
-        axes.plot(_ROWS, memory, color=colour)
-        ends.append((memory[-1], name, colour))
-    owners = training_memory(*shape, batch_size, precision)
+    for memory, name, colour in ((kept, "all kept", plots.BLUE), (again, "checkpointing", plots.ORANGE)):
+        heights = [sum(memory(int(rows)).values()) / GIB for rows in _ROWS]
+        axes.plot(_ROWS, heights, color=colour)
+        ends.append((heights[-1], name, colour))
+    owners = kept(batch_size)
     fixed = (owners["weights"] + owners["gradients"] + owners["moments"]) / GIB
     axes.axhline(fixed, color=plots.INK, linestyle=":")
     ends.append((fixed, "without batch", plots.INK))
@@ -108,8 +101,8 @@ def draw_training_memory(
         f"{batch_size} rows of {length}, {precision}: {sum(owners.values()) / GIB:.3g} GiB ({named})",
     ]
     for limit in LIMITS:
-        kept, again = (rows_that_fit(limit, *shape, precision, checkpointing) for checkpointing in (False, True))
-        lines.append(f"{limit} GiB hold {kept:,} rows, with gradient checkpointing {again:,}")
+        all_kept, checkpointed = (rows_that_fit(limit, memory) for memory in (kept, again))
+        lines.append(f"{limit} GiB hold {all_kept:,} rows, with gradient checkpointing {checkpointed:,}")
     return figure, "\n".join(lines)
 
 

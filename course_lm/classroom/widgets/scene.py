@@ -5,7 +5,7 @@ but its ink is "ink", which is the page's own colour of text, in the light and i
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -60,7 +60,7 @@ def _panel(axes: Axes, height: float) -> dict[str, Any]:
     named: Any = axes.get_legend_handles_labels() if axes.get_legend() else ([], [])
     colours = [(handle if isinstance(handle, Patch) else handle[0]).get_facecolor() for handle in named[0]]
     return {
-        "box": _rounded([left, height - top, right - left, top - bottom]),
+        "box": [round(float(side), 1) for side in (left, height - top, right - left, top - bottom)],
         "title": axes.get_title() or axes.get_title("left"),
         "legend": [[name, _colour(colour)] for name, colour in zip(named[1], colours, strict=True)],
         "x": _axis(axes.xaxis, left, right) if axes.axison else None,
@@ -114,7 +114,9 @@ def _line(line: Line2D, height: float) -> Iterator[Mark]:
     path = line.get_path().transformed(line.get_transform())
     points = _pixels(path.vertices if marked else _simplified(path), height)
     name = str(line.get_label())
-    common = {"points": points, "colour": _colour(line.get_color()), "opacity": _opacity(line)}
+    alpha = line.get_alpha()
+    opacity = 1.0 if alpha is None else round(float(alpha), 2)
+    common = {"points": points, "colour": _colour(line.get_color()), "opacity": opacity}
     if line.get_linestyle() not in _NO_LINE:
         dash = _dash(line.get_linestyle())
         yield {
@@ -236,10 +238,6 @@ def _colour(colour: Any) -> str:
     return "ink" if name in _INKS else name
 
 
-def _opacity(artist: Any) -> float:
-    return round(float(artist.get_alpha() if artist.get_alpha() is not None else 1), 2)
-
-
 def _dash(style: Any) -> str:
     return _DASHES.get(style, "6 4" if isinstance(style, tuple) and style[1] else "")
 
@@ -247,10 +245,6 @@ def _dash(style: Any) -> str:
 def _dots_of(points: float) -> float:
     """Points, of which an inch has 72, as pixels."""
     return round(points * mpl.rcParams["figure.dpi"] / 72, 2)
-
-
-def _rounded(numbers: Sequence[float]) -> list[float]:
-    return [round(float(number), 1) for number in numbers]
 
 
 def _plain(text: str) -> str:

@@ -6,6 +6,7 @@ import random
 import re
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -24,16 +25,18 @@ from course_lm.classroom.widgets.explorer import MOST_STORED
 from course_lm.classroom.widgets.lr_finder import draw_lr_reading
 from course_lm.classroom.widgets.next_token import draw_next_token
 from course_lm.classroom.widgets.scene import scene
-from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules
+from course_lm.classroom.widgets.schedule import NANOGPT, draw_schedules, run_rates
 from course_lm.config import TrainingConfig
 from course_lm.loss import count_targets
 from course_lm.lr_finder import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
+from course_lm.trainer import Trainer
 from tests.lessons.explored import parts
 from tests.lessons.test_widgets_accumulation import make_batch, make_model
 from tests.lessons.test_widgets_tokens import TEXTS
 from tests.sets import SET
+from tests.small_run import small_batches, small_trainer
 
 pytestmark = pytest.mark.usefixtures("course_figures")
 
@@ -321,9 +324,9 @@ def test_the_area_under_a_schedule_is_the_sum_of_its_rates():
     assert f"area {area:.4g}," in draw_schedules({"A": curve})[1]
 
 
-def moved(column="A", **values):
+def moved(column="A", own=None, **values):
     """A schedule explorer whose curve has these values."""
-    box = widgets.schedule_explorer()
+    box = widgets.schedule_explorer(own)
     box.values |= {f"{column} {name}": value for name, value in values.items()}
     return box
 
@@ -366,10 +369,12 @@ def test_each_curve_of_the_explorer_has_numbers_of_its_own(tmp_path):
         "step": "total_steps warmup_steps peak_lr min_lr gamma drop_1 drop_2 drop_3",
         "inverse_sqrt": "total_steps warmup_steps peak_lr min_lr timescale",
         "warmup_stable_decay": "total_steps warmup_steps peak_lr min_lr decay_ratio",
+        "mine": "total_steps",
     }.items(),
 )
 def test_a_curve_shows_the_controls_that_its_type_reads_and_each_changes_words_and_picture(kind, own):
-    box = moved(type=kind)
+    box = moved(type=kind, own={"mine": one_cycle})
+    box.values["C type"] = "none"
     view = box.view()
     shown = [name[2:] for name in box.controls if name[0] == "A" and name not in view["hidden"]]
     assert shown == ["type", *own.split()]
@@ -377,6 +382,40 @@ def test_a_curve_shows_the_controls_that_its_type_reads_and_each_changes_words_a
         other = box.view(**{f"A {name}": box.values[f"A {name}"] * 0.5 if name in ("gamma", "min_lr") else 3})
         assert other["scene"] != view["scene"] and other["words"] != view["words"], name
         box.values[f"A {name}"] = box.controls[f"A {name}"].value
+
+
+def test_a_function_of_ones_own_is_drawn_at_once_and_gives_nothing_to_copy_or_drag():
+    view = widgets.schedule_explorer(own={"mine": one_cycle}).view()
+    assert "# C mine: " in view["words"]
+    assert not any(name.startswith("C") for name in [*view["copies"], *(each["name"] for each in view["handles"])])
+
+
+def test_the_rates_that_a_run_recorded_are_a_curve_as_long_as_the_run(tmp_path):
+    small = small_trainer(40, output_dir=str(tmp_path / "run"), logging_steps=1)
+    warmed = replace(small.config, lr_scheduler=ScheduleConfig(type="linear", warmup_steps=7))
+    Trainer(small.model, warmed).train(small_batches())
+    schedule = build_schedule(warmed.lr_scheduler, peak_lr=3e-3, total_steps=40)
+    box = widgets.schedule_explorer(own={"run": tmp_path / "run" / "my-lm"})
+    assert box.curves()["C"]["total_steps"] == 40
+    figure, words = draw_schedules({"C": box.curves()["C"]}, own={"run": run_rates(tmp_path / "run" / "my-lm")[0]})
+    drawn = np.asarray(figure.axes[0].lines[0].get_ydata())
+    assert drawn.tolist() == pytest.approx([schedule(step) for step in range(40)])
+    assert "# C run: area" in words and "# C run: area" in box.view()["words"]
+
+
+def test_a_folder_without_recorded_rates_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no metrics.jsonl with a learning rate"):
+        widgets.schedule_explorer(own={"run": tmp_path})
+
+
+def one_cycle(step):
+    return 0.1 * max(0, min(step, 40 - step)) / 20
+
+
+@pytest.mark.parametrize("wrong", [3e-4, lambda: 0.1, lambda step: -1.0, lambda step: float("nan"), lambda step: 1 / 0])
+def test_a_function_that_gives_no_rate_is_refused_in_words(wrong):
+    text = draw_schedules({"A": {"type": "mine", "total_steps": 40}}, own={"mine": wrong})[1]
+    assert text.startswith("# A mine is refused: ") and len(text.splitlines()) == 1
 
 
 def test_drops_of_the_explorer_are_the_milestones_and_a_drop_at_0_is_none():

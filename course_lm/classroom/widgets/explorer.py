@@ -120,11 +120,6 @@ class Explorer:
         given = [(one.options, self.values[name]) for name, one in self.controls.items()]
         return [list(options).index(value) if options else value for options, value in given]
 
-    def values_at(self, places: Sequence[Any]) -> dict[str, Any]:
-        """The controls' values by name where each control is at its place: see `places`."""
-        named = zip(self.controls.items(), places, strict=True)
-        return {name: one.options[at] if one.options else type(one.value)(at) for (name, one), at in named}
-
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         first, stored, view = dict(self.values), self.stored_places(), self.view()
         told = {
@@ -156,13 +151,19 @@ class Explorer:
         link.on_msg(lambda _, asked, __: link.send(self.answer(asked)))
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The view for the `places` of the controls, with the question's number."""
-        self.values = self.values_at(asked["places"])
+        """The view for the `places` of the controls and a handle that was `dragged`, with the question's number."""
+        named = zip(self.controls.items(), asked["places"], strict=True)
+        self.values = {name: one.options[at] if one.options else type(one.value)(at) for (name, one), at in named}
+        if dragged := asked.get("dragged"):
+            self.moved(*dragged)
         try:
             view = self.view()
         except Exception as error:  # of a learner's `draw`: a callback would swallow it
             view = {"scene": {"size": [0, 0], "panels": []}, "words": f"{type(error).__name__}: {error}"}
         return {"turn": asked["turn"], **view, "places": self.places()}
+
+    def moved(self, handle: str, x: float, y: float) -> None:
+        """Follow a handle that was dragged to x and y; of these explorers only that of schedules has some."""
 
 
 explorer = Explorer  # what a lesson calls

@@ -11,15 +11,22 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import cycle, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 from matplotlib.figure import Figure
 
 from course_lm.classroom import plots
 from course_lm.classroom.widgets.explorer import Control, Explorer, buttons, number, pick
 from course_lm.config import TrainingConfig
+from course_lm.guard import check_schedule
+from course_lm.optim import checked_rate
+from course_lm.run_records import METRICS
 from course_lm.schedules import SCHEDULES, ScheduleConfig, build_schedule
+from course_lm.use.run_folder import read_records
+from course_lm.validation import ensure
 from course_lm.yaml_tree import load_yaml
 
 Schedule = Callable[[int], float]
@@ -36,7 +43,7 @@ NANOGPT: Settings = {
 
 _TYPES = [name for name in SCHEDULES if not name.endswith("_with_warmup")]  # those are the same
 _NONE = "none"
-_FIRST_TYPES = {"A": "cosine", "B": "warmup_stable_decay", "C": _NONE, "D": _NONE}  # of the curves
+_FIRST_TYPES = {"A": "cosine", "B": "warmup_stable_decay", "C": _NONE, "D": _NONE}  # of the explorer's curves
 _DROPS = {"drop_1": 200_000, "drop_2": 400_000, "drop_3": 500_000}  # the controls that stand for `milestones`
 _BLOCKS = 1_000  # of steps: the two ends of each are drawn
 
@@ -49,32 +56,38 @@ class _Curve(NamedTuple):
     rates: list[float]
 
 
-def draw_schedules(curves: Mapping[str, Settings], *, log: bool = False) -> tuple[Figure, str]:
+def draw_schedules(
+    curves: Mapping[str, Settings] | None = None, own: Mapping[str, Schedule] | None = None, *, log: bool = False
+) -> tuple[Figure, str]:
     """The learning rate of each curve against the steps, the area under it, and the YAML that gives it.
 
     Args:
         curves: by name, the settings of each: "type", "total_steps", "peak_lr", and any others of `ScheduleConfig`.
+            By default those with which the explorer begins.
+        own: functions from the completed steps to the rate; their names are types too, which need "total_steps" alone.
         log: draw the rates on a logarithmic axis, where a rate of 0 is not seen.
 
     Returns:
         The figure; and in words, for each curve, its area (the sum of the rates of all steps) and its YAML, or why the
         package refuses it.
     """
+    if curves is None:
+        curves = {name: {**NANOGPT, "type": kind} for name, kind in _FIRST_TYPES.items() if kind != _NONE}
     figure = Figure()
     axes = figure.subplots()
     words, ends = [], []
     longest, highest = 1, 0.0
     for (name, settings), colour in zip(curves.items(), cycle(plots.PALETTE)):
-        title, text = f"{name} {settings['type']}", schedule_yaml(settings)
+        title, total_steps = f"{name} {settings['type']}", int(settings["total_steps"])
         try:
-            schedule, steps, rates = _configured(text)
-        except ValueError as error:
+            (_, steps, rates), lines = _scheduled(settings, own or {})
+        except Exception as error:  # a learner's function may raise anything, and a callback would swallow it
             words.append(f"# {title} is refused: {error}")
             continue
         axes.plot(steps, rates, color=colour, label=name)
         ends.append((rates[-1], title, colour))
-        longest, highest = max(longest, settings["total_steps"]), max(highest, *rates)
-        words += [f"# {title}: {_described(steps, rates)}", *text.splitlines(), *_python(schedule)]
+        longest, highest = max(longest, total_steps), max(highest, *rates)
+        words += [f"# {title}: {_described(steps, rates)}", *lines]
     axes.set(xlabel="completed optimizer steps", ylabel="learning rate", xlim=(0, plots.round_up(longest)))
     top = plots.round_up(highest * 1.05) if highest else 1.0
     axes.set(yscale="log" if log else "linear", ylim=(top / 1000 if log else 0, top))
@@ -98,10 +111,16 @@ def schedule_yaml(settings: Settings) -> str:
 class ScheduleExplorer(Explorer):
     """Four schedules with numbers of their own, whose curves can be dragged: see `schedule_explorer`."""
 
-    def __init__(self) -> None:
-        self._columns = {name: _controls(name, kind) for name, kind in _FIRST_TYPES.items()}
+    def __init__(self, own: Mapping[str, Schedule | str | Path]) -> None:
+        first = _FIRST_TYPES | {"C": next(iter(own), _NONE)}
+        self._own: dict[str, Schedule] = {}
+        steps = {}
+        for name, each in own.items():
+            self._own[name], steps[name] = (each, NANOGPT["total_steps"]) if callable(each) else run_rates(each)
+        self._columns = {name: _controls(name, kind, [_NONE, *_TYPES, *own]) for name, kind in first.items()}
         flat = {f"{name} {key}": control for name, column in self._columns.items() for key, control in column.items()}
         super().__init__(self._drawn, {**flat, "scale": buttons("learning rate", ["linear", "log"])})
+        self.values["C total_steps"] = steps.get(first["C"], NANOGPT["total_steps"])
 
     def curves(self) -> dict[str, dict[str, Any]]:
         """The settings of each curve that is drawn, by its name; a drop at 0 is none."""
@@ -125,16 +144,8 @@ class ScheduleExplorer(Explorer):
         }
         return super().view() | more
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """As of any explorer; a handle that was `dragged` is followed first: its name, a step, a learning rate."""
-        if dragged := asked.get("dragged"):
-            self.values = self.values_at(asked["places"])
-            self.drag(*dragged)
-            asked = {**asked, "places": self.places()}
-        return super().answer(asked)
-
-    def drag(self, handle: str, x: float, y: float) -> None:
-        """Move "A peak", "A end" or "A decay" to a step and a learning rate, as far as the package accepts it."""
+    def moved(self, handle: str, x: float, y: float) -> None:
+        """Drag "A peak", "A end" or "A decay" to a step and a learning rate, as far as the package accepts it."""
         name, _, part = handle.partition(" ")
         curve, step, rate = self.curves()[name], max(0, round(x)), max(0.0, float(f"{y:.3g}"))
         if part == "peak":
@@ -150,19 +161,52 @@ class ScheduleExplorer(Explorer):
         """The names of the controls that the chosen types do not read."""
         unread = []
         for name, column in self._columns.items():
-            read = {"type", *_parameters(self.values[f"{name} type"])}
+            kind = self.values[f"{name} type"]
+            read = {"type", *_parameters(kind), *(["total_steps"] if kind in self._own else [])}
             read |= set(_DROPS) if "milestones" in read else set()
             unread += [f"{name} {key}" for key in column if key not in read]
         return unread
 
     def _drawn(self, **_: Any) -> tuple[Figure, str]:
-        figure, words = draw_schedules(self.curves(), log=self.values["scale"] == "log")
+        figure, words = draw_schedules(self.curves(), self._own, log=self.values["scale"] == "log")
         return figure, f"{words}\n# the axis of learning rates is {self.values['scale']}"
 
 
-def schedule_explorer() -> ScheduleExplorer:
-    """Four schedules with numbers of their own, at first nanoGPT's; every control works by keyboard."""
-    return ScheduleExplorer()
+def schedule_explorer(own: Mapping[str, Schedule | str | Path] | None = None) -> ScheduleExplorer:
+    """Four schedules with numbers of their own, at first nanoGPT's; every control works by keyboard.
+
+    Args:
+        own: by name, functions of your own from the completed steps to the rate, or folders of runs, see `run_rates`.
+            The first one is drawn at once.
+
+    Raises OSError or ValueError for a folder whose run has recorded no learning rate.
+    """
+    return ScheduleExplorer(own or {})
+
+
+def run_rates(folder: str | Path) -> tuple[Schedule, int]:
+    """The learning rates that a run has recorded, a straight line from each record to the next, and its steps.
+
+    Args:
+        folder: of the run, with its `metrics.jsonl`.
+    """
+    records = read_records(Path(folder) / METRICS)
+    logged = {int(record["step"]) - 1: record["lr"] for record in records if "lr" in record}  # of the step before it
+    ensure(bool(logged), f"{folder} holds no {METRICS} with a learning rate")
+    return lambda step: float(np.interp(step, [*logged], [*logged.values()])), max(logged) + 1
+
+
+def _scheduled(settings: Settings, own: Mapping[str, Schedule]) -> tuple[_Curve, list[str]]:
+    """The curve, and the lines that say how to get it."""
+    if settings["type"] in own:
+        schedule = own[settings["type"]]
+        check_schedule(schedule)
+        steps = _drawn_steps(int(settings["total_steps"]))
+        rates = [checked_rate(schedule(step), f"the rate at step {step}") for step in steps]
+        return _Curve(schedule, steps, rates), ["# your own function: Trainer(model, config, schedule=...) takes it"]
+    text = schedule_yaml(settings)
+    curve = _configured(text)
+    return curve, [*text.splitlines(), *_python(curve.schedule)]
 
 
 def _drawn_steps(total_steps: int) -> list[int]:
@@ -207,14 +251,14 @@ def _parameters(kind: str) -> list[str]:
     return [*inspect.signature(SCHEDULES[kind]).parameters] if kind in SCHEDULES else []
 
 
-def _controls(name: str, kind: str) -> dict[str, Control]:
+def _controls(name: str, kind: str, kinds: Sequence[str]) -> dict[str, Control]:
     """The controls of one curve, by the settings that they give."""
     numbers = {"steps": "total_steps", "warm-up": "warmup_steps", "peak": "peak_lr", "minimum": "min_lr"}
     given = {key: number(f"{name} {label}", NANOGPT[key]) for label, key in numbers.items()}
     others = {"num_cycles": 0.5, "decay_ratio": 0.1, "timescale": NANOGPT["warmup_steps"], "gamma": 0.4, **_DROPS}
     more = {key: number(f"{name} {key.removeprefix('num_').replace('_', ' ')}", value) for key, value in others.items()}
     stored = 4 if name == "A" else 2  # of the types, without a kernel
-    return {"type": pick(f"{name} type", [_NONE, *_TYPES], kind, stored), **given, **more}
+    return {"type": pick(f"{name} type", kinds, kind, stored), **given, **more}
 
 
 def _handles(name: str, curve: Settings, colour: str) -> list[dict[str, Any]]:

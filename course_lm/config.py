@@ -91,9 +91,9 @@ class DataConfig(Section):
         return {} if self.validation is None else dict.fromkeys(("val_fraction", "test_fraction"), "validation")
 
     @property
-    def train_fraction(self) -> float:
-        """Share of the documents of `corpus` that are trained on."""
-        return 1.0 if self.validation is not None else 1 - self.val_fraction - self.test_fraction
+    def fractions(self) -> tuple[float, float]:
+        """Shares of the documents of `corpus` that are held out for validation and for the test part."""
+        return (self.val_fraction, self.test_fraction) if self.validation is None else (0.0, 0.0)
 
 
 @dataclass(frozen=True)

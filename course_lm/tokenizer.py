@@ -97,11 +97,6 @@ def end_of(tokenizer: Tokenizer) -> str:
     return found[0]
 
 
-def vocab_size_of(tokenizer: Tokenizer) -> int:
-    """The rows that an embedding needs: the highest id plus one, since ids may have gaps."""
-    return max(tokenizer.get_vocab().values()) + 1
-
-
 def changed_by(tokenizer: Tokenizer, documents: Sequence[str]) -> list[tuple[str, str]]:
     """Each document that its tokens do not give back as it was, and what they give."""
     found = []

@@ -19,7 +19,6 @@ from course_lm.tokenizer import (
     load_tokenizer,
     pad_id,
     train_tokenizer,
-    vocab_size_of,
 )
 
 TEXTS = [
@@ -176,9 +175,9 @@ def test_an_added_token_with_signs_of_no_byte_streams_and_counts_as_its_own_text
     assert bytes_per_token(tokenizer)[ids].sum() == len("a  cat 东<|im_start|>".encode())
 
 
-def test_an_embedding_has_a_row_for_the_highest_id_where_ids_have_gaps() -> None:
+def test_bytes_are_told_up_to_the_highest_id_where_ids_have_gaps() -> None:
     tokenizer = Tokenizer(models.WordLevel({"<eos>": 0, "cat": 7}, unk_token="<eos>"))
-    assert (tokenizer.get_vocab_size(), vocab_size_of(tokenizer)) == (2, 8)
+    assert (tokenizer.get_vocab_size(), len(bytes_per_token(tokenizer))) == (2, 8)
 
 
 def test_what_a_tokenizer_changes_is_found_and_nothing_else() -> None:

@@ -10,7 +10,7 @@ from course_lm.cli.options import config_parser, parse_config
 from course_lm.cli.parser import CommandParser
 from course_lm.cli.text import with_text
 from course_lm.config import TrainingConfig, shipped_configs
-from course_lm.tokenizer import vocab_size_of
+from course_lm.tokenizer import bytes_per_token
 from course_lm.validation import ensure
 
 
@@ -48,7 +48,7 @@ def configured(name: str, file: str, rest: Sequence[str]) -> tuple[TrainingConfi
         ensure(not both, f"{source} beside training.init_from, which brings a tokenizer: leave data.tokenizer out")
         tokenizer = own_tokenizer(named)
         assert tokenizer is not None
-        size = vocab_size_of(tokenizer)
+        size = len(bytes_per_token(tokenizer))  # of the ids, which may have gaps
         config, given = read(base.updated({"data": {"vocab_size": size}}, source))
         asked = config.data.vocab_size
         ensure(asked == size, f"data.vocab_size is {asked}, and {source} has {size} tokens: leave data.vocab_size out")

@@ -27,7 +27,7 @@ def inspect_text(config: TrainingConfig, options: Namespace) -> int:
     text = measure(documents, data.vocab_size, own_tokenizer(config))
     with torch.device("meta"):
         parameters = count_parameters(GPT(config.model, data.vocab_size, data.max_length))
-    findings = find(text, parameters, data.train_fraction, share)
+    findings = find(text, parameters, 1 - sum(data.fractions), share)
     if options.json:
         measured = {"text": data.corpus, "division": division, "share": share, **asdict(text), "parameters": parameters}
         print(as_json(measured | {"findings": [asdict(finding) for finding in findings]}))

@@ -28,7 +28,7 @@ def check_run(config: TrainingConfig, options: Namespace) -> int:
         checks = preflight(run.model, config, run.train_loader, run.val_loader, started)
         documents, share, _ = read_share(corpus)
         text = measure(documents, config.data.vocab_size, own_tokenizer(config))
-        findings = find(text, count_parameters(run.model), config.data.train_fraction, share)
+        findings = find(text, count_parameters(run.model), 1 - sum(config.data.fractions), share)
         checks += [Check("text", NOTE, str(finding)) for finding in findings] or [Check("text", OK, "nothing found")]
     print(table([(one.verdict, one.name, one.found) for one in checks], left=(0, 1, 2)))
     wrong = [one.name for one in checks if one.verdict == WRONG]

@@ -84,8 +84,7 @@ def open_text(config: TrainingConfig, tokenizer: Tokenizer | None) -> tuple[Call
             f"curriculum.enabled must be false for a text of more than {readable_bytes(LARGE_BYTES)}, such as "
             f"{data.corpus}: its documents are not held, and a curriculum reads them all"
         )
-    fractions = (data.val_fraction, data.test_fraction) if held_out is None else (0.0, 0.0)
-    store = open_token_store(large, Recipe(data.vocab_size, seed, *fractions, tokenizer), data.cache)
+    store = open_token_store(large, Recipe(data.vocab_size, seed, *data.fractions, tokenizer), data.cache)
     return lambda split: held_out if held_out and split == "validation" else store.corpus(split), store
 
 
@@ -105,23 +104,19 @@ def known_documents(other: Corpus, train: Text) -> list[str] | None:
 
 def warn_of_known(known: list[str] | None, other: Corpus, corpus: str, trained: str = "is trained on") -> None:
     """Warn of what `known_documents` has found, or could not look for; `corpus` names the training text."""
-    whose = f"stand in the text that the run {trained}"
+    if known == []:
+        return
+    whose = f"documents of {other.name} stand in the text that the run {trained}"
     if known is None:
-        text = f"whether documents of {other.name} {whose} is not known: that text, {corpus}, is too large to compare"
-        warnings.warn(text, stacklevel=3)
-    elif known:
-        warnings.warn(
-            f"{len(known):,} of {len(other.documents):,} documents of {other.name} {whose}, so that the numbers "
-            f"flatter it; the first of them begins {one_line(known[0])[:60]!r}",
-            stacklevel=3,
-        )
+        text = f"whether {whose} is not known: that text, {corpus}, is too large to compare"
+    else:
+        text = f"{len(known):,} of {len(other.documents):,} {whose}, so that the numbers flatter it; the first of them "
+        text += f"begins {one_line(known[0])[:60]!r}"
+    warnings.warn(text, stacklevel=3)
 
 
 def own_tokenizer(config: TrainingConfig) -> Tokenizer | None:
-    """The tokenizer of `data.tokenizer`, or where that file is gone, the run's copy of it; None where none is named.
-
-    Raises ValueError where there is no such file, or it holds no tokenizer that can be used.
-    """
+    """The tokenizer of `data.tokenizer`, or of the run's copy if that file is gone; ValueError for a wrong one."""
     if config.data.tokenizer is None:
         return None
     file, folder = expanded(config.data.tokenizer), run_folder(config)
@@ -245,13 +240,12 @@ def fit_to_budget(run: PreparedRun, trainer: Trainer) -> PreparedRun:
 
 def describe(run: PreparedRun, trainer: Trainer) -> str:
     """One line: the text, the size of the model, and how it computes; a second one about the store of a large text."""
-    data = trainer.config.data
-    text, where = data.corpus + describe_division(run.train.division), ""
-    if data.validation is not None:
-        where = f" in {data.validation}{describe_division(run.validation.division)}"
+    data, held_out = trainer.config.data, run.validation
+    text = data.corpus + describe_division(run.train.division)
+    where = "" if data.validation is None else f" in {data.validation}{describe_division(held_out.division)}"
     return (
         f"{text}: {len(run.train.documents):,} documents to train on, "
-        f"{len(run.validation.documents):,} held out{where}; {count_parameters(run.model):,} parameters, "
+        f"{len(held_out.documents):,} held out{where}; {count_parameters(run.model):,} parameters, "
         f"{trainer.precision.name} on {trainer.device}" + ("" if run.store is None else f"\n{run.store.describe()}")
     )
 

@@ -71,10 +71,7 @@ class Measurements:
 
 
 def measure(documents: Sequence[str], vocab_size: int, tokenizer: Tokenizer | None = None) -> Measurements:
-    """Count what a text holds; ValueError where it holds no document.
-
-    tokenizer: by default one of `vocab_size` is trained on a sample of the text.
-    """
+    """Count what a text holds; a tokenizer is trained on its sample unless one is given. ValueError without text."""
     if not documents:
         raise ValueError("the text holds no document")
     sizes = [len(document.encode("utf-8", "surrogatepass")) for document in documents]
@@ -184,11 +181,9 @@ def _script(character: str) -> str | None:
     return {"HIRAGANA": "CJK", "KATAKANA": "CJK", "FULLWIDTH": "LATIN"}.get(word, word)  # Japanese mixes three
 
 
-def _tokens_per_byte(
-    documents: Sequence[str], vocab_size: int, tokenizer: Tokenizer | None
-) -> tuple[float, str | None]:
+def _tokens_per_byte(documents: Sequence[str], vocab_size: int, given: Tokenizer | None) -> tuple[float, str | None]:
     try:
-        tokenizer = tokenizer or train_tokenizer(documents, vocab_size)
+        tokenizer = given or train_tokenizer(documents, vocab_size)
     except ValueError as error:
         return math.nan, str(error)
     tokens = sum(len(ids) - 2 for ids in encode_documents(tokenizer, documents))  # without <eos> at either end

@@ -15,7 +15,7 @@ from course_lm.config import TrainingConfig
 from course_lm.model import GPT
 from course_lm.reproducibility import resolve_device
 from course_lm.run_records import CONFIG, TOKENIZER
-from course_lm.tokenizer import load_tokenizer, vocab_size_of
+from course_lm.tokenizer import bytes_per_token, load_tokenizer
 from course_lm.trainer.init_from import WEIGHTS, check_made_for
 from course_lm.use.run_folder import find_run
 from course_lm.validation import ensure, one_line
@@ -47,7 +47,7 @@ def open_run(name: str) -> FinishedRun:
         if not (folder / file).is_file():
             raise ValueError(f"the run in {folder} is not finished: it has no {file}; {_how_to_finish(folder)}")
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    size = vocab_size_of(tokenizer)
+    size = len(bytes_per_token(tokenizer))
     fits = size == config.data.vocab_size
     ensure(fits, f"{folder / TOKENIZER} has {size} tokens, {CONFIG} beside it says {config.data.vocab_size}")
     model = GPT(config.model, config.data.vocab_size, config.data.max_length)

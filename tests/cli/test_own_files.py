@@ -252,7 +252,7 @@ def test_runs_with_unlike_validation_texts_are_not_compared_by_their_losses(fold
 def test_beside_a_validation_text_a_run_s_own_file_may_hold_the_fractions():
     config = TrainingConfig(data=DataConfig(validation="val.txt"))
     config.to_yaml("own.yaml")
-    assert TrainingConfig.from_yaml("own.yaml") == config and config.data.train_fraction == 1.0
+    assert TrainingConfig.from_yaml("own.yaml") == config and config.data.fractions == (0.0, 0.0)
     with pytest.raises(ValueError, match=r"data\.val_fraction must be left out"):
         TrainingConfig(data=DataConfig(validation="val.txt", val_fraction=0.2))
 

@@ -202,10 +202,9 @@ def test_a_tokenizer_that_changes_the_text_is_warned_of_with_the_first_differenc
 )
 def test_a_validation_text_that_holds_nothing_out_is_refused(folder, capsys, given, parts):
     (folder / "hollow.txt").touch()
-    # no blank line divides the copy: among several files it is one document, alone it is cut
-    (folder / "copy.txt").write_text(
-        (folder / "my.txt").read_text().replace("\n\n", "\n" if "=*y" in given[0] else "\n\n")
-    )
+    # among several files a file without blank lines is one document, alone it is cut: no document tells
+    lines = (folder / "val.txt").read_text().replace("\n\n", "\n")
+    (folder / "copy.txt").write_text(lines if "=*y" in given[0] else (folder / "my.txt").read_text())
     command = ["train", *OWN, "--data.vocab_size=270", "--data.corpus=my.txt", "--data.validation=val.txt"]
     assert_refused(capsys, [*command, *given], *parts)
 

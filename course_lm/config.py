@@ -45,6 +45,7 @@ MOST_EPOCHS = 10**6  # whose steps are counted before the first one
 MOST_MINUTES = 10**7  # 19 years
 MOST_WORKERS = 256  # each is a process, twice over where training and validation are read at a time
 Folder = Annotated[str, Text("a folder")]
+TextName = Annotated[str, Text("a name, a path, a glob or hf:<dataset>")]
 LENGTHS = ("max_steps", "time_budget", "num_epochs")  # keys of `training`: the first that is given decides the length
 
 
@@ -54,6 +55,9 @@ class DataConfig(Section):
 
     Args:
         corpus: "stories", "python-docs", a path, a glob, or "hf:<dataset>[:<split>[:<column>]]".
+        validation: held-out text of your own, named as `corpus` is, or null. With one all of `corpus` is trained on.
+        tokenizer: a `tokenizer.json` of your own, which is used as it is, or null: one is trained on the training text.
+            It is byte-level, as GPT-2's, and on the command line the vocabulary's size is its own.
         vocab_size: tokens in the vocabulary, including the 256 bytes, `<pad>` and `<eos>`.
         max_length: tokens in a row.
         batching: how rows are made of documents; lesson 02 compares the four.
@@ -65,7 +69,9 @@ class DataConfig(Section):
             `~/.cache`.
     """
 
-    corpus: Annotated[str, Text("a name, a path, a glob or hf:<dataset>")] = "python-docs"
+    corpus: TextName = "python-docs"
+    validation: TextName | None = None
+    tokenizer: Annotated[str, Text("a file")] | None = None
     vocab_size: Annotated[int, Within(MIN_VOCAB_SIZE, MAX_VOCAB_SIZE)] = 2048
     max_length: Annotated[int, Within(2, LONGEST_ROW)] = 128  # a single token has no next
     batching: Literal["fixed", "dynamic", "bucketed", "packed"] = "packed"
@@ -79,6 +85,15 @@ class DataConfig(Section):
         super().__post_init__()
         left = self.test_fraction < 1 - self.val_fraction
         require(left, "test_fraction", f"in [0, {1 - self.val_fraction:g}), beside the validation", self.test_fraction)
+
+    def unread(self) -> dict[str, str]:
+        """The fractions, beside a validation text: then nothing is split off."""
+        return {} if self.validation is None else dict.fromkeys(("val_fraction", "test_fraction"), "validation")
+
+    @property
+    def fractions(self) -> tuple[float, float]:
+        """Shares of the documents of `corpus` that are held out for validation and for the test part."""
+        return (self.val_fraction, self.test_fraction) if self.validation is None else (0.0, 0.0)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Every byte is a token of its own, so any Unicode string can be encoded and comes back unchanged: there is no
 unknown token. `<pad>` fills up rows and `<eos>` stands between documents; they have separate ids. Text that
-happens to contain the characters "<eos>" is encoded as those characters, never as the special token.
+happens to contain the characters "<eos>" is encoded as those characters, never as the special token. A tokenizer of
+somebody else's may call its end of text otherwise, see `ENDS`, and need not have `<pad>`.
 
 Sources: Sennrich et al. 2016 (BPE), Radford et al. 2019, section 2.2 (byte-level BPE).
 """
@@ -11,15 +12,17 @@ import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from course_lm.validation import require
+from course_lm.validation import ensure, require
 
 PAD = "<pad>"
 EOS = "<eos>"
+ENDS = (EOS, "<|endoftext|>", "<|end_of_text|>", "</s>")  # what stands between documents, the first that there is
 MIN_VOCAB_SIZE = 256 + 2  # every byte, PAD and EOS
 MAX_VOCAB_SIZE = 1_000_000  # the trainer sets memory aside for all of them beforehand, and dies where there is none
 
@@ -60,7 +63,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer written by `tokenizer.save(path)`, with `<pad>` and `<eos>` among its tokens.
+    """Read a byte-level tokenizer written by `tokenizer.save(path)`, with an end of text among its tokens.
 
     Raises OSError where the file cannot be read, ValueError where it holds no such tokenizer.
     """
@@ -69,19 +72,39 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception for every kind of bad content
         raise ValueError(f"{path} is not a tokenizer file (JSON written by Tokenizer.save): {error}") from error
-    for token in (PAD, EOS):
-        _special_id(tokenizer, token)
+    # Of other kinds nobody can tell the bytes of a token: what is counted and generated would lack spaces.
+    whole = _is_byte_level(tokenizer.pre_tokenizer) and _is_byte_level(tokenizer.decoder)
+    ensure(whole, f"{path} is no byte-level tokenizer, as GPT-2's is: its pre_tokenizer and decoder must be ByteLevel")
+    end_of(tokenizer)
     return _specials_as_text(tokenizer)
 
 
 def pad_id(tokenizer: Tokenizer) -> int:
-    """Id of `<pad>`; ValueError where the tokenizer has none."""
-    return _special_id(tokenizer, PAD)
+    """Id of `<pad>`, or where there is none, that of the end of text: a mask tells where padding is, never an id."""
+    index = tokenizer.token_to_id(PAD)
+    return eos_id(tokenizer) if index is None else index
 
 
 def eos_id(tokenizer: Tokenizer) -> int:
-    """Id of `<eos>`; ValueError where the tokenizer has none."""
-    return _special_id(tokenizer, EOS)
+    """Id of the end of text, see `ENDS`; ValueError where the tokenizer has none."""
+    return _special_ids(tokenizer)[end_of(tokenizer)]
+
+
+def end_of(tokenizer: Tokenizer) -> str:
+    """What the tokenizer calls the end of text: the first of `ENDS` that is a special token; ValueError for none."""
+    found = [name for name in ENDS if name in _special_ids(tokenizer)]
+    ensure(bool(found), f"the tokenizer has no end of text: one of its special tokens must be {', '.join(ENDS)}")
+    return found[0]
+
+
+def changed_by(tokenizer: Tokenizer, documents: Sequence[str]) -> list[tuple[str, str]]:
+    """Each document that its tokens do not give back as it was, and what they give."""
+    found = []
+    for first in range(0, len(documents), 1024):  # bounds the memory that lists of ids take
+        some = documents[first : first + 1024]
+        back = tokenizer.decode_batch(encode_documents(tokenizer, some))
+        found += [pair for pair in zip(some, back) if pair[0] != pair[1]]
+    return found
 
 
 def encode_documents(tokenizer: Tokenizer, documents: Sequence[str]) -> list[list[int]]:
@@ -118,14 +141,16 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
 
     A character of several bytes comes when its last byte has come.
     """
-    specials = {pad_id(tokenizer), eos_id(tokenizer)}
+    specials = set(_special_ids(tokenizer).values())
     # What is no valid UTF-8 becomes U+FFFD here as it does there.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for index in ids:
         if index in specials:
             continue
         token = tokenizer.id_to_token(index) or ""  # `decode` passes over an id without a token, too
-        if part := decoder.decode(bytes(BYTE_OF[sign] for sign in token)):
+        # an added token, such as one of spaces, may have signs of no byte, and stands for its own text
+        known = all(sign in BYTE_OF for sign in token)
+        if part := decoder.decode(bytes(BYTE_OF[sign] for sign in token) if known else token.encode()):
             yield part
     if part := decoder.decode(b"", final=True):
         yield part
@@ -139,11 +164,8 @@ def bytes_per_token(tokenizer: Tokenizer) -> Tensor:
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     sizes = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.int64)  # ids may have gaps
-    added = tokenizer.get_added_tokens_decoder()
-    specials = {vocabulary.get(PAD), vocabulary.get(EOS)} | {i for i in added if added[i].special}
-    splitter = tokenizer.pre_tokenizer
-    # the library tells what a pre-tokenizer is made of only in its JSON
-    byte_level = splitter is not None and b'"ByteLevel"' in splitter.__getstate__()
+    added, specials = tokenizer.get_added_tokens_decoder(), set(_special_ids(tokenizer).values())
+    byte_level = _is_byte_level(tokenizer.pre_tokenizer)
     for token, index in vocabulary.items():
         if index in specials:
             continue
@@ -173,11 +195,16 @@ def _specials_as_text(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _special_id(tokenizer: Tokenizer, token: str) -> int:
-    index = tokenizer.token_to_id(token)
-    if index is None:
-        raise ValueError(f"the tokenizer has no {token} token; it needs both {PAD} and {EOS}")
-    return index
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that are no text, by name; another name than ours may be a token of text where it is not special."""
+    added = tokenizer.get_added_tokens_decoder()
+    own = {name: index for name in (PAD, EOS) if (index := tokenizer.token_to_id(name)) is not None}
+    return own | {token.content: index for index, token in added.items() if token.special}
+
+
+def _is_byte_level(part: Any) -> bool:
+    # the library tells what a pre-tokenizer or a decoder is made of only in its JSON
+    return part is not None and b'"ByteLevel"' in part.__getstate__()
 
 
 def _first_invalid(documents: Sequence[str]) -> str:

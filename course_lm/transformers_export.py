@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, processors
 from torch import Tensor
 
 from course_lm.model import GPT
-from course_lm.tokenizer import EOS, PAD, eos_id, pad_id
+from course_lm.tokenizer import end_of, eos_id, pad_id
 
 Weights = dict[str, Tensor]
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -125,13 +125,13 @@ def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
     return _special_ids(tokenizer)
 
 
-def tokenizer_config(model: GPT) -> dict[str, Any]:
+def tokenizer_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
     """What stands in `tokenizer_config.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": EOS,
-        "eos_token": EOS,
-        "pad_token": PAD,
+        "bos_token": end_of(tokenizer),
+        "eos_token": end_of(tokenizer),
+        "pad_token": tokenizer.id_to_token(pad_id(tokenizer)),
         "model_max_length": model.max_length,
         "padding_side": "left",  # what is generated then follows the text, not PAD
         "split_special_tokens": True,  # "<eos>" in a text stays these characters, as with this package
@@ -148,8 +148,9 @@ def tokenizer_file(tokenizer: Tokenizer) -> str:
     exported = Tokenizer.from_str(tokenizer.to_str())
     exported.no_truncation()
     exported.no_padding()
-    both = {"single": f"{EOS} $A", "pair": f"{EOS} $A {EOS} $B"}
-    exported.post_processor = processors.TemplateProcessing(**both, special_tokens=[(EOS, eos_id(tokenizer))])
+    eos = end_of(tokenizer)
+    both = {"single": f"{eos} $A", "pair": f"{eos} $A {eos} $B"}
+    exported.post_processor = processors.TemplateProcessing(**both, special_tokens=[(eos, eos_id(tokenizer))])
     return exported.to_str(pretty=True)
 
 

@@ -19,6 +19,7 @@ from course_lm import cli
 from course_lm.cli.commands import COMMANDS
 from course_lm.config import TrainingConfig
 from course_lm.corpus import load_corpus
+from course_lm.tokenizer import train_tokenizer
 from tests.fork_server import anew, forked, started
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +94,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / ".venv").symlink_to(sys.prefix)
     documents = load_corpus("stories").documents[:600]
     (tmp_path / "my.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    train_tokenizer(documents, 300).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "runs" / "my").mkdir(parents=True)
     for source in ("my", "tiny"):  # runs that have ended
         (tmp_path / "runs" / source).mkdir(exist_ok=True)
@@ -212,7 +214,6 @@ def test_the_trainer_in_python_runs_as_it_stands(folder):
 
     from course_lm.batching import make_loader
     from course_lm.model import GPT, ModelConfig
-    from course_lm.tokenizer import train_tokenizer
 
     (block,) = blocks(ROOT / "docs" / "training.md", "python")
     documents = load_corpus("stories").documents[:40]

@@ -1,13 +1,17 @@
 """Claims about the tokenizer: lossless, deterministic, two special ids, exact byte counts, clear errors."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from course_lm.tokenizer import (
     bytes_per_token,
+    changed_by,
     decode,
     decode_stream,
     encode_documents,
@@ -129,9 +133,72 @@ def test_a_vocabulary_larger_than_the_text_supports_is_refused_with_the_size_tha
         train_tokenizer(TEXTS, reached + 1)
 
 
-def test_a_missing_special_token_is_named() -> None:
-    with pytest.raises(ValueError, match="the tokenizer has no <pad> token"):
-        pad_id(Tokenizer(models.WordLevel({"<eos>": 0}, unk_token="<eos>")))
+def foreign(vocab_size: int = 300, specials: Sequence[str] = ("<|endoftext|>",), **byte_level: Any) -> Tokenizer:
+    """A tokenizer as others make one: byte-level, with its own name for the end of text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(**{"add_prefix_space": False, **byte_level})
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(specials), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", ["<eos>", "<|endoftext|>", "<|end_of_text|>", "</s>"])
+def test_each_name_of_the_end_of_text_stands_between_documents_and_pads_where_there_is_no_pad(name) -> None:
+    tokenizer = foreign(specials=("<unk>", name))
+    assert encode_documents(tokenizer, ["a"])[0][::2] == [1, 1] and eos_id(tokenizer) == pad_id(tokenizer) == 1
+    assert pad_id(foreign(specials=(name, "<pad>"))) == 1
+
+
+def test_a_token_of_text_that_spells_an_end_of_text_is_none() -> None:
+    tokenizer = foreign(specials=("<|endoftext|>", "<unk>"))
+    tokenizer.add_tokens(["</s>", "<|end_of_text|>"])
+    [ids] = encode_documents(tokenizer, ["a</s>"])
+    assert tokenizer.token_to_id("</s>") in ids and eos_id(tokenizer) == 0
+    assert bytes_per_token(tokenizer)[ids].sum() == 5
+    assert "".join(decode_stream(tokenizer, ids)) == decode(tokenizer, ids) == "a</s>"
+    with pytest.raises(ValueError, match=r"no end of text: one of its special tokens must be <eos>, <\|endoftext\|>"):
+        eos_id(Tokenizer(models.WordLevel({"</s>": 0}, unk_token="</s>")))
+
+
+def test_an_added_token_with_signs_of_no_byte_streams_and_counts_as_its_own_text() -> None:
+    tokenizer = foreign()
+    tokenizer.add_tokens([AddedToken("  ", normalized=False), "东"])
+    tokenizer.add_special_tokens(["<|im_start|>"])
+    [ids] = encode_documents(tokenizer, ["a  cat 东<|im_start|>"])
+    assert {300, 301} <= set(ids) and 302 not in ids
+    ids.append(302)
+    assert "".join(decode_stream(tokenizer, ids)) == decode(tokenizer, ids) == "a  cat 东<|im_start|>"
+    assert bytes_per_token(tokenizer)[ids].sum() == len("a  cat 东<|im_start|>".encode())
+
+
+def test_bytes_are_told_up_to_the_highest_id_where_ids_have_gaps() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<eos>": 0, "cat": 7}, unk_token="<eos>"))
+    assert (tokenizer.get_vocab_size(), len(bytes_per_token(tokenizer))) == (2, 8)
+
+
+def test_what_a_tokenizer_changes_is_found_and_nothing_else() -> None:
+    texts = ["e\u0301", "plain", " a ", "<|endoftext|>"] * 600  # more than are tried at once
+    assert changed_by(foreign(), texts) == []
+    assert changed_by(foreign(add_prefix_space=True), texts[:4]) == [
+        ("e\u0301", " e\u0301"),
+        ("plain", " plain"),
+        ("<|endoftext|>", " <|endoftext|>"),
+    ]
+    composes = foreign()
+    composes.normalizer = normalizers.NFC()
+    assert changed_by(composes, texts) == [("e\u0301", "\u00e9")] * 600
+
+
+def test_a_tokenizer_file_that_is_not_byte_level_is_refused(tmp_path) -> None:
+    tokenizer = foreign()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(tmp_path / "other.json"))
+    with pytest.raises(ValueError, match=r"other\.json is no byte-level tokenizer"):
+        load_tokenizer(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"not JSON"])
@@ -144,8 +211,8 @@ def test_a_file_that_holds_no_tokenizer_is_refused_by_name(tmp_path, content: by
 
 def test_a_tokenizer_file_without_the_special_tokens_is_refused(tmp_path) -> None:
     path = tmp_path / "tokenizer.json"
-    Tokenizer(models.BPE()).save(str(path))
-    with pytest.raises(ValueError, match="no <pad> token"):
+    foreign(specials=()).save(str(path))
+    with pytest.raises(ValueError, match="no end of text"):
         load_tokenizer(path)
 
 

@@ -48,7 +48,7 @@ def write(model: GPT, folder: Path) -> Path:
     for name, tree in (
         ("config.json", model_config(model, TOKENIZER)),
         ("generation_config.json", generation_config(TOKENIZER)),
-        ("tokenizer_config.json", tokenizer_config(model)),
+        ("tokenizer_config.json", tokenizer_config(model, TOKENIZER)),
     ):
         (folder / name).write_text(as_json(tree))
     (folder / "tokenizer.json").write_text(tokenizer_file(TOKENIZER))

@@ -57,7 +57,7 @@ class Recipe:
 
     vocab_size: int
     seed: int
-    val_fraction: float
+    val_fraction: float  # with 0 all of the text is trained on
     test_fraction: float = 0.0
     tokenizer: Tokenizer | None = field(default=None, repr=False)  # by default one is trained on the text
 
@@ -351,12 +351,13 @@ def _survey(text: LargeText, recipe: Recipe) -> _Survey:
             content = document.encode()
             digests += _digest(content).digest()
             sizes += len(content).to_bytes(4, sys.byteorder)
-            splits.append(number[split_of(document, recipe.val_fraction, recipe.test_fraction, recipe.seed)])
+            fractions = recipe.val_fraction, recipe.test_fraction
+            splits.append(number[split_of(document, *fractions, recipe.seed) if recipe.val_fraction else "train"])
     found = np.frombuffer(splits, np.uint8).copy()
     both = np.frombuffer(digests, np.uint64).reshape(-1, 2)
     found[_repeated(both)] = REPEATED
     counts = {split: int((found == number[split]).sum()) for split in SPLITS}
-    needed = SPLITS if recipe.test_fraction else SPLITS[:2]
+    needed = SPLITS if recipe.test_fraction else SPLITS[:2] if recipe.val_fraction else SPLITS[:1]
     refuse_empty_split(text.name, {split: counts[split] for split in needed}, sum(counts.values()))
     of_document = np.frombuffer(sizes, np.uint32)
     sampled = found == number["train"]

@@ -10,6 +10,8 @@ from course_lm.cli.options import config_parser, parse_config
 from course_lm.cli.parser import CommandParser
 from course_lm.cli.text import with_text
 from course_lm.config import TrainingConfig, shipped_configs
+from course_lm.tokenizer import bytes_per_token
+from course_lm.validation import ensure
 
 
 def configured(name: str, file: str, rest: Sequence[str]) -> tuple[TrainingConfig, Namespace]:
@@ -37,6 +39,19 @@ def configured(name: str, file: str, rest: Sequence[str]) -> tuple[TrainingConfi
         sizes = settings_from(config.training.init_from)
         config, given = read(base.updated(sizes, f"training.init_from {config.training.init_from}"))
         check_sizes(config, sizes)
+    named = with_text(config, given, base, file)
+    if named.data.tokenizer is not None:
+        from course_lm.cli.preparation import own_tokenizer
+
+        source = f"data.tokenizer {named.data.tokenizer}"
+        both = config.training.init_from is not None
+        ensure(not both, f"{source} beside training.init_from, which brings a tokenizer: leave data.tokenizer out")
+        tokenizer = own_tokenizer(named)
+        assert tokenizer is not None
+        size = len(bytes_per_token(tokenizer))  # of the ids, which may have gaps
+        config, given = read(base.updated({"data": {"vocab_size": size}}, source))
+        asked = config.data.vocab_size
+        ensure(asked == size, f"data.vocab_size is {asked}, and {source} has {size} tokens: leave data.vocab_size out")
     # in Python, what a file leaves out has the defaults of the classes, beside which it may be refused
     alone = None
     with suppress(ValueError):

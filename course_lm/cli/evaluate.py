@@ -6,19 +6,17 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from course_lm.batching.token_store import StoredCorpus
 from course_lm.cli.output import as_json
-from course_lm.cli.preparation import Text, loader_of, open_text
+from course_lm.cli.preparation import Text, held_text, known_documents, loader_of, open_text, warn_of_known
 from course_lm.cli.text import given_text
-from course_lm.corpus import Corpus, load_corpus
+from course_lm.corpus import Corpus
 from course_lm.corpus.files import describe_division
-from course_lm.corpus.large import LARGE_BYTES, find_large_text
-from course_lm.display import readable_bytes, table
+from course_lm.display import table
 from course_lm.precision import Precision
 from course_lm.reproducibility import resolve_device
 from course_lm.trainer.run import explain_out_of_memory
 from course_lm.use.by_document import DocumentSums, evaluate_documents
-from course_lm.use.finished_run import FinishedRun, device_for, open_run, trained_on
+from course_lm.use.finished_run import FinishedRun, device_for, fingerprints_of, open_run
 from course_lm.use.run_folder import read_run
 from course_lm.validation import ensure, one_line
 
@@ -50,8 +48,10 @@ def evaluate_run(options: Namespace) -> int:
     if corpus is None:
         split = split or ("test" if config.data.test_fraction else "validation")
         part, name = _own_part(opened, split), f"{split} part of {config.data.corpus}"
+        if split == "validation" and config.data.validation is not None:
+            name = f"validation text {config.data.validation}"
     else:
-        part, name = _other_text(corpus), corpus
+        part, name = held_text(corpus, "--data.corpus"), corpus
         _warn_of_known_documents(part, opened)
     precision = Precision(config.training.precision, device)
     with explain_out_of_memory(config):
@@ -102,22 +102,18 @@ def _own_part(run: FinishedRun, split: str) -> Text:
             "data.test_fraction such as 0.1"
         )
     try:
-        part, _ = open_text(config, None if config.training.init_from is None else run.tokenizer)
-        read_now = loader_of(part("train"), run.tokenizer, config, shuffle=True).fingerprint
-        if trained_on(run.folder) not in (None, read_now):
-            warnings.warn(
-                f"{config.data.corpus} is read otherwise now than when the run was trained on it", stacklevel=3
-            )
+        brought = config.training.init_from is not None or config.data.tokenizer is not None
+        part, _ = open_text(config, run.tokenizer if brought else None)
+        saved = fingerprints_of(run.folder)
+        for name, one in (("train", config.data.corpus), ("validation", config.data.validation)):
+            if saved.get(name) is not None:
+                read_now = loader_of(part(name), run.tokenizer, config, shuffle=name == "train").fingerprint
+                if saved[name] != read_now:
+                    warnings.warn(f"{one} is read otherwise now than when the run was trained", stacklevel=3)
         return part(split)
     except (OSError, ValueError) as error:
         where = "call this where the run was trained, or give another text as --data.corpus"
         raise ValueError(f"the run's own text cannot be read: {one_line(error)}; {where}") from error
-
-
-def _other_text(name: str) -> Corpus:
-    held = f"more than {readable_bytes(LARGE_BYTES)}: only a run's own text may be so large; give a part of it"
-    ensure(find_large_text(name) is None, f"--data.corpus {name} has {held}")
-    return load_corpus(name)
 
 
 def _warn_of_known_documents(other: Corpus, run: FinishedRun) -> None:
@@ -127,17 +123,7 @@ def _warn_of_known_documents(other: Corpus, run: FinishedRun) -> None:
     except ValueError as error:
         warnings.warn(f"{unknown}: {error}", stacklevel=3)
         return
-    if isinstance(trained_on, StoredCorpus):
-        warnings.warn(f"{unknown}: its own text, {run.config.data.corpus}, is too large to compare", stacklevel=3)
-        return
-    documents = dict.fromkeys(other.documents)
-    known = [document for document in trained_on.documents if document in documents]
-    if known:
-        warnings.warn(
-            f"{len(known):,} of {len(documents):,} documents of {other.name} stand in the text that the run was "
-            f"trained on, so that the numbers flatter it; the first of them begins {one_line(known[0])[:60]!r}",
-            stacklevel=3,
-        )
+    warn_of_known(known_documents(other, trained_on), other, run.config.data.corpus, "was trained on")
 
 
 def _warn_of_another_loss(sums: DocumentSums, run: FinishedRun) -> None:

@@ -53,7 +53,7 @@ def _files(run: FinishedRun) -> dict[str, bytes]:
         "config.json": as_json(config),
         "generation_config.json": as_json(generation_config(run.tokenizer)),
         "tokenizer.json": tokenizer_file(run.tokenizer),
-        "tokenizer_config.json": as_json(tokenizer_config(run.model)),
+        "tokenizer_config.json": as_json(tokenizer_config(run.model, run.tokenizer)),
     }
     weights = save(transformers_weights(run.model), metadata={"format": "pt"})  # transformers ask for this word
     return {"model.safetensors": weights} | {name: text.encode() for name, text in texts.items()}

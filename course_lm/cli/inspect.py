@@ -7,6 +7,7 @@ from dataclasses import asdict
 import torch
 
 from course_lm.cli.output import as_json
+from course_lm.cli.preparation import own_tokenizer
 from course_lm.config import TrainingConfig
 from course_lm.corpus.files import Division, describe_division
 from course_lm.corpus.large import LARGE_BYTES, LONGEST, find_large_text
@@ -23,10 +24,10 @@ def inspect_text(config: TrainingConfig, options: Namespace) -> int:
     """Count what the configured text holds and print it, with a line for each finding; return 0."""
     data = config.data
     documents, share, division = read_share(data.corpus)
-    text = measure(documents, data.vocab_size)
+    text = measure(documents, data.vocab_size, own_tokenizer(config))
     with torch.device("meta"):
         parameters = count_parameters(GPT(config.model, data.vocab_size, data.max_length))
-    findings = find(text, parameters, 1 - data.val_fraction - data.test_fraction, share)
+    findings = find(text, parameters, 1 - sum(data.fractions), share)
     if options.json:
         measured = {"text": data.corpus, "division": division, "share": share, **asdict(text), "parameters": parameters}
         print(as_json(measured | {"findings": [asdict(finding) for finding in findings]}))

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from course_lm.cli.inspect import read_share
-from course_lm.cli.preparation import prepare, settle_curriculum
+from course_lm.cli.preparation import own_tokenizer, prepare, settle_curriculum
 from course_lm.config import TrainingConfig
 from course_lm.display import table
 from course_lm.distributed import connect
@@ -27,11 +27,8 @@ def check_run(config: TrainingConfig, options: Namespace) -> int:
         run = prepare(config)
         checks = preflight(run.model, config, run.train_loader, run.val_loader, started)
         documents, share, _ = read_share(corpus)
-        text, held_out = (
-            measure(documents, config.data.vocab_size),
-            config.data.val_fraction + config.data.test_fraction,
-        )
-        findings = find(text, count_parameters(run.model), 1 - held_out, share)
+        text = measure(documents, config.data.vocab_size, own_tokenizer(config))
+        findings = find(text, count_parameters(run.model), 1 - sum(config.data.fractions), share)
         checks += [Check("text", NOTE, str(finding)) for finding in findings] or [Check("text", OK, "nothing found")]
     print(table([(one.verdict, one.name, one.found) for one in checks], left=(0, 1, 2)))
     wrong = [one.name for one in checks if one.verdict == WRONG]

@@ -3,24 +3,29 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import islice, zip_longest
 
 from tokenizers import Tokenizer
 
 from course_lm.batching import Loader, make_loader
 from course_lm.batching.token_store import Recipe, StoredCorpus, TokenStore, open_token_store
-from course_lm.config import LoopConfig, TrainingConfig
+from course_lm.config import DataConfig, LoopConfig, TrainingConfig
 from course_lm.corpus import Corpus, load_corpus
 from course_lm.corpus.files import describe_division
 from course_lm.corpus.large import LARGE_BYTES, find_large_text
+from course_lm.corpus.load import files_of
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.display import readable_bytes
 from course_lm.model import GPT, count_parameters
 from course_lm.reproducibility import seed_everything
-from course_lm.tokenizer import train_tokenizer
+from course_lm.run_records import TOKENIZER
+from course_lm.tokenizer import changed_by, load_tokenizer, train_tokenizer
 from course_lm.trainer import Trainer
 from course_lm.trainer.init_from import tokenizer_from
-from course_lm.trainer.run import explain_out_of_memory
+from course_lm.trainer.run import explain_out_of_memory, run_folder
+from course_lm.validation import ensure, expanded, one_line
 
+LOOKED_AT = 10_000  # documents of a text that is too large to be held
 Text = Corpus | StoredCorpus  # the documents of a split, held, or in a store on the disk
 
 
@@ -41,9 +46,14 @@ def prepare(config: TrainingConfig) -> PreparedRun:
     """Read the text and build everything from it; ValueError or OSError for bad input."""
     data, settings = config.data, config.training
     seed_everything(settings.seed, settings.deterministic)  # before weights are drawn
-    given = None if settings.init_from is None else tokenizer_from(settings.init_from, data.vocab_size)
+    named = own_tokenizer(config)
+    given = named if settings.init_from is None else tokenizer_from(settings.init_from, data.vocab_size)
     part, store = open_text(config, given)
     train, validation = part("train"), part("validation")
+    if data.validation is not None:
+        _look_for_leaks(data, train, validation)
+    if named is not None:
+        _warn_of_changed_text(data, named, train, validation)
     if store is not None:
         tokenizer = store.tokenizer
     else:
@@ -59,21 +69,93 @@ def open_text(config: TrainingConfig, tokenizer: Tokenizer | None) -> tuple[Call
     """What gives each split of the configured text, and the store of one that is too large to be held.
 
     Such a text is tokenised here, unless its store is there: by `tokenizer`, or where that is None, by one that is
-    trained on it.
+    trained on it. With `data.validation` that is the validation part, and all of the text the training part.
     """
     data, seed = config.data, config.training.seed
     large = find_large_text(data.corpus)
+    held_out = None if data.validation is None else held_text(data.validation, "data.validation")
     if large is None:
         corpus = load_corpus(data.corpus)
+        if held_out is not None:
+            return {"train": corpus, "validation": held_out}.__getitem__, None
         return lambda split: corpus.part(split, data.val_fraction, data.test_fraction, seed=seed), None
     if config.curriculum.enabled:
         raise ValueError(
             f"curriculum.enabled must be false for a text of more than {readable_bytes(LARGE_BYTES)}, such as "
             f"{data.corpus}: its documents are not held, and a curriculum reads them all"
         )
-    recipe = Recipe(data.vocab_size, seed, data.val_fraction, data.test_fraction, tokenizer)
-    store = open_token_store(large, recipe, data.cache)
-    return store.corpus, store
+    store = open_token_store(large, Recipe(data.vocab_size, seed, *data.fractions, tokenizer), data.cache)
+    return lambda split: held_out if held_out and split == "validation" else store.corpus(split), store
+
+
+def held_text(name: str, key: str) -> Corpus:
+    """All documents of another text than that which is trained on; ValueError for one too large to be held."""
+    held = f"more than {readable_bytes(LARGE_BYTES)}: only the text of a run may be so large; give a part of it"
+    ensure(find_large_text(name) is None, f"{key} {name} has {held}")
+    return load_corpus(name)
+
+
+def known_documents(other: Corpus, train: Text) -> list[str] | None:
+    """The documents of another text that stand in the training text; None where that is too large to compare."""
+    documents = dict.fromkeys(other.documents)
+    held = None if isinstance(train, StoredCorpus) else train.documents
+    return None if held is None else [document for document in held if document in documents]
+
+
+def warn_of_known(known: list[str] | None, other: Corpus, corpus: str, trained: str = "is trained on") -> None:
+    """Warn of what `known_documents` has found, or could not look for; `corpus` names the training text."""
+    if known == []:
+        return
+    whose = f"documents of {other.name} stand in the text that the run {trained}"
+    if known is None:
+        text = f"whether {whose} is not known: that text, {corpus}, is too large to compare"
+    else:
+        text = f"{len(known):,} of {len(other.documents):,} {whose}, so that the numbers flatter it; the first of them "
+        text += f"begins {one_line(known[0])[:60]!r}"
+    warnings.warn(text, stacklevel=3)
+
+
+def own_tokenizer(config: TrainingConfig) -> Tokenizer | None:
+    """The tokenizer of `data.tokenizer`, or of the run's copy if that file is gone; ValueError for a wrong one."""
+    if config.data.tokenizer is None:
+        return None
+    file, folder = expanded(config.data.tokenizer), run_folder(config)
+    if not file.exists() and folder is not None and (folder / TOKENIZER).is_file():
+        file = folder / TOKENIZER
+    problem = "a folder: name the tokenizer.json in it" if file.is_dir() else "no file that is there"
+    ensure(file.is_file(), f"data.tokenizer {file} is {problem}")
+    try:
+        return load_tokenizer(file)
+    except ValueError as error:
+        raise ValueError(f"data.tokenizer {file}: {error}") from None
+
+
+def _look_for_leaks(data: DataConfig, train: Text, held_out: Text) -> None:
+    """Refuse a validation text of which all is trained on, by its files or its documents; warn where some is."""
+    assert isinstance(held_out, Corpus)
+    theirs, ours = ({file.resolve() for file in files_of(name)} for name in (held_out.name, data.corpus))
+    known = known_documents(held_out, train)
+    whole = bool(theirs & ours) or len(known or ()) == len(held_out.documents)
+    ensure(
+        not whole, f"data.validation {held_out.name} is a part of the training text, {data.corpus}: hold out another"
+    )
+    warn_of_known(known, held_out, data.corpus)
+
+
+def _warn_of_changed_text(data: DataConfig, tokenizer: Tokenizer, train: Text, held_out: Text) -> None:
+    """Say so where tokens do not give the text back; of a text that is not held, `LOOKED_AT` documents are tried."""
+    large = find_large_text(data.corpus) if isinstance(train, StoredCorpus) else None
+    documents = train.documents if large is None else list(islice(large.documents(), LOOKED_AT))
+    documents = [*documents, *held_out.documents]
+    changed = changed_by(tokenizer, documents)
+    if changed:
+        at = next(i for i, (a, b) in enumerate(zip_longest(*changed[0])) if a != b)
+        text, given = (one[at : at + 20] for one in changed[0])
+        warnings.warn(
+            f"data.tokenizer {data.tokenizer} changes {len(changed):,} of {len(documents):,} documents, such as "
+            f"{text!a} to {given!a}: the model learns the changed text, and bits per byte count its bytes",
+            stacklevel=3,
+        )
 
 
 def loader_of(text: Text, tokenizer: Tokenizer, config: TrainingConfig, *, shuffle: bool) -> Loader:
@@ -158,10 +240,12 @@ def fit_to_budget(run: PreparedRun, trainer: Trainer) -> PreparedRun:
 
 def describe(run: PreparedRun, trainer: Trainer) -> str:
     """One line: the text, the size of the model, and how it computes; a second one about the store of a large text."""
-    text = trainer.config.data.corpus + describe_division(run.train.division)
+    data, held_out = trainer.config.data, run.validation
+    text = data.corpus + describe_division(run.train.division)
+    where = "" if data.validation is None else f" in {data.validation}{describe_division(held_out.division)}"
     return (
         f"{text}: {len(run.train.documents):,} documents to train on, "
-        f"{len(run.validation.documents):,} held out; {count_parameters(run.model):,} parameters, "
+        f"{len(held_out.documents):,} held out{where}; {count_parameters(run.model):,} parameters, "
         f"{trainer.precision.name} on {trainer.device}" + ("" if run.store is None else f"\n{run.store.describe()}")
     )
 

@@ -15,7 +15,8 @@ from course_lm.validation import ensure, one_line
 
 Row = dict[str, Any]
 # What decides the held-out text and its tokens, and with them what a loss per token is about.
-TEXT_KEYS = ("data.corpus", "data.vocab_size", "data.val_fraction", "data.test_fraction", "training.seed")
+TEXT_KEYS = (*(f"data.{key}" for key in ("corpus", "validation", "vocab_size", "val_fraction", "test_fraction")),)
+TEXT_KEYS += ("training.seed",)
 
 
 def list_runs(options: Namespace) -> int:

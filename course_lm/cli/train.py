@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from course_lm.checkpoints import atomic_file, export_weights, load_weights
 from course_lm.cli.output import outlast
@@ -29,12 +30,14 @@ from course_lm.display import table
 from course_lm.distributed import Group, connect
 from course_lm.generate import generate
 from course_lm.model import GPT
+from course_lm.run_records import TOKENIZER
 from course_lm.schedules import build_schedule
 from course_lm.shards import gathered, is_sharded
-from course_lm.tokenizer import decode, eos_id
+from course_lm.tokenizer import decode, eos_id, load_tokenizer
 from course_lm.trainer import Trainer, budget
+from course_lm.trainer.resume import WHAT_TO_DO, holds_checkpoints
 from course_lm.trainer.run import run_folder, sole_writer
-from course_lm.validation import LARGEST_INT
+from course_lm.validation import LARGEST_INT, ensure
 
 SAMPLES = 3
 SAMPLE_TOKENS = 80
@@ -59,6 +62,8 @@ def train_on_text(config: TrainingConfig, _: Namespace) -> int:
     # From here on another process that wants to train in this folder is refused.
     with group.one_fate(), sole_writer(folder, group):
         run = prepare(config)
+        if folder is not None and config.data.tokenizer is not None and config.training.resume == "auto":
+            _check_same_tokenizer(folder, run.tokenizer, config.data.tokenizer)
         trainer = Trainer(run.model, config, started=started)
         print(describe(run, trainer))
         if folder is not None:
@@ -92,6 +97,13 @@ def describe_folder(folder: Path, config: TrainingConfig) -> str:
     return f"the run is kept in {folder}{why}"
 
 
+def _check_same_tokenizer(folder: Path, mine: Tokenizer, name: str) -> None:
+    """Refuse to go on with another tokenizer than the run has; ValueError."""
+    if holds_checkpoints(folder) and (folder / TOKENIZER).is_file():
+        same = load_tokenizer(folder / TOKENIZER).to_str() == mine.to_str()
+        ensure(same, f"data.tokenizer {name} is another one than {folder / TOKENIZER}: {WHAT_TO_DO}")
+
+
 def _whole_model(run: PreparedRun, config: TrainingConfig, group: Group) -> GPT:
     """The model with all its weights; of a sharded one, on rank 0 alone, a copy that needs no other rank."""
     if not any(is_sharded(parameter) for parameter in run.model.parameters()):
@@ -99,14 +111,14 @@ def _whole_model(run: PreparedRun, config: TrainingConfig, group: Group) -> GPT:
     weights = gathered(run.model.state_dict(), keep=group.leads)
     if not group.leads:
         return run.model
-    model = GPT(config.model, run.tokenizer.get_vocab_size(), config.data.max_length)
+    model = GPT(config.model, config.data.vocab_size, config.data.max_length)
     load_weights(model, weights)
     return model
 
 
 def _export(folder: Path, run: PreparedRun, config: TrainingConfig, step: int) -> None:
     tokenizer = run.tokenizer.to_str(pretty=True).encode()
-    with atomic_file(folder / "tokenizer.json") as file:
+    with atomic_file(folder / TOKENIZER) as file:
         file.write(tokenizer)
     card = _model_card(config, step) | {"tokenizer": hashlib.sha256(tokenizer).hexdigest()}
     export_weights(folder / "model.safetensors", run.model.state_dict(), card)

@@ -212,6 +212,11 @@ CORPORA: dict[str, Callable[[], Corpus]] = {
 ACCEPTED = f"{', '.join(CORPORA)}, a file, a glob, a list of strings or hf:<dataset>[:<split>[:<column>]]"
 
 
+def files_of(source: str) -> list[Path]:
+    """The files that a corpus's name, path or address names; none of what has another name than a path."""
+    return [] if source in CORPORA or source.startswith("hf:") else matching_files(source)
+
+
 def matching_files(pattern: str) -> list[Path]:
     """The files that a path or a glob names, in order; ValueError or FileNotFoundError where there is none."""
     if pattern == "-":  # a run reads its text several times, and once more where it goes on

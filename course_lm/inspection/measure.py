@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tokenizers import Tokenizer
+
 from course_lm.inspection.near_duplicates import near_duplicates
 from course_lm.tokenizer import encode_documents, train_tokenizer
 
@@ -68,8 +70,8 @@ class Measurements:
     vocabulary: str | None
 
 
-def measure(documents: Sequence[str], vocab_size: int) -> Measurements:
-    """Count what a text holds; a tokenizer of `vocab_size` is trained on its sample. Raises ValueError without one."""
+def measure(documents: Sequence[str], vocab_size: int, tokenizer: Tokenizer | None = None) -> Measurements:
+    """Count what a text holds; a tokenizer is trained on its sample unless one is given. ValueError without text."""
     if not documents:
         raise ValueError("the text holds no document")
     sizes = [len(document.encode("utf-8", "surrogatepass")) for document in documents]
@@ -80,7 +82,7 @@ def measure(documents: Sequence[str], vocab_size: int) -> Measurements:
     near = near_duplicates(sample)
     lines, repeated_share = _repeated_lines(sample)
     scripts, foreign = _scripts(sample)
-    tokens_per_byte, problem = _tokens_per_byte(sample, vocab_size)
+    tokens_per_byte, problem = _tokens_per_byte(sample, vocab_size, tokenizer)
     return Measurements(
         documents=len(documents),
         bytes=sum(sizes),
@@ -179,9 +181,9 @@ def _script(character: str) -> str | None:
     return {"HIRAGANA": "CJK", "KATAKANA": "CJK", "FULLWIDTH": "LATIN"}.get(word, word)  # Japanese mixes three
 
 
-def _tokens_per_byte(documents: Sequence[str], vocab_size: int) -> tuple[float, str | None]:
+def _tokens_per_byte(documents: Sequence[str], vocab_size: int, given: Tokenizer | None) -> tuple[float, str | None]:
     try:
-        tokenizer = train_tokenizer(documents, vocab_size)
+        tokenizer = given or train_tokenizer(documents, vocab_size)
     except ValueError as error:
         return math.nan, str(error)
     tokens = sum(len(ids) - 2 for ids in encode_documents(tokenizer, documents))  # without <eos> at either end

@@ -24,7 +24,7 @@ from course_lm.config import TrainingConfig
 from course_lm.forward import unwrap
 from course_lm.model import GPT
 from course_lm.run_records import CONFIG, HELD, TOKENIZER
-from course_lm.tokenizer import load_tokenizer
+from course_lm.tokenizer import bytes_per_token, load_tokenizer
 from course_lm.transformers_export import model_settings, weights_from_transformers
 from course_lm.validation import ensure, shown
 
@@ -103,7 +103,7 @@ def tokenizer_from(name: str, vocab_size: int) -> Tokenizer:
         f"training.init_from {name}: no {TOKENIZER}, which a run writes when it ends, is in {file.parent}",
     )
     tokenizer = load_tokenizer(file)
-    size = tokenizer.get_vocab_size()
+    size = len(bytes_per_token(tokenizer))
     ensure(size == vocab_size, f"{file} has {size} tokens, and data.vocab_size is {vocab_size}")
     return tokenizer
 

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.averaging import WeightAverage
-from course_lm.batching.data import Data, length_of, length_of_epoch, read_from_start
+from course_lm.batching.data import Data, fingerprint_of, length_of, length_of_epoch, read_from_start
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
@@ -82,6 +82,7 @@ from course_lm.trainer.budget import Budget, schedule_over
 from course_lm.trainer.init_from import begin_from
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.resume import (
+    WHAT_TO_DO,
     check_length,
     check_rates,
     check_same_run,
@@ -118,7 +119,7 @@ from course_lm.trainer.run import (
 )
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
-from course_lm.validation import Explained, shown
+from course_lm.validation import Explained, ensure, shown
 
 
 class Trainer(Explained):
@@ -244,6 +245,7 @@ class Trainer(Explained):
         self._buffers = BufferWatch(self.model, self.group)
         self._loaded: dict[str, Any] | None = None  # a state whose learning rates are still to be compared
         self._own_folder: Path | None = None  # whose checkpoints are of this run
+        self.held_out: str | None = None  # fingerprint of what `data.validation` names
         self._held_out: tuple[Any, ...] | None = None  # a validation loader, and what is read of it
         self._rates: list[dict[str, Any]] | None = self._group_rates()  # of the groups, as they were left here
 
@@ -695,6 +697,10 @@ class Trainer(Explained):
         warn_of_unheeded(self.config, train_loader, val_loader)
         self._plan(train_loader)
         self._load_newest()
+        if (name := self.config.data.validation) is not None:
+            saved, self.held_out = self.held_out, fingerprint_of(val_loader)
+            problem = f"data.validation {name} is another text than when the checkpoint was saved: {WHAT_TO_DO}"
+            ensure(saved in (None, self.held_out), problem)
         # a loader that keeps its own place gives a validation a whole epoch only before it is put there
         self.data = self.data.over(train_loader, self.epoch, self.batch)
         if not (self._owes_validation() and self.data.keeps_place):
@@ -897,7 +903,7 @@ class Trainer(Explained):
         self.parts = parts
         self._set_length(settings)
         self.step, self.epoch, self.batch = saved["step"], saved["epoch"], saved["batch"]
-        self._own_moves = self.own.moves()
+        self._own_moves, self.held_out = self.own.moves(), saved.get("held_out")
         seed, share = self.settings.seed, self.data.share
         self.data = Data(self.data.loader, seed, share, state=deepcopy(saved["data"]), resumed=True)
         self._loaded = {key: saved[key] for key in ("step", "last_rate", "own_schedule", "total_steps", "config")}
@@ -922,6 +928,7 @@ class Trainer(Explained):
             "epoch": self.epoch,
             "batch": self.batch,
             "data": self.data.state_dict(self.epoch, self.batch),
+            **({} if self.held_out is None else {"held_out": self.held_out}),
             **self.log.state_dict(),
             "model": self.model.state_dict(),
             **({} if self.average is None else {"average": self.average.state_dict()}),

@@ -16,6 +16,7 @@ class RunState(Books):
     epoch: int  # complete passes over the data
     batch: int  # batches taken from the current one
     data: DataState
+    held_out: NotRequired[str]  # fingerprint of the validation text, where `data.validation` names one
     model: dict[str, Any]  # `model.state_dict()`
     average: NotRequired[dict[str, Any]]  # where `training.average_weights` asks for one
     best_weights: dict[str, Any] | None  # of a run without a folder, once it has validated

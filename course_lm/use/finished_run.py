@@ -15,7 +15,7 @@ from course_lm.config import TrainingConfig
 from course_lm.model import GPT
 from course_lm.reproducibility import resolve_device
 from course_lm.run_records import CONFIG, TOKENIZER
-from course_lm.tokenizer import load_tokenizer
+from course_lm.tokenizer import bytes_per_token, load_tokenizer
 from course_lm.trainer.init_from import WEIGHTS, check_made_for
 from course_lm.use.run_folder import find_run
 from course_lm.validation import ensure, one_line
@@ -47,7 +47,7 @@ def open_run(name: str) -> FinishedRun:
         if not (folder / file).is_file():
             raise ValueError(f"the run in {folder} is not finished: it has no {file}; {_how_to_finish(folder)}")
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    size = tokenizer.get_vocab_size()
+    size = len(bytes_per_token(tokenizer))
     fits = size == config.data.vocab_size
     ensure(fits, f"{folder / TOKENIZER} has {size} tokens, {CONFIG} beside it says {config.data.vocab_size}")
     model = GPT(config.model, config.data.vocab_size, config.data.max_length)
@@ -69,13 +69,14 @@ def device_for(config: TrainingConfig) -> torch.device:
         return resolve_device("auto")
 
 
-def trained_on(folder: Path) -> str | None:
-    """The fingerprint of the data of a run's last checkpoint, by its header; None where there is none to be read."""
+def fingerprints_of(folder: Path) -> dict[str, str | None]:
+    """Those of the training and the validation text, by the last checkpoint's header; none where it cannot be read."""
     try:
         with safe_open(folder / "checkpoint_last.safetensors", "pt") as file:
-            return json.loads(file.metadata()["state"])["data"]["fingerprint"]
+            state = json.loads(file.metadata()["state"])
+            return {"train": state["data"]["fingerprint"], "validation": state.get("held_out")}
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
-        return None
+        return {}
 
 
 def _how_to_finish(folder: Path) -> str:

@@ -20,8 +20,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -104,12 +103,6 @@ def load_checkpoint(path: str | os.PathLike[str], target: Target = whole_on_cpu)
         return _read(path, file, _verify(path, file), target)
 
 
-def load_latest(folder: str | os.PathLike[str], target: Target = whole_on_cpu) -> tuple[Path, dict[str, Any]] | None:
-    """The path and the state of what `latest_checkpoint` finds; its checksum is computed once."""
-    with _latest(Path(folder)) as found:
-        return None if found is None else (found[0], _read(*found, target))
-
-
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest intact checkpoint of a run's folder, or None: last, step or epoch, and best where none is left.
 
@@ -117,10 +110,23 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     cannot be used, an older one would lose work without a word, so this raises: CheckpointError for another format,
     PermissionError for another user's file.
     """
-    with _latest(Path(folder)) as found:
-        if found is not None:
-            _check_format(*found)
-        return None if found is None else found[0]
+    folder = Path(folder)
+    for old in sorted(folder.glob("checkpoint_*.pt")):
+        with open_regular(old) as file:
+            if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
+                raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
+    for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
+        try:
+            with open_regular(path) as file:
+                start = _verify(path, file)
+        except PermissionError:
+            raise
+        except (CheckpointError, OSError) as error:
+            warnings.warn(f"passing over a checkpoint: {error}", stacklevel=2)
+        else:
+            _check_format(path, start)
+            return path
+    return None
 
 
 def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
@@ -189,29 +195,6 @@ def library_versions() -> dict[str, str]:
 _version = cache(metadata.version)  # looked up once: it takes milliseconds, and every checkpoint asks
 
 
-@contextmanager
-def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | None]:
-    """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
-    for old in sorted(folder.glob("checkpoint_*.pt")):
-        with open_regular(old) as file:
-            if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
-                raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
-    for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
-        # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
-        with ExitStack() as opened:
-            try:
-                file = opened.enter_context(open_regular(path))
-                start = _verify(path, file)
-            except PermissionError:
-                raise
-            except (CheckpointError, OSError) as error:
-                warnings.warn(f"passing over a checkpoint: {error}", stacklevel=4)
-                continue
-            yield path, file, start
-            return
-    yield None
-
-
 def _start_of(file: BinaryIO) -> re.Match[bytes] | None:
     file.seek(8)
     return _START.match(file.read(_START_BYTES))
@@ -242,7 +225,7 @@ def _verify(path: Path, file: BinaryIO) -> re.Match[bytes]:
     return start
 
 
-def _check_format(path: Path, file: BinaryIO, start: re.Match[bytes]) -> None:
+def _check_format(path: Path, start: re.Match[bytes]) -> None:
     if int(start["format"]) != FORMAT_VERSION:
         reads = f"this course_lm reads format {FORMAT_VERSION}"
         raise CheckpointError(f"{path} has checkpoint format {int(start['format'])}; {reads}")
@@ -250,7 +233,7 @@ def _check_format(path: Path, file: BinaryIO, start: re.Match[bytes]) -> None:
 
 def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) -> dict[str, Any]:
     """The state in a file whose checksum is right."""
-    _check_format(path, file, start)
+    _check_format(path, start)
     try:
         about, tensors = read_file(file)
         parts = Parts(parts_folder(path, int(start["serial"])), target)

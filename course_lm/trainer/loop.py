@@ -271,7 +271,7 @@ class Trainer(Explained):
                 deterministic_kernels(self.settings.deterministic),
             ):
                 with explain_out_of_memory(self.config):  # a trial of the model may run out, too
-                    self._begin(train_loader, val_loader)
+                    self.begin(train_loader, val_loader)
                 handlers.enter_context(on_interrupt(self.stop, self.group))
                 try:
                     with self._saved_on_error(), explain_out_of_memory(self.config):
@@ -297,6 +297,43 @@ class Trainer(Explained):
         if self.interrupted is not None:
             self._say(farewell(self.interrupted, self.step, self.config, saved))
         return History(self.history.records)  # which its reader may change
+
+    def begin(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None) -> None:
+        """Begin a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
+
+        `train` calls this first; no step is taken. Nothing is written before everything that can be refused was
+        looked at. Raises what `train` raises before its first step.
+        """
+        check_default_device()
+        check_validation_loader(val_loader, self.model)
+        check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
+        self._check_model()
+        self.fit_to_budget(train_loader, val_loader)
+        minutes, steps = self.settings.time_budget, self.settings.max_steps
+        if minutes is not None and self.budget is None:
+            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
+        warn_of_unheeded(self.config, train_loader, val_loader)
+        self._plan(train_loader)
+        self._load_newest()
+        # a loader that keeps its own place gives a validation a whole epoch only before it is put there
+        self.data = self.data.over(train_loader, self.epoch, self.batch)
+        if not (self._owes_validation() and self.data.keeps_place):
+            self._open(train_loader)
+        as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
+        loaded = self._loaded
+        if loaded is not None and "path" in loaded:
+            self._say(f"resumed {run_folder(self.config) / loaded['path'].name} after step {self.step}")
+            warn_of_unnamed(self.config)
+        elif self.step == 0 and self._beginning is not None:
+            self._say(f"the run {self._beginning}")
+        if loaded is not None and loaded["total_steps"] not in (None, self.total_steps):
+            self._say(f"the run goes on to step {self.total_steps}; it was to end after {loaded['total_steps']}")
+        if self.finished:
+            self._say(nothing_left(self.step, self.config))
+        if self.folder is not None:
+            self.group.leader_does(self._write_config)
+        self._loaded, self._own_folder = None, self.folder
+        self.log.start(self.step, self.total_steps)
 
     def train_epoch(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends.
@@ -678,42 +715,6 @@ class Trainer(Explained):
 
     def _set_length(self, settings: LoopConfig) -> None:
         self.settings, self.config = settings, replace(self.config, training=settings)
-
-    def _begin(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None) -> None:
-        """Begin a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
-
-        Nothing is written before everything that can be refused was looked at.
-        """
-        check_default_device()
-        check_validation_loader(val_loader, self.model)
-        check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
-        self._check_model()
-        self.fit_to_budget(train_loader, val_loader)
-        minutes, steps = self.settings.time_budget, self.settings.max_steps
-        if minutes is not None and self.budget is None:
-            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
-        warn_of_unheeded(self.config, train_loader, val_loader)
-        self._plan(train_loader)
-        self._load_newest()
-        # a loader that keeps its own place gives a validation a whole epoch only before it is put there
-        self.data = self.data.over(train_loader, self.epoch, self.batch)
-        if not (self._owes_validation() and self.data.keeps_place):
-            self._open(train_loader)
-        as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
-        loaded = self._loaded
-        if loaded is not None and "path" in loaded:
-            self._say(f"resumed {run_folder(self.config) / loaded['path'].name} after step {self.step}")
-            warn_of_unnamed(self.config)
-        elif self.step == 0 and self._beginning is not None:
-            self._say(f"the run {self._beginning}")
-        if loaded is not None and loaded["total_steps"] not in (None, self.total_steps):
-            self._say(f"the run goes on to step {self.total_steps}; it was to end after {loaded['total_steps']}")
-        if self.finished:
-            self._say(nothing_left(self.step, self.config))
-        if self.folder is not None:
-            self.group.leader_does(self._write_config)
-        self._loaded, self._own_folder = None, self.folder
-        self.log.start(self.step, self.total_steps)
 
     def _load_newest(self) -> None:
         """Load the newest state in the folder, where it is not this trainer's own."""

@@ -135,7 +135,7 @@ def checked_precision(precision: Precision | None, device: torch.device) -> Prec
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
     if precision is None or (precision.name == "fp32" and precision.device.type != device.type):
-        return _fp32(device)
+        return Precision("fp32", device)
     fits = precision.device.type == device.type
     require(fits, "precision", f"for the model's device {device.type}", str(precision.device))
     return precision
@@ -333,10 +333,6 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if known != numbers:
         _check_memory([*model.parameters(), *held.values()], model)
     for parameter in held.values():
-        if parameter.requires_grad and parameter.is_inference():
-            raise ValueError(
-                f"trainable weights must be made outside of torch.inference_mode, got {name_of(parameter, model)}"
-            )
         # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
         if parameter.requires_grad and parameter.itemsize < 4:
             raise ValueError(
@@ -539,11 +535,6 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
     if mesh.size() != dist.get_world_size():
         raise ValueError(f"the model is sharded over {mesh.size()} of {dist.get_world_size()} ranks; give all of them")
     return dist.group.WORLD
-
-
-@lru_cache
-def _fp32(device: torch.device) -> Precision:
-    return Precision("fp32", device)  # all steps may share it: only fp16 has a state
 
 
 @lru_cache

@@ -267,11 +267,6 @@ def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> I
             signal.signal(number, handler)
 
 
-def farewell(number: int, step: int, config: TrainingConfig, saved: str | None = None) -> str:
-    """The last line that an interrupted run prints; `number` is the number of the signal, or `STOPPED`."""
-    return f"{stopped_by(number)} after step {step}: {saved or how_to_go_on(config)}"
-
-
 def stopped_by(number: int) -> str:
     """What ended a run: a signal, by its number, or a call."""
     return f"stopped by {'Trainer.stop()' if number == STOPPED else signal.Signals(number).name}"

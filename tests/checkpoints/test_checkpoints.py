@@ -463,14 +463,6 @@ def test_latest_is_none_when_nothing_can_be_resumed(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
 
 
-@pytest.mark.filterwarnings("ignore:passing over")
-def test_the_best_is_the_last_resort(tmp_path: Path) -> None:
-    save_all(tmp_path, "checkpoint_step_1.safetensors", "checkpoint_best.safetensors")
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_step_1.safetensors"
-    flip_bit(tmp_path / "checkpoint_step_1.safetensors", 5000)
-    assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_best.safetensors"
-
-
 def test_latest_passes_over_what_the_disk_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_all(tmp_path, "checkpoint_step_1.safetensors", "checkpoint_last.safetensors")
     (tmp_path / "checkpoint_epoch_1.safetensors").mkdir()

@@ -153,12 +153,6 @@ def test_the_schedule_is_asked_for_the_completed_steps():
     assert [record["lr"] * 1024 for record in history.train] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_schedule_over_the_run_is_built_from_the_configuration():
-    schedule = ScheduleConfig(type="linear", warmup_steps=2, warmup_ratio=0.0)
-    history = Trainer(tiny_gpt(), configure(lr=0.8, schedule=schedule)).train(toy_batches(6))
-    assert [record["lr"] for record in history.train] == pytest.approx([0.0, 0.4, 0.8, 0.6, 0.4, 0.2])
-
-
 @pytest.mark.parametrize(
     ("settings", "batches", "validated_at"),
     [
@@ -174,14 +168,6 @@ def test_a_run_is_validated_after_each_epoch_or_so_many_steps_and_where_it_ends(
     history = trainer.train(toy_batches(batches), toy_batches(1))
     assert steps_of(history.validation) == validated_at
     assert trainer.step == trainer.epoch * batches + trainer.batch == validated_at[-1]
-
-
-def test_the_same_seed_gives_the_same_run():
-    runs = [Trainer(tiny_gpt(dropout=0.3), configure(num_epochs=2)) for _ in range(2)]
-    for trainer in runs:
-        torch.rand(3)  # what was drawn before must not matter
-        trainer.train(toy_batches(3))
-    assert_same_weights(weights_of(runs[0].model), weights_of(runs[1].model))
 
 
 def test_one_epoch_can_be_trained_by_hand(tmp_path):
@@ -512,12 +498,6 @@ def test_exhausted_memory_is_answered_with_what_to_lower_first():
     named = ["training.batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "max_length"]
     places = [str(caught.value).index(name) for name in named]
     assert places[0] < places[1] < places[2] and "\n" not in str(caught.value)
-
-
-def test_the_saved_settings_are_those_of_the_run(tmp_path):
-    config = configure(output_dir=str(tmp_path))
-    Trainer(tiny_gpt(), config).train(toy_batches(1))
-    assert TrainingConfig.from_yaml(tmp_path / "toy" / "config.yaml") == config
 
 
 def test_without_an_output_folder_nothing_is_written(tmp_path, monkeypatch):

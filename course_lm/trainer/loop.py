@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.averaging import WeightAverage
-from course_lm.batching.data import Data, length_of, length_of_epoch, read_from_start
+from course_lm.batching.data import NEW_RUN, Data, length_of, length_of_epoch, read_from_start
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
@@ -703,7 +703,7 @@ class Trainer(Explained):
             self._own_folder = folder
         elif self.step:
             if self.group.tell(resume.holds_checkpoints(folder)):
-                raise ValueError(f"{folder} holds another run: {run.NEW_RUN}")
+                raise ValueError(f"{folder} holds another run: {NEW_RUN}")
         else:
             newest = resume.load_newest(folder, self.group, self._target)
             if newest is not None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from course_lm import __version__
+from course_lm.batching.data import NEW_RUN
 from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint
 from course_lm.checkpoints.parts import Target
 from course_lm.config import LoopConfig, TrainingConfig, sections
@@ -30,7 +31,7 @@ from course_lm.trainer.budget import schedule_over
 from course_lm.trainer.code import digest_of, digests_of_modules, library_of
 from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import processor
-from course_lm.trainer.run import GO_ON_ANEW, NEW_RUN
+from course_lm.trainer.run import GO_ON_ANEW
 from course_lm.validation import one_line, shown
 
 # No step depends on these.

@@ -48,8 +48,6 @@ _START = re.compile(
     rb'","step":"(?P<step>\d{1,18})"(?:,"parts":"(?P<parts>[0-9a-f]{64})")?'
 )
 _START_BYTES = 300  # more than the longest start
-_ZIP = b"PK\x03\x04"
-_OLD = f"is a zip file of torch.save, which course_lm wrote up to format 2; this one reads format {FORMAT_VERSION}"
 
 
 class CheckpointError(ValueError):
@@ -111,10 +109,6 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     PermissionError for another user's file.
     """
     folder = Path(folder)
-    for old in sorted(folder.glob("checkpoint_*.pt")):
-        with open_regular(old) as file:
-            if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
-                raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
     for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
         try:
             with open_regular(path) as file:
@@ -206,10 +200,7 @@ def _verify(path: Path, file: BinaryIO) -> re.Match[bytes]:
     file.seek(0)
     block = bytearray(file.read(1 << 20))
     if start is None:
-        old = block.startswith(_ZIP)
-        raise CheckpointError(
-            f"{path} {_OLD if old else 'is cut short, or not a course_lm checkpoint: no checksum in it'}"
-        )
+        raise CheckpointError(f"{path} is cut short, or not a course_lm checkpoint: no checksum in it")
     block[_DIGITS_AT : _DIGITS_AT + len(_ZEROS)] = _ZEROS.encode()
     digest = hashlib.sha256()
     while block:

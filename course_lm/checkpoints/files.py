@@ -21,6 +21,7 @@ import platform
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -98,7 +99,20 @@ def load_checkpoint(path: str | os.PathLike[str], target: Target = whole_on_cpu)
     """
     path = Path(path)
     with open_regular(path) as file:
-        return _read(path, file, _verify(path, file), target)
+        start = _verify(path, file)
+        _check_format(path, start)
+        try:
+            about, tensors = read_file(file)
+            parts = Parts(parts_folder(path, int(start["serial"])), target)
+            state = put_together(about["state"], tensors, parts.claim)
+            ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
+            parts.fill()
+        except Exception as error:  # a stranger's file can fail in any way
+            if isinstance(error, OSError) or is_out_of_memory(error):
+                raise
+            problem = f"has a right checksum, but not the state of a run: {one_line(error)}"
+            raise CheckpointError(f"{path} {problem}") from error
+    return state
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
@@ -173,7 +187,8 @@ def export_weights(
 
 def saved_step(path: str | os.PathLike[str]) -> int | None:
     """The step of the run when a checkpoint was saved, by its header alone; None where it cannot be read."""
-    return _serial_and_step(Path(path))[1]
+    start = _read_start(Path(path))
+    return None if start is None else int(start["step"])
 
 
 def library_versions() -> dict[str, str]:
@@ -222,22 +237,6 @@ def _check_format(path: Path, start: re.Match[bytes]) -> None:
         raise CheckpointError(f"{path} has checkpoint format {int(start['format'])}; {reads}")
 
 
-def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) -> dict[str, Any]:
-    """The state in a file whose checksum is right."""
-    _check_format(path, start)
-    try:
-        about, tensors = read_file(file)
-        parts = Parts(parts_folder(path, int(start["serial"])), target)
-        state = put_together(about["state"], tensors, parts.claim)
-        ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
-        parts.fill()
-    except Exception as error:  # a stranger's file can fail in any way
-        if isinstance(error, OSError) or is_out_of_memory(error):
-            raise
-        raise CheckpointError(f"{path} has a right checksum, but not the state of a run: {one_line(error)}") from error
-    return state
-
-
 def _is_intact(path: Path) -> bool:
     try:
         with open_regular(path) as file:
@@ -246,25 +245,23 @@ def _is_intact(path: Path) -> bool:
         return False
 
 
-def _serial_and_step(path: Path) -> tuple[int, int] | tuple[None, None]:
+def _read_start(path: Path) -> re.Match[bytes] | None:
     """What the file says of itself, its checksum not looked at; None where it says nothing, or cannot be read."""
-    try:
-        with open_regular(path) as file:
-            start = _start_of(file)
-    except OSError:
-        start = None
-    return (None, None) if start is None else (int(start["serial"]), int(start["step"]))
+    with suppress(OSError), open_regular(path) as file:
+        return _start_of(file)
+    return None
 
 
 def _serial(path: Path) -> int | None:
-    return _serial_and_step(path)[0]
+    start = _read_start(path)
+    return None if start is None else int(start["serial"])
 
 
 def _newest_first(folder: Path) -> list[Path]:
     """Sort by serial, then step. A file without them may be the newest, cut short: it comes first, to be looked at."""
 
     def age(path: Path) -> tuple[float, int]:
-        serial, step = _serial_and_step(path)
-        return (math.inf, 0) if serial is None else (serial, step or 0)
+        start = _read_start(path)
+        return (math.inf, 0) if start is None else (int(start["serial"]), int(start["step"]))
 
     return sorted((path for pattern in RESUMABLE for path in sorted(folder.glob(pattern))), key=age, reverse=True)

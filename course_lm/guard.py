@@ -135,7 +135,7 @@ def checked_precision(precision: Precision | None, device: torch.device) -> Prec
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"precision must be a Precision(name, device) or None, got {precision!r}")
     if precision is None or (precision.name == "fp32" and precision.device.type != device.type):
-        return _fp32(device)
+        return Precision("fp32", device)
     fits = precision.device.type == device.type
     require(fits, "precision", f"for the model's device {device.type}", str(precision.device))
     return precision
@@ -299,6 +299,42 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             at others; it is differentiable, or capturable on a CPU; or a group has no rate, or one that is NaN,
             infinite or negative.
     """
+    _check_rule(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    held = {id(parameter): parameter for parameter in parameters}  # by id, as == would compare numbers
+    if len(held) < len(parameters):
+        (twice, _), *_ = Counter(map(id, parameters)).most_common(1)
+        raise ValueError(f"optimizer must hold each weight once, got {name_of(held[twice], model)} twice")
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.numel()]
+    left_out = [parameter for parameter in trainable if id(parameter) not in held]
+    if trainable and len(left_out) == len(trainable):
+        raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
+    for group in optimizer.param_groups:
+        _check_group(group, type(optimizer).__name__)
+    _check_sharded(optimizer, parameters)
+    for parameter in parameters:
+        # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
+        if parameter.requires_grad and parameter.itemsize < 4:
+            raise ValueError(
+                f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
+                'updates would be rounded away; call model.float() and set the precision to "bf16"'
+            )
+    numbers = len(held), len(left_out)
+    if _looked_at.get(optimizer) == numbers:
+        return
+    _check_memory([*model.parameters(), *parameters], model)
+    _check_fused(optimizer, parameters, model)
+    _looked_at[optimizer] = numbers
+    if left_out:
+        warnings.warn(
+            f"the optimizer leaves out {len(left_out)} of the model's {len(trainable)} trainable parameters, first "
+            f"{name_of(left_out[0], model)}: they will not change",
+            stacklevel=4,  # the line that called train_step or built the Trainer
+        )
+
+
+def _check_rule(optimizer: Any) -> None:
+    """Refuse what is no torch optimizer, or one that a step cannot tell to update once from one gradient."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown(optimizer)}")
@@ -310,59 +346,45 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
         raise TypeError(f"optimizer must step when it is told to, got {kind}, which need not: give its .optimizer")
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         raise TypeError(f"optimizer must be made by torch's Optimizer.__init__, got {kind}, which does not call it")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    held = {id(parameter): parameter for parameter in parameters}  # by id, as == would compare numbers
-    if len(held) < len(parameters):
-        (twice, _), *_ = Counter(map(id, parameters)).most_common(1)
-        raise ValueError(f"optimizer must hold each weight once, got {name_of(held[twice], model)} twice")
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.numel()]
-    left_out = [parameter for parameter in trainable if id(parameter) not in held]
-    if trainable and len(left_out) == len(trainable):
-        raise ValueError("optimizer must hold parameters of the model, got one that holds none of its trainable ones")
-    for group in optimizer.param_groups:
-        if "lr" not in group:
-            raise ValueError(f'optimizer must have a rate "lr" in each of its groups, got {kind} with {[*group]}')
-        on_cpu = any(parameter.device.type == "cpu" for parameter in group["params"])  # where no graph is captured
-        if group.get("differentiable") or (group.get("capturable") and on_cpu):
-            raise ValueError(f"optimizer must be built with differentiable and, on a CPU, capturable False, got {kind}")
-        # one on an accelerator is not read: the host would have to wait for it
-        if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
-            checked_rate(group["lr"], "the rate of a parameter group")
-    known, numbers = _looked_at.get(optimizer), (len(held), len(left_out))
-    if known != numbers:
-        _check_memory([*model.parameters(), *held.values()], model)
-    for parameter in held.values():
-        if parameter.requires_grad and parameter.is_inference():
-            raise ValueError(
-                f"trainable weights must be made outside of torch.inference_mode, got {name_of(parameter, model)}"
-            )
-        # bfloat16 has 8 significant bits: an update below 1/512 of the weight always rounds to nothing
-        if parameter.requires_grad and parameter.itemsize < 4:
-            raise ValueError(
-                f"trainable weights must be float32 or float64, got {parameter.dtype} for {name_of(parameter, model)}: "
-                'updates would be rounded away; call model.float() and set the precision to "bf16"'
-            )
-        if fused and known != numbers and not _may_be_fused(parameter, optimizer.state.get(parameter, {})):
+
+
+def _check_group(group: Mapping[str, Any], kind: str) -> None:
+    """Refuse a parameter group without a rate, or whose step is part of a graph; `kind` is the optimizer's class."""
+    if "lr" not in group:
+        raise ValueError(f'optimizer must have a rate "lr" in each of its groups, got {kind} with {[*group]}')
+    on_cpu = any(parameter.device.type == "cpu" for parameter in group["params"])  # where no graph is captured
+    if group.get("differentiable") or (group.get("capturable") and on_cpu):
+        raise ValueError(f"optimizer must be built with differentiable and, on a CPU, capturable False, got {kind}")
+    # one on an accelerator is not read: the host would have to wait for it
+    if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
+        checked_rate(group["lr"], "the rate of a parameter group")
+
+
+def _check_sharded(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Refuse an optimizer that would update the parts of a sharded weight otherwise than the whole."""
+    if not any(map(is_sharded, parameters)):
+        return
+    if type(optimizer) not in _ELEMENTWISE:
+        raise ValueError(
+            "optimizer must update each weight by its own gradient alone where weights are sharded, got "
+            f"{type(optimizer).__name__}: take one of {', '.join(sorted(one.__name__ for one in _ELEMENTWISE))}, or "
+            'distributed.strategy "ddp"'
+        )
+    if isinstance(optimizer, SGD) and any(group.get("fused") for group in optimizer.param_groups):
+        raise ValueError("optimizer must be SGD with fused=False where weights are sharded, got a fused one")
+
+
+def _check_fused(optimizer: Optimizer, parameters: Iterable[Tensor], model: nn.Module) -> None:
+    """Refuse a fused optimizer over a weight whose numbers its kernel would not take as they lie."""
+    if not any(group.get("fused") for group in optimizer.param_groups):
+        return
+    for parameter in parameters:
+        if not _may_be_fused(parameter, optimizer.state.get(parameter, {})):
             raise ValueError(
                 "optimizer must be built with fused=False unless a weight and its moments are dense blocks of memory "
-                f"in one order, got a fused {kind} for {name_of(parameter, model)} with strides {parameter.stride()}"
+                f"in one order, got a fused {type(optimizer).__name__} for {name_of(parameter, model)} with strides "
+                f"{parameter.stride()}"
             )
-    if any(is_sharded(parameter) for parameter in held.values()):
-        if type(optimizer) not in _ELEMENTWISE:
-            raise ValueError(
-                f"optimizer must update each weight by its own gradient alone where weights are sharded, got {kind}: "
-                f'take one of {", ".join(sorted(one.__name__ for one in _ELEMENTWISE))}, or distributed.strategy "ddp"'
-            )
-        if isinstance(optimizer, SGD) and fused:
-            raise ValueError("optimizer must be SGD with fused=False where weights are sharded, got a fused one")
-    _looked_at[optimizer] = numbers
-    if left_out and known != numbers:
-        warnings.warn(
-            f"the optimizer leaves out {len(left_out)} of the model's {len(trainable)} trainable parameters, first "
-            f"{name_of(left_out[0], model)}: they will not change",
-            stacklevel=4,  # the line that called train_step or built the Trainer
-        )
 
 
 def _may_be_fused(parameter: Tensor, state: Mapping[str, Any]) -> bool:
@@ -539,11 +561,6 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
     if mesh.size() != dist.get_world_size():
         raise ValueError(f"the model is sharded over {mesh.size()} of {dist.get_world_size()} ranks; give all of them")
     return dist.group.WORLD
-
-
-@lru_cache
-def _fp32(device: torch.device) -> Precision:
-    return Precision("fp32", device)  # all steps may share it: only fp16 has a state
 
 
 @lru_cache

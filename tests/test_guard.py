@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from course_lm.guard import adapt_loss, check_optimizer, check_schedule, loss_sum
+from course_lm.guard import adapt_loss, check_schedule, loss_sum
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
 from course_lm.monitoring import evaluate
@@ -173,7 +173,7 @@ def test_a_frozen_parameter_and_a_weight_of_the_loss_are_no_reason_to_warn():
     optimizer = SGD([*model.head.parameters(), own], lr=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train_step(model, [make_batch()], optimizer)
+        assert not train_step(model, [make_batch()], optimizer).skipped
 
 
 def test_the_trial_of_a_loss_writes_into_no_weight_that_a_graph_needs():
@@ -311,15 +311,6 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
         "precision must be for the model's device cpu, got 'cuda'",
     ),
     "a generator": ({"micro_batches": (batch for batch in [make_batch()])}, "a list of batches, got generator"),
-    "a batch in a list in a list": ({"micro_batches": [[make_batch()]]}, "a dict with input_ids and labels, got list"),
-    "no labels": (
-        {"micro_batches": [{"input_ids": torch.ones(1, 2).long()}]},
-        "a batch must hold input_ids and labels, got input_ids",
-    ),
-    "labels of one row": (
-        {"micro_batches": [make_batch() | {"labels": torch.ones(6).long()}]},
-        "labels must have the shape (B, T), got (6,)",
-    ),
     "no seed": ({"seeds": []}, "seeds must be one for each of 1 micro-batches, got []"),
     "one seed for all": ({"seeds": 5}, "seeds must be one for each of 1 micro-batches, got 5"),
     "a seed too large": ({"seeds": [2**32]}, "a seed must be a whole number from 0 to 4294967295, got 4294967296"),
@@ -397,15 +388,6 @@ def test_functions_partials_and_objects_that_can_be_called_are_schedules():
 
     for schedule in (lambda k: 0.1, partial(cosine, peak_lr=1.0, total_steps=9), Schedule()):
         check_schedule(schedule)
-
-
-def test_a_model_from_inference_mode_is_refused_in_one_line():
-    with torch.inference_mode():
-        model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"outside of torch\.inference_mode, got weight") as caught:
-        check_optimizer(optimizer, model)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_default_device_on_which_nothing_is_trained_is_refused_in_one_line():

@@ -45,7 +45,7 @@ from course_lm.validation import one_line, shown
 
 _T = TypeVar("_T")
 _END: Any = object()  # not None, which a loader might yield
-_REMEDY = "choose another experiment_name, or set training.resume to never"
+NEW_RUN = "choose another experiment_name, or set training.resume to never"
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Data:
         elif state is not None and (batch or (self._resumed and epoch)):
             raise ValueError(
                 f"the checkpoint holds no state of this {type(self.loader).__name__}: the training loader was another "
-                f"kind; change it back, {_REMEDY}"
+                f"kind; change it back, {NEW_RUN}"
             )
         return self._opened(self.loader, epoch, batch + len(self._untaken))
 
@@ -303,19 +303,19 @@ class Data:
         if (epoch or batch) and state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 "the checkpoint was saved over other data: the text, its vocabulary or its batches changed since "
-                f"(fingerprint {state['fingerprint']} then, {self.fingerprint} now); change it back, {_REMEDY}; to "
+                f"(fingerprint {state['fingerprint']} then, {self.fingerprint} now); change it back, {NEW_RUN}; to "
                 "train on with its weights, give a new run training.init_from"
             )
         if state["untaken"] and not self.keeps_place:
             raise ValueError(
                 "the checkpoint was saved over a loader that keeps its place, and had given batches that no step has "
-                f"taken; this {type(self.loader).__name__} keeps none: change it back, {_REMEDY}"
+                f"taken; this {type(self.loader).__name__} keeps none: change it back, {NEW_RUN}"
             )
 
     def _compare(self, last: Any, epoch: int, batch: int) -> None:
         """ValueError where the last batch before the place is not the one that was taken."""
         where = f"batch {batch} of epoch {epoch}" if batch else f"the last batch of epoch {epoch - 1}"
-        remedy = f"give the same data in the same order, {_REMEDY}"
+        remedy = f"give the same data in the same order, {NEW_RUN}"
         if last is _END:
             raise ValueError(f"the training loader ends before {where}, which the run had reached: {remedy}")
         if digest_of(last) != self._last:

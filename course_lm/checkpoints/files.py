@@ -20,8 +20,8 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -49,8 +49,6 @@ _START = re.compile(
     rb'","step":"(?P<step>\d{1,18})"(?:,"parts":"(?P<parts>[0-9a-f]{64})")?'
 )
 _START_BYTES = 300  # more than the longest start
-_ZIP = b"PK\x03\x04"
-_OLD = f"is a zip file of torch.save, which course_lm wrote up to format 2; this one reads format {FORMAT_VERSION}"
 
 
 class CheckpointError(ValueError):
@@ -101,13 +99,20 @@ def load_checkpoint(path: str | os.PathLike[str], target: Target = whole_on_cpu)
     """
     path = Path(path)
     with open_regular(path) as file:
-        return _read(path, file, _verify(path, file), target)
-
-
-def load_latest(folder: str | os.PathLike[str], target: Target = whole_on_cpu) -> tuple[Path, dict[str, Any]] | None:
-    """The path and the state of what `latest_checkpoint` finds; its checksum is computed once."""
-    with _latest(Path(folder)) as found:
-        return None if found is None else (found[0], _read(*found, target))
+        start = _verify(path, file)
+        _check_format(path, start)
+        try:
+            about, tensors = read_file(file)
+            parts = Parts(parts_folder(path, int(start["serial"])), target)
+            state = put_together(about["state"], tensors, parts.claim)
+            ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
+            parts.fill()
+        except Exception as error:  # a stranger's file can fail in any way
+            if isinstance(error, OSError) or is_out_of_memory(error):
+                raise
+            problem = f"has a right checksum, but not the state of a run: {one_line(error)}"
+            raise CheckpointError(f"{path} {problem}") from error
+    return state
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
@@ -117,10 +122,19 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     cannot be used, an older one would lose work without a word, so this raises: CheckpointError for another format,
     PermissionError for another user's file.
     """
-    with _latest(Path(folder)) as found:
-        if found is not None:
-            _check_format(*found)
-        return None if found is None else found[0]
+    folder = Path(folder)
+    for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
+        try:
+            with open_regular(path) as file:
+                start = _verify(path, file)
+        except PermissionError:
+            raise
+        except (CheckpointError, OSError) as error:
+            warnings.warn(f"passing over a checkpoint: {error}", stacklevel=2)
+        else:
+            _check_format(path, start)
+            return path
+    return None
 
 
 def prune_checkpoints(folder: str | os.PathLike[str], keep: int) -> list[Path]:
@@ -173,7 +187,8 @@ def export_weights(
 
 def saved_step(path: str | os.PathLike[str]) -> int | None:
     """The step of the run when a checkpoint was saved, by its header alone; None where it cannot be read."""
-    return _serial_and_step(Path(path))[1]
+    start = _read_start(Path(path))
+    return None if start is None else int(start["step"])
 
 
 def library_versions() -> dict[str, str]:
@@ -189,29 +204,6 @@ def library_versions() -> dict[str, str]:
 _version = cache(metadata.version)  # looked up once: it takes milliseconds, and every checkpoint asks
 
 
-@contextmanager
-def _latest(folder: Path) -> Iterator[tuple[Path, BinaryIO, re.Match[bytes]] | None]:
-    """The newest intact checkpoint, open for reading; see `latest_checkpoint`."""
-    for old in sorted(folder.glob("checkpoint_*.pt")):
-        with open_regular(old) as file:
-            if file.read(len(_ZIP)) == _ZIP:  # to begin anew beside it would lose its work without a word
-                raise CheckpointError(f"{old} {_OLD}: finish the run with that version, or begin one in another folder")
-    for path in [*_newest_first(folder), *folder.glob("checkpoint_best.safetensors")]:
-        # kept open until it is read: what is read is the file that was verified, whatever takes its name meanwhile
-        with ExitStack() as opened:
-            try:
-                file = opened.enter_context(open_regular(path))
-                start = _verify(path, file)
-            except PermissionError:
-                raise
-            except (CheckpointError, OSError) as error:
-                warnings.warn(f"passing over a checkpoint: {error}", stacklevel=4)
-                continue
-            yield path, file, start
-            return
-    yield None
-
-
 def _start_of(file: BinaryIO) -> re.Match[bytes] | None:
     file.seek(8)
     return _START.match(file.read(_START_BYTES))
@@ -223,10 +215,7 @@ def _verify(path: Path, file: BinaryIO) -> re.Match[bytes]:
     file.seek(0)
     block = bytearray(file.read(1 << 20))
     if start is None:
-        old = block.startswith(_ZIP)
-        raise CheckpointError(
-            f"{path} {_OLD if old else 'is cut short, or not a course_lm checkpoint: no checksum in it'}"
-        )
+        raise CheckpointError(f"{path} is cut short, or not a course_lm checkpoint: no checksum in it")
     block[_DIGITS_AT : _DIGITS_AT + len(_ZEROS)] = _ZEROS.encode()
     digest = hashlib.sha256()
     while block:
@@ -242,26 +231,10 @@ def _verify(path: Path, file: BinaryIO) -> re.Match[bytes]:
     return start
 
 
-def _check_format(path: Path, file: BinaryIO, start: re.Match[bytes]) -> None:
+def _check_format(path: Path, start: re.Match[bytes]) -> None:
     if int(start["format"]) != FORMAT_VERSION:
         reads = f"this course_lm reads format {FORMAT_VERSION}"
         raise CheckpointError(f"{path} has checkpoint format {int(start['format'])}; {reads}")
-
-
-def _read(path: Path, file: BinaryIO, start: re.Match[bytes], target: Target) -> dict[str, Any]:
-    """The state in a file whose checksum is right."""
-    _check_format(path, file, start)
-    try:
-        about, tensors = read_file(file)
-        parts = Parts(parts_folder(path, int(start["serial"])), target)
-        state = put_together(about["state"], tensors, parts.claim)
-        ensure(isinstance(state, dict), f"it holds a {type(state).__name__}")
-        parts.fill()
-    except Exception as error:  # a stranger's file can fail in any way
-        if isinstance(error, OSError) or is_out_of_memory(error):
-            raise
-        raise CheckpointError(f"{path} has a right checksum, but not the state of a run: {one_line(error)}") from error
-    return state
 
 
 def _is_intact(path: Path) -> bool:
@@ -272,25 +245,23 @@ def _is_intact(path: Path) -> bool:
         return False
 
 
-def _serial_and_step(path: Path) -> tuple[int, int] | tuple[None, None]:
+def _read_start(path: Path) -> re.Match[bytes] | None:
     """What the file says of itself, its checksum not looked at; None where it says nothing, or cannot be read."""
-    try:
-        with open_regular(path) as file:
-            start = _start_of(file)
-    except OSError:
-        start = None
-    return (None, None) if start is None else (int(start["serial"]), int(start["step"]))
+    with suppress(OSError), open_regular(path) as file:
+        return _start_of(file)
+    return None
 
 
 def _serial(path: Path) -> int | None:
-    return _serial_and_step(path)[0]
+    start = _read_start(path)
+    return None if start is None else int(start["serial"])
 
 
 def _newest_first(folder: Path) -> list[Path]:
     """Sort by serial, then step. A file without them may be the newest, cut short: it comes first, to be looked at."""
 
     def age(path: Path) -> tuple[float, int]:
-        serial, step = _serial_and_step(path)
-        return (math.inf, 0) if serial is None else (serial, step or 0)
+        start = _read_start(path)
+        return (math.inf, 0) if start is None else (int(start["serial"]), int(start["step"]))
 
     return sorted((path for pattern in RESUMABLE for path in sorted(folder.glob(pattern))), key=age, reverse=True)

@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +24,6 @@ _RATES = ("lr", "initial_lr")  # the loop sets them at every step
 # what a wrong value, or the model's own code, raises while it is loaded
 _OF_LOADING = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError)
 _FREE = (*_RATES, "params", "fused", "foreach", "capturable")  # a run may go on with other kernels for the same numbers
-
-
-class Stateful(Protocol):
-    """A part of a run that gives its state and takes it back."""
-
-    def state_dict(self) -> Any:
-        """All that it must be given to go on."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Go on from what `state_dict` returned."""
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -111,13 +101,11 @@ def describe_difference(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> st
 
 
 @contextmanager
-def undone_on_error(
-    what: str, model: nn.Module, optimizer: Optimizer | None = None, *others: Stateful
-) -> Iterator[None]:
-    """Put model, optimizer and whatever else keeps a state back where the body fails: what is refused leaves no trace.
+def undone_on_error(what: str, model: nn.Module, optimizer: Optimizer | None = None, *others: Any) -> Iterator[None]:
+    """Put model, optimizer and `others` back where the body fails: what is refused leaves no trace.
 
     What a wrong value or the model's own code raises becomes a ValueError of one line that begins with `what`. A copy
-    of all tensors is kept meanwhile.
+    of all tensors is kept meanwhile. others: whatever has `state_dict` and `load_state_dict`.
     """
     undo, states = keep(model, optimizer), [map_tensors(one.state_dict(), torch.clone) for one in others]
     try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from course_lm.batching import EVERYTHING, Batch, Loader, Share
+from course_lm.batching.data import NEW_RUN
 from course_lm.curriculum.difficulty import Example
 from course_lm.curriculum.manager import CurriculumTrainingManager
 
@@ -147,8 +148,7 @@ class CurriculumLoader:
         if state.get("pace", self._pace) != self._pace:  # a bare position has no pace
             raise ValueError(
                 f"the checkpoint was saved under a curriculum with {state['pace']}, this run has {self._pace}: "
-                "where they are null they follow the length of the run; change it back, choose another "
-                "experiment_name, or set training.resume to never"
+                f"where they are null they follow the length of the run; change it back, {NEW_RUN}"
             )
         # At its start an epoch asks anew, since a validation may have been reported after the last one ended.
         if state["batch"] == 0 or state["epoch"] != self.epoch:

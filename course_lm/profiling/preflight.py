@@ -183,7 +183,7 @@ def _check_beginning(
         warnings.simplefilter("ignore")  # what the run warns of, it says itself
         if newest:
             trainer.load_state_dict(newest[1])
-        trainer._begin(subject.loader, val_loader)
+        trainer.begin(subject.loader, val_loader)
         trainer.log.observers.close()
     how = f"the run in {folder} goes on after step {trainer.step:,}" if newest else "a new run"
     return OK, f"{how}; it ends after step {trainer.total_steps:,}"

@@ -93,15 +93,13 @@ class BufferWatch:
     """
 
     def __init__(self, model: nn.Module, group: Group) -> None:
-        self._before: dict[str, Tensor] | None = None
-        if group.world > 1:
-            self._before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        watched = model.named_buffers() if group.world > 1 else ()
+        self._before: dict[str, Tensor] = {name: buffer.clone() for name, buffer in watched}
 
     def check(self, model: nn.Module) -> None:
         """Raise ValueError where the step has changed one; only the first step is looked at."""
-        before, self._before = self._before, None
-        for name, buffer in model.named_buffers() if before is not None else ():
-            assert before is not None
+        before, self._before = self._before, {}
+        for name, buffer in model.named_buffers():
             if name in before and not torch.equal(before[name], buffer):
                 raise ValueError(
                     "the model must not change its buffers with several ranks, which would each have their own, got a "

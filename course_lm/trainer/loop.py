@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from course_lm.accumulation import windows
 from course_lm.averaging import WeightAverage
-from course_lm.batching.data import Data, fingerprint_of, length_of, length_of_epoch, read_from_start
+from course_lm.batching.data import NEW_RUN, Data, fingerprint_of, length_of, length_of_epoch, read_from_start
 from course_lm.checkpoints import (
     FORMAT_VERSION,
     CheckpointError,
@@ -69,6 +69,7 @@ from course_lm.reproducibility import check_default_device, deterministic_kernel
 from course_lm.run_records import CONFIG
 from course_lm.shards import empty_like_shard, gathered, hold_parts, is_sharded, map_tensors, part_of
 from course_lm.step import NonFiniteGradientError, raise_if_nonfinite, take_step
+from course_lm.trainer import resume, run
 from course_lm.trainer.agreement import (
     BufferWatch,
     check_parameters,
@@ -81,42 +82,6 @@ from course_lm.trainer.allocator import tune_allocator
 from course_lm.trainer.budget import Budget, schedule_over
 from course_lm.trainer.init_from import begin_from
 from course_lm.trainer.log import RunLog
-from course_lm.trainer.resume import (
-    WHAT_TO_DO,
-    check_length,
-    check_rates,
-    check_same_run,
-    compare_parts,
-    describe_parts,
-    holds_checkpoints,
-    load_newest,
-    machine_of,
-    put_aside,
-    warn_of_machine,
-    warn_of_unsaved,
-    with_saved_length,
-)
-from course_lm.trainer.run import (
-    NEW_RUN,
-    SIGNALS,
-    STOPPED,
-    Interrupted,
-    check_can_be_timed,
-    check_functions,
-    compiling_pays,
-    count_steps,
-    default_observers,
-    explain_out_of_memory,
-    farewell,
-    how_to_go_on,
-    nothing_left,
-    on_interrupt,
-    run_folder,
-    sole_trainer,
-    sole_writer,
-    warn_of_unheeded,
-    warn_of_unnamed,
-)
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
 from course_lm.validation import Explained, ensure, shown
@@ -193,39 +158,15 @@ class Trainer(Explained):
         self.runner: nn.Module = wrap(model.to(self.device), config.distributed, self.group)
         self.model = unwrap(self.runner)
         self.optimizer = build_optimizer(self.model, config.optimizer) if optimizer is None else optimizer
-        check_functions(config, loss_fn, clip, schedule)
-        loss_fn = build_loss(config.loss) if loss_fn is None else adapt_loss(loss_fn)
-        clip = build_clip(self.settings.max_grad_value) if clip is None else clip
-        self._describe_parts = partial(describe_parts, self.model, loss_fn, clip, schedule, self._beginning)
-        self.parts = self._describe_parts()
-        self.options = checked_options(
-            self.runner,
-            self.optimizer,
-            loss_fn=loss_fn,
-            max_grad_norm=self.settings.norm_bound,
-            clip=clip,
-            precision=self.precision,
-            on_nonfinite=self.settings.on_nonfinite,
-        )
-        self.own = OwnState(model=self.model, loss_fn=loss_fn, clip=clip, optimizer=self.optimizer)
-        self.options = self.options._replace(generators=self.own.generators)
-        if self.settings.compile is True:
-            self._compile()
-        check_parameters(self.optimizer, self.model, self.group)
-        fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
-        if schedule is not None:
-            check_schedule(schedule)
-        else:
-            check_peak(self.optimizer, config.optimizer.learning_rate)
+        loss_fn = self._set_up_steps(loss_fn, clip, schedule)
         decay = self.settings.average_weights
         self.average = None if decay is None else WeightAverage(self.model, decay)
-        self.schedule, self._own_schedule = schedule, schedule is not None
-        folder = run_folder(config)
+        folder = run.run_folder(config)
         self.folder = None if folder is None else folder.absolute()
         self.history = History()
         if not isinstance(observers, Iterable):
             raise TypeError(f"observers must be a list of observers, got {shown(observers)}")
-        told = [*observers, *default_observers(config, self.history, self._beginning)] if self.group.leads else []
+        told = [*observers, *run.default_observers(config, self.history, self._beginning)] if self.group.leads else []
         peak, self.work = peak_flops(self.device, self.precision.name), Work(self.model)
         self.log = RunLog(self.history, told, self.device, plain_loss=loss_fn is next_token_loss, peak_flops=peak)
         self.data = Data((), self.settings.seed, self.group.share_of(self.settings.gradient_accumulation_steps))
@@ -249,6 +190,40 @@ class Trainer(Explained):
         self._held_out: tuple[Any, ...] | None = None  # a validation loader, and what is read of it
         self._rates: list[dict[str, Any]] | None = self._group_rates()  # of the groups, as they were left here
 
+    def _set_up_steps(
+        self,
+        loss_fn: Callable[..., Tensor] | None,
+        clip: Callable[..., object] | None,
+        schedule: Callable[[int], float] | None,
+    ) -> Callable[..., Tensor]:
+        """Complete and look at what a step takes beside model and optimizer; the loss as it will be called."""
+        run.check_functions(self.config, loss_fn, clip, schedule)
+        loss_fn = build_loss(self.config.loss) if loss_fn is None else adapt_loss(loss_fn)
+        clip = build_clip(self.settings.max_grad_value) if clip is None else clip
+        self._describe_parts = partial(resume.describe_parts, self.model, loss_fn, clip, schedule, self._beginning)
+        self.parts = self._describe_parts()
+        self.options = checked_options(
+            self.runner,
+            self.optimizer,
+            loss_fn=loss_fn,
+            max_grad_norm=self.settings.norm_bound,
+            clip=clip,
+            precision=self.precision,
+            on_nonfinite=self.settings.on_nonfinite,
+        )
+        self.own = OwnState(model=self.model, loss_fn=loss_fn, clip=clip, optimizer=self.optimizer)
+        self.options = self.options._replace(generators=self.own.generators)
+        if self.settings.compile is True:
+            self._compile()
+        check_parameters(self.optimizer, self.model, self.group)
+        fix_lr_scales(self.optimizer)  # now, while the groups have the rates that they were built with
+        if schedule is not None:
+            check_schedule(schedule)
+        else:
+            check_peak(self.optimizer, self.config.optimizer.learning_rate)
+        self.schedule, self._own_schedule = schedule, schedule is not None
+        return loss_fn
+
     def train(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> History:
         """Train to the configured end, or until SIGINT, SIGTERM, SIGHUP or `stop()`; then the run can be resumed.
 
@@ -268,15 +243,15 @@ class Trainer(Explained):
             with (
                 ExitStack() as handlers,  # of signals, which torchrun sends until the last rank has ended
                 self.group.one_fate(),
-                sole_trainer(),
-                sole_writer(self.folder, self.group),
+                run.sole_trainer(),
+                run.sole_writer(self.folder, self.group),
                 deterministic_kernels(self.settings.deterministic),
             ):
-                with explain_out_of_memory(self.config):  # a trial of the model may run out, too
-                    self._begin(train_loader, val_loader)
-                handlers.enter_context(on_interrupt(self.stop, self.group))
+                with run.explain_out_of_memory(self.config):  # a trial of the model may run out, too
+                    self.begin(train_loader, val_loader)
+                handlers.enter_context(run.on_interrupt(self.stop, self.group))
                 try:
-                    with self._saved_on_error(), explain_out_of_memory(self.config):
+                    with self._saved_on_error(), run.explain_out_of_memory(self.config):
                         if self._owes_validation():
                             self._validate(val_loader)
                         while not self._is_over():
@@ -290,15 +265,57 @@ class Trainer(Explained):
                     self.log.observers.close()
                     if self.budget is not None:
                         self.budget.stop()
-        except (Interrupted, RankError) as error:  # within a compile or twice, of this rank or of another
-            if error.exit_code - 128 not in (*SIGNALS, STOPPED):
+        except (run.Interrupted, RankError) as error:  # within a compile or twice, of this rank or of another
+            if error.exit_code - 128 not in (*run.SIGNALS, run.STOPPED):
                 raise
             self.interrupted, saved = error.exit_code - 128, "".join(getattr(error, "__notes__", ()))
         finally:
             self._signal = 0
         if self.interrupted is not None:
-            self._say(farewell(self.interrupted, self.step, self.config, saved))
+            stopped = f"{run.stopped_by(self.interrupted)} after step {self.step}"
+            self._say(f"{stopped}: {saved or run.how_to_go_on(self.config)}")
         return History(self.history.records)  # which its reader may change
+
+    def begin(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None) -> None:
+        """Begin a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
+
+        `train` calls this first; no step is taken. Nothing is written before everything that can be refused was
+        looked at. Raises what `train` raises before its first step.
+        """
+        check_default_device()
+        check_validation_loader(val_loader, self.model)
+        check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
+        self._check_model()
+        self.fit_to_budget(train_loader, val_loader)
+        minutes, steps = self.settings.time_budget, self.settings.max_steps
+        if minutes is not None and self.budget is None:
+            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
+        run.warn_of_unheeded(self.config, train_loader, val_loader)
+        self._plan(train_loader)
+        self._load_newest()
+        if (name := self.config.data.validation) is not None:
+            saved, self.held_out = self.held_out, fingerprint_of(val_loader)
+            problem = f"data.validation {name} is another text than when the checkpoint was saved: {resume.WHAT_TO_DO}"
+            ensure(saved in (None, self.held_out), problem)
+        # a loader that keeps its own place gives a validation a whole epoch only before it is put there
+        self.data = self.data.over(train_loader, self.epoch, self.batch)
+        if not (self._owes_validation() and self.data.keeps_place):
+            self._open(train_loader)
+        as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
+        loaded = self._loaded
+        if loaded is not None and "path" in loaded:
+            self._say(f"resumed {run.run_folder(self.config) / loaded['path'].name} after step {self.step}")
+            run.warn_of_unnamed(self.config)
+        elif self.step == 0 and self._beginning is not None:
+            self._say(f"the run {self._beginning}")
+        if loaded is not None and loaded["total_steps"] not in (None, self.total_steps):
+            self._say(f"the run goes on to step {self.total_steps}; it was to end after {loaded['total_steps']}")
+        if self.finished:
+            self._say(run.nothing_left(self.step, self.config))
+        if self.folder is not None:
+            self.group.leader_does(self._write_config)
+        self._loaded, self._own_folder = None, self.folder
+        self.log.start(self.step, self.total_steps)
 
     def train_epoch(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None = None) -> None:
         """Train on what is left of the current epoch, and validate where it ends.
@@ -336,7 +353,7 @@ class Trainer(Explained):
             self._compile_where_it_pays()
         if not self.settings.must_be_timed:
             return
-        with self.group.one_fate(), sole_writer(self.folder, self.group):
+        with self.group.one_fate(), run.sole_writer(self.folder, self.group):
             saved, budget = self._saved_length(), self.budget
             self._set_length(saved or self._timed_length(budget, train_loader, val_loader))  # type: ignore[arg-type]
 
@@ -353,7 +370,7 @@ class Trainer(Explained):
         """The lowest validation loss so far; infinite before the first one."""
         return math.inf if self.history.best is None else self.history.best["val_loss"]
 
-    def stop(self, number: int = STOPPED) -> None:
+    def stop(self, number: int = run.STOPPED) -> None:
         """Let `train` finish the step, save and return, as a signal does; from any thread and rank.
 
         number: of the signal that is heeded, where it was one.
@@ -371,7 +388,7 @@ class Trainer(Explained):
             def on_batch(done: int) -> None:
                 observers.show_validation(done, batches)
                 if number := self.group.largest(self._signal):
-                    raise Interrupted(number)
+                    raise run.Interrupted(number)
 
             try:
                 return evaluate(
@@ -537,7 +554,7 @@ class Trainer(Explained):
         try:
             with self.log.throughput.paused(), self._timing("validation"):
                 metrics = self.evaluate(*self._sample_of(val_loader))
-        except Interrupted:
+        except run.Interrupted:
             return  # the run that goes on makes it
         self.data.report_performance(metrics["val_loss"])
         self._rest = None  # an epoch that has not begun may depend on what was reported
@@ -610,19 +627,19 @@ class Trainer(Explained):
         """The settings with the steps of the run in the folder; None where a new run begins."""
         if self.folder is None or self.folder == self._own_folder or self.settings.resume == "never":
             return None
-        newest = load_newest(self.folder, self.group, self._target)
-        return None if newest is None else with_saved_length(self.settings, newest[1]["config"])
+        newest = resume.load_newest(self.folder, self.group, self._target)
+        return None if newest is None else resume.with_saved_length(self.settings, newest[1]["config"])
 
     def _timed_length(
         self, budget: Budget, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None
     ) -> LoopConfig:
         """The settings with as many steps as fit into the budget by what a few of them take, which are undone."""
         settings, precision = self.settings, deepcopy(self.precision)  # the run's own keeps its loss scale
-        check_can_be_timed(train_loader)
+        run.check_can_be_timed(train_loader)
         check_validation_loader(val_loader)
         with (
             deterministic_kernels(settings.deterministic),
-            explain_out_of_memory(self.config),
+            run.explain_out_of_memory(self.config),
             restored(self.model, self.optimizer, train_loader, self.options.loss_fn, self.options.clip),
             read_from_start(train_loader) as batches,
         ):
@@ -681,59 +698,19 @@ class Trainer(Explained):
     def _set_length(self, settings: LoopConfig) -> None:
         self.settings, self.config = settings, replace(self.config, training=settings)
 
-    def _begin(self, train_loader: Iterable[AnyBatch], val_loader: Iterable[AnyBatch] | None) -> None:
-        """Begin a new run, go on from the newest checkpoint of one in the folder, or from what this trainer holds.
-
-        Nothing is written before everything that can be refused was looked at.
-        """
-        check_default_device()
-        check_validation_loader(val_loader, self.model)
-        check_same_run_on_all(self.config, self.model, (train_loader, val_loader), self.group)
-        self._check_model()
-        self.fit_to_budget(train_loader, val_loader)
-        minutes, steps = self.settings.time_budget, self.settings.max_steps
-        if minutes is not None and self.budget is None:
-            self._say(f"training.max_steps is {steps:,}: nothing is timed for training.time_budget {minutes:g}")
-        warn_of_unheeded(self.config, train_loader, val_loader)
-        self._plan(train_loader)
-        self._load_newest()
-        if (name := self.config.data.validation) is not None:
-            saved, self.held_out = self.held_out, fingerprint_of(val_loader)
-            problem = f"data.validation {name} is another text than when the checkpoint was saved: {WHAT_TO_DO}"
-            ensure(saved in (None, self.held_out), problem)
-        # a loader that keeps its own place gives a validation a whole epoch only before it is put there
-        self.data = self.data.over(train_loader, self.epoch, self.batch)
-        if not (self._owes_validation() and self.data.keeps_place):
-            self._open(train_loader)
-        as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
-        loaded = self._loaded
-        if loaded is not None and "path" in loaded:
-            self._say(f"resumed {run_folder(self.config) / loaded['path'].name} after step {self.step}")
-            warn_of_unnamed(self.config)
-        elif self.step == 0 and self._beginning is not None:
-            self._say(f"the run {self._beginning}")
-        if loaded is not None and loaded["total_steps"] not in (None, self.total_steps):
-            self._say(f"the run goes on to step {self.total_steps}; it was to end after {loaded['total_steps']}")
-        if self.finished:
-            self._say(nothing_left(self.step, self.config))
-        if self.folder is not None:
-            self.group.leader_does(self._write_config)
-        self._loaded, self._own_folder = None, self.folder
-        self.log.start(self.step, self.total_steps)
-
     def _load_newest(self) -> None:
         """Load the newest state in the folder, where it is not this trainer's own."""
         folder = self.folder
         if folder is None or folder == self._own_folder:
             return
         if self.settings.resume == "never":
-            self.group.leader_does(lambda: put_aside(folder))
+            self.group.leader_does(lambda: resume.put_aside(folder))
             self._own_folder = folder
         elif self.step:
-            if self.group.tell(holds_checkpoints(folder)):
+            if self.group.tell(resume.holds_checkpoints(folder)):
                 raise ValueError(f"{folder} holds another run: {NEW_RUN}")
         else:
-            newest = load_newest(folder, self.group, self._target)
+            newest = resume.load_newest(folder, self.group, self._target)
             if newest is not None:
                 path, state = newest
                 self.load_state_dict(state)
@@ -778,7 +755,7 @@ class Trainer(Explained):
         hook = self.optimizer.register_step_pre_hook(tear)
         try:
             yield
-        except (Exception, Interrupted, KeyboardInterrupt, SystemExit) as error:
+        except (Exception, run.Interrupted, KeyboardInterrupt, SystemExit) as error:
             note = self._save_alone()
             if note is not None:
                 error.add_note(note)
@@ -799,17 +776,17 @@ class Trainer(Explained):
                 if "own" in state and self.group.world > 1:
                     state["own"] = [state["own"], *[None] * (self.group.world - 1)]
                 save_checkpoint(folder / "checkpoint_last.safetensors", state)
-                return f"all {self.step} steps are saved: {how_to_go_on(self.config)}"
-        held, newest = holds_checkpoints(folder), f"the newest checkpoint in {folder} is where it goes on"
+                return f"all {self.step} steps are saved: {run.how_to_go_on(self.config)}"
+        held, newest = resume.holds_checkpoints(folder), f"the newest checkpoint in {folder} is where it goes on"
         return f"step {self.step} could not be saved: {newest if held else f'no checkpoint is in {folder}'}"
 
     def _plan(self, train_loader: Iterable[AnyBatch]) -> None:
         """Count the steps of the run, and fix their learning rates; those of a loaded state must be the same."""
-        self.total_steps = count_steps(train_loader, self.settings)
+        self.total_steps = run.count_steps(train_loader, self.settings)
         if self.schedule is None:
             self.schedule = self._make_schedule(self.total_steps)
         if self._loaded is not None:
-            check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
+            resume.check_rates(self._loaded, self.schedule, self.total_steps, self.settings)
         check_with_data(self.model, train_loader)
         self._compile_where_it_pays(self.total_steps)
         if not self.model.training:  # else layers that the caller keeps in eval mode stay there
@@ -818,7 +795,7 @@ class Trainer(Explained):
     def _compile_where_it_pays(self, total_steps: int | None = None) -> None:
         """Choose for `training.compile` "auto"; without a number of steps, for a run whose length is a time budget."""
         compiled = inside_compiled(self.runner) is not None
-        if not compiled and compiling_pays(self.config, self.model, self.device, total_steps):
+        if not compiled and run.compiling_pays(self.config, self.model, self.device, total_steps):
             self._compile()
             self._say("the model is compiled, which takes a minute or more at the first steps; training.compile: false")
 
@@ -877,16 +854,16 @@ class Trainer(Explained):
         saved = checked_run_state(as_plain(state))
         others = [self.precision, self.own, *([] if self.average is None else [self.average])]
         with undone_on_error("this is not the state of such a run", self.model, self.optimizer, *others):
-            check_same_run(self.config, saved["config"])
-            settings = with_saved_length(self.settings, saved["config"])
-            check_length(settings, saved["step"], saved["epoch"])
+            resume.check_same_run(self.config, saved["config"])
+            settings = resume.with_saved_length(self.settings, saved["config"])
+            resume.check_length(settings, saved["step"], saved["epoch"])
             if self.schedule is not None and self.total_steps is not None:  # else when these are known, see `_plan`
-                check_rates(saved, self.schedule, self.total_steps, settings)
+                resume.check_rates(saved, self.schedule, self.total_steps, settings)
             load_weights(self.model, saved["model"])
-            parts = compare_parts(self.parts, saved["parts"], saved.get("parts_now"))
+            parts = resume.compare_parts(self.parts, saved["parts"], saved.get("parts_now"))
             # before the optimizer, whose numbers are compared
             self.own.load_state_dict(own_of_rank(saved.get("own", {}), self.group))
-            warn_of_unsaved(self._describe_parts(), saved)
+            resume.warn_of_unsaved(self._describe_parts(), saved)
             fix_lr_scales(self.optimizer)  # as before the first step of the saved run
             load_optimizer(saved["optimizer"], self.optimizer, self.model)
             if (self.average is None) == ("average" in saved):
@@ -894,7 +871,7 @@ class Trainer(Explained):
             if self.average is not None:
                 self.average.load_state_dict(saved.get("average", {}))
             self.precision.load_state_dict(saved["scaler"])
-            warn_of_machine(machine_of(self.device), saved["machine"])
+            resume.warn_of_machine(resume.machine_of(self.device), saved["machine"])
             if self.budget is not None and "budget" in saved:
                 self.budget.load_state_dict(saved["budget"])
             self.log.load_state_dict(saved)  # last: it takes all or nothing, and what follows cannot fail
@@ -943,5 +920,5 @@ class Trainer(Explained):
             "config": asdict(self.config),
             "parts": self.parts,
             **({} if (now := self._describe_parts()) == self.parts else {"parts_now": now}),
-            "machine": machine_of(self.device),  # now: threads may be set at any time
+            "machine": resume.machine_of(self.device),  # now: threads may be set at any time
         }

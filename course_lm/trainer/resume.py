@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from course_lm import __version__
-from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint, load_latest
+from course_lm.batching.data import NEW_RUN
+from course_lm.checkpoints import latest_checkpoint, library_versions, load_checkpoint
 from course_lm.checkpoints.parts import Target
 from course_lm.config import LoopConfig, TrainingConfig, sections
 from course_lm.distributed import Group
@@ -30,7 +31,7 @@ from course_lm.trainer.budget import schedule_over
 from course_lm.trainer.code import digest_of, digests_of_modules, library_of
 from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import processor
-from course_lm.trainer.run import GO_ON_ANEW, NEW_RUN
+from course_lm.trainer.run import GO_ON_ANEW
 from course_lm.validation import one_line, shown
 
 # No step depends on these.
@@ -181,17 +182,13 @@ def load_newest(folder: Path, group: Group, target: Target) -> tuple[Path, dict[
         ValueError: there are checkpoints and none can be read: a new run would write over them.
         FileNotFoundError: this rank does not see the folder of rank 0.
     """
-    if group.world == 1:
-        newest = load_latest(folder, target=target)
-        found = None if newest is None else newest[0]
-    else:
-        newest, found = None, group.leader_does(lambda: latest_checkpoint(folder))
+    found = group.leader_does(lambda: latest_checkpoint(folder))
     if found is None:
         if group.tell(holds_checkpoints(folder)):
             raise ValueError(f"no checkpoint in {folder} can be read; training.resume never starts anew beside it")
         return None
     try:
-        return newest or (found, load_checkpoint(found, target=target))
+        return found, load_checkpoint(found, target=target)
     except FileNotFoundError:
         place = f"rank {group.rank} does not see {found}"
         raise FileNotFoundError(f"{place}: training.output_dir must lie on storage that all machines share") from None

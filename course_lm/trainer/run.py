@@ -17,7 +17,7 @@ from torch import nn
 from torch._guards import CompileContext
 from torch.utils._triton import has_triton
 
-from course_lm.batching.data import check_holds_batches, length_of, length_of_epoch
+from course_lm.batching.data import NEW_RUN, check_holds_batches, length_of, length_of_epoch
 from course_lm.checkpoints import check_folder
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.curriculum.loader import CurriculumLoader
@@ -40,7 +40,6 @@ class Interrupted(BaseException):
         self.exit_code = 128 + number
 
 
-NEW_RUN = "choose another experiment_name, or set training.resume to never"
 GO_ON_ANEW = "to train on with its weights, begin a new run whose training.init_from is the folder of this one"
 SIGNALS = tuple(one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU"))
 STOPPED = 100  # stands for a call of `Trainer.stop` where the number of a signal is kept; no signal has it
@@ -265,11 +264,6 @@ def on_interrupt(notify: Callable[[int], None], group: Group | None = None) -> I
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def farewell(number: int, step: int, config: TrainingConfig, saved: str | None = None) -> str:
-    """The last line that an interrupted run prints; `number` is the number of the signal, or `STOPPED`."""
-    return f"{stopped_by(number)} after step {step}: {saved or how_to_go_on(config)}"
 
 
 def stopped_by(number: int) -> str:

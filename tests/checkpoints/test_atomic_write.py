@@ -3,12 +3,16 @@
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from course_lm.checkpoints import atomic_file
+from course_lm.checkpoints import atomic_file, export_weights, save_checkpoint
 from course_lm.checkpoints.atomic_write import LEFTOVER_SECONDS, remove_leftovers
+from course_lm.trainer.made_by import SessionLog
+from tests.training_run import configure
 
 
 def names_in(folder: Path) -> set[str]:
@@ -56,6 +60,31 @@ def test_an_error_of_the_disk_names_the_file_and_keeps_its_number(tmp_path: Path
         raise OSError(errno.EDQUOT, "Quota exceeded")
     assert caught.value.errno == errno.EDQUOT
     assert "\n" not in str(caught.value)
+
+
+WRITERS: dict[str, Callable[[Path, float], object]] = {
+    "a checkpoint": lambda path, number: save_checkpoint(path, {"number": number}),
+    "exported weights": lambda path, number: export_weights(path, {"weight": torch.tensor(number)}),
+    "a configuration": lambda path, number: configure("runs", learning_rate=number).to_yaml(path),
+    "the sessions": lambda path, number: SessionLog(path.parent).start(int(number), None),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_full_disk_leaves_every_file_of_a_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / "made_by.json"
+    WRITERS[kind](path, 1.0)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"cannot write {path}: No space left on device"):
+        WRITERS[kind](path, 2.0)
+    assert path.read_bytes() == before and names_in(tmp_path) == {path.name}
 
 
 def test_a_missing_folder_is_file_not_found(tmp_path: Path) -> None:

@@ -340,31 +340,6 @@ def test_a_run_that_has_refused_a_state_goes_on_as_if_it_had_not_been_asked():
     assert_same(without_measures(ends[1]), without_measures(ends[0]))
 
 
-def test_a_state_stays_as_it_is_while_training_goes_on_and_the_trainer_while_it_changes():
-    trainer = fresh_trainer()
-    trainer.load_state_dict(saved_state())
-    state = trainer.state_dict()
-    kept = copy.deepcopy(state)
-    trainer.train_epoch(small_batches(8))
-    assert_same(state, kept)
-    after = trainer.state_dict()
-    for tensor in (*state["model"].values(), state["history"]):
-        tensor.zero_()
-    assert_same(trainer.state_dict(), after)
-
-
-def test_a_loaded_state_is_shared_with_no_one():
-    state = copy.deepcopy(saved_state())
-    trainer = fresh_trainer()
-    trainer.load_state_dict(state)
-    for tensor in (*state["model"].values(), *state["best_weights"].values()):
-        tensor.zero_()
-    for values in state["optimizer"]["state"].values():
-        values["exp_avg"].zero_()
-    state["history"].zero_()
-    assert_same(loaded_parts(trainer.state_dict()), loaded_parts(saved_state()))
-
-
 def test_saving_a_file_copies_no_weights(tmp_path, monkeypatch):
     trainer = fresh_trainer()
     seen: list[int] = []

@@ -19,7 +19,6 @@ from course_lm.checkpoints import (
     CheckpointError,
     latest_checkpoint,
     load_checkpoint,
-    load_latest,
     prune_checkpoints,
     save_checkpoint,
 )
@@ -274,10 +273,10 @@ def test_damage_is_named_in_one_line_and_the_next_older_checkpoint_is_used(
     assert str(newest) in str(refused.value)
     assert "\n" not in str(refused.value)
     with pytest.warns(UserWarning, match=r"passing over a checkpoint: .*checkpoint_last\.safetensors"):
-        found = load_latest(damaged)
+        found = latest_checkpoint(damaged)
     assert found is not None
-    assert found[0].name == "checkpoint_step_4.safetensors"
-    assert_same(found[1], load_checkpoint(kept[0] / "checkpoint_step_4.safetensors"))
+    assert found.name == "checkpoint_step_4.safetensors"
+    assert_same(load_checkpoint(found), load_checkpoint(kept[0] / "checkpoint_step_4.safetensors"))
 
 
 def refused_load(path: Path) -> tuple[BaseException | None, dict[str, Any], dict[str, Any]]:

@@ -56,7 +56,7 @@ def shown(data):
 # What stands behind the names that a lesson uses, and refuses what they cannot take.
 BEHIND = re.compile(
     r"check_\w+|adapt_loss|loss_sum|name_of|as_plain|describe|is_dense|keep|load_weights|load_optimizer"
-    r"|load_latest|saved_step|prepare_save|write_checkpoint|optimizer_state|Stateful|undone_on_error|leave|exit_code_of|RankError"
+    r"|saved_step|prepare_save|write_checkpoint|optimizer_state|undone_on_error|leave|exit_code_of|RankError"
     r"|LossConfig|build_loss|count_correct|\w+_rate|\w+_rates|fix_lr_scales|fills_a_block"
 )
 

@@ -201,6 +201,8 @@ def files_in(folder: Path) -> dict[str, bytes]:
 class Session(RuleBasedStateMachine):
     """One person, one folder, one run."""
 
+    ended = 0  # sessions that were compared with the unbroken run
+
     @initialize(kind=st.sampled_from(KINDS))
     def begin(self, kind: str) -> None:
         self.kind, self.folder = kind, Path(tempfile.mkdtemp())
@@ -214,6 +216,7 @@ class Session(RuleBasedStateMachine):
             self.train(trainer_of(self.config))
             assert_same(end_of(self.folder), unbroken(self.kind), self.kind)
             shutil.rmtree(self.folder)
+            Session.ended += 1
 
     # Starting and stopping
 
@@ -469,3 +472,4 @@ def is_intact(path: Path, written_at: int) -> bool:
 
 def test_a_session_ends_as_the_unbroken_run_or_in_a_refusal(capsys):
     run_state_machine_as_test(Session, settings=examples(75, 300, stateful_step_count=8))
+    assert Session.ended, "no session was compared with the unbroken run"

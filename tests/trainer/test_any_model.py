@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -323,12 +323,6 @@ def jobs(models: list[str], optimizers: list[str], packed: bool = False) -> st.S
 
 
 PLAIN = Job("Own", "adamw", (0.1,), False, 2, 1.0, [[5, 3], [4], [6, 2, 2]], packed=False)
-
-
-@given(jobs(list(OWN), list(OPTIMIZERS)))
-@settings(max_examples=40)
-def test_any_module_of_ones_own_lands_on_the_weights_of_a_plain_loop(job):
-    check_lands_or_refuses(job, may_refuse=False)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 import course_lm.trainer.loop
 from course_lm import cli
@@ -481,8 +482,13 @@ def test_another_budget_in_the_folder_of_a_run_is_refused(tmp_path, machine, fir
 def test_an_iterator_and_a_loader_without_a_length_are_refused_before_a_batch_is_read(machine):
     batches = small_batches(4)
     config = replace(configure("runs"), training=replace(configure("runs").training, time_budget=1.0, output_dir=None))
-    for loader in (iter(batches), (batch for batch in batches)):
-        with pytest.raises(ValueError, match=r"has no len\(\): set training\.max_steps"):
+    unknown, once = (
+        r"has no len\(\): set training\.max_steps",
+        "needs a training loader that can be read again, got an i",
+    )
+    with_length = iter(DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    for loader, said in ((iter(batches), unknown), ((batch for batch in batches), unknown), (with_length, once)):
+        with pytest.raises(ValueError, match=said):
             Trainer(machine.model(), config).train(loader)
         assert len(list(loader)) == 4
     assert machine.passes == 0

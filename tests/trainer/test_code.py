@@ -251,6 +251,9 @@ def test_after_an_upgrade_a_module_that_prints_otherwise_is_warned_of(tmp_path, 
         trained(tmp_path)
 
 
-def test_code_of_another_python_is_not_compared(tmp_path):
+def test_code_of_another_python_is_not_compared():
     old = {"libraries": "x", "loss_fn": "own, digest cpython-310 00"}
-    resume.compare_parts({**old, "loss_fn": "own, digest cpython-311 11"}, old)
+    new = {**old, "loss_fn": "own, digest cpython-311 11"}
+    assert resume.compare_parts(new, old) == new
+    with pytest.raises(ValueError, match="own has changed since"):
+        resume.compare_parts({**old, "loss_fn": "own, digest cpython-310 11"}, old)

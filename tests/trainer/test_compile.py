@@ -140,7 +140,7 @@ def test_a_long_run_on_cuda_compiles_by_itself(asked, device, steps, minutes, pa
 
 
 def test_a_run_that_chooses_to_compile_says_so_once(graphs, monkeypatch, capsys):
-    monkeypatch.setattr("course_lm.trainer.loop.compiling_pays", lambda *given: True)
+    monkeypatch.setattr("course_lm.trainer.run.compiling_pays", lambda *given: True)
     one = trainer(max_steps=2)
     one.train(batches(4, ragged=False))
     assert capsys.readouterr().out.count("the model is compiled") == 1 and len(graphs) == 2

@@ -228,17 +228,8 @@ def test_the_command_tells_an_error_after_the_first_step_in_one_line(error, told
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loop, "take_step", step)
-    command = [
-        "train",
-        "stories",
-        "--config",
-        "tiny",
-        "--training.max_steps",
-        "9",
-        "--training.gradient_accumulation_steps",
-        "1",
-    ]
-    code = cli.main(command)
+    command = "train stories --config tiny --training.max_steps 9 --training.gradient_accumulation_steps 1"
+    code = cli.main(command.split())
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("course-lm:")]
     assert code == (2 if isinstance(error, OSError) else 1)
     assert len(errors) == 1 and errors[0].startswith(told)

@@ -40,6 +40,7 @@ from tests.training_run import (
     counting,
     interrupt_at,
     model_of,
+    outcome,
     quiet,
     stop_and_go_on,
 )
@@ -47,8 +48,7 @@ from tests.training_run import (
 LENGTH = 8
 DOCUMENTS = [f"the {animal} sat on a {place}" for animal in ("cat", "dog") for place in ("mat", "hat", "sun", "bed")]
 TOKENIZER = train_tokenizer(DOCUMENTS, VOCABULARY)
-MACHINE = {"tokens_per_second", "peak_memory_bytes"}
-OF_THE_PLAIN_LOSS = {"perplexity"}  # these runs wrap it, each in its own way
+LAST = "checkpoint_last.safetensors"
 
 
 def configure(folder: Path, **training: Any) -> TrainingConfig:
@@ -88,36 +88,8 @@ def loader_of(kind: str, num_workers: int = 0) -> Any:
 
 def trainer_of(config: TrainingConfig, dtype: torch.dtype = torch.float32, **parts: Any) -> Trainer:
     """A trainer with a freshly built model, the same every time."""
-    return Trainer(model_of(LENGTH, dtype), config, **parts)
-
-
-def without_machine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in record.items() if key not in MACHINE | OF_THE_PLAIN_LOSS} for record in records
-    ]
-
-
-def outcome(trainer: Trainer) -> dict[str, Any]:
-    """Everything that a run leaves and that must not depend on where it was stopped."""
-    folder = trainer.folder
-    assert folder is not None
-    best = folder / "checkpoint_best.safetensors"
-    return {
-        "weights": dict(trainer.model.state_dict()),
-        "moments": trainer.optimizer.state_dict(),
-        "scaler": trainer.precision.state_dict(),
-        "history": without_machine(trainer.history.records),
-        "lines": without_machine([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]),
-        "best": load_checkpoint(best)["model"] if best.exists() else {},
-        "steps": sorted(path.name for path in folder.glob("checkpoint_step_*.safetensors")),
-        "counts": [
-            trainer.step,
-            trainer.epoch,
-            trainer.batch,
-            trainer.log.tokens,
-            trainer.log.skipped,
-        ],
-    }
+    given: dict[str, Any] = {"loss_fn": counting(quiet), **parts}
+    return Trainer(model_of(LENGTH, dtype), config, **given)
 
 
 # tests/resume/ stops runs of each mode of batching in each precision.
@@ -151,9 +123,9 @@ def run_with(config: TrainingConfig, **parts: Any) -> Trainer:
 @cache
 def straight(case: str) -> tuple[dict[str, Any], int]:
     """What the case leaves when nothing stops it, and how many micro-batches it takes."""
-    counts: list[int] = []
-    trainer = start(case, Path(mkdtemp()), loss_fn=counting(counts.append))
-    return outcome(trainer), len(counts)
+    counts, folder = list[int](), Path(mkdtemp())
+    start(case, folder, loss_fn=counting(counts.append))
+    return outcome(folder), len(counts)
 
 
 def assert_recorded_to_the_last_step(trainer: Trainer) -> None:
@@ -174,13 +146,15 @@ def assert_recorded_to_the_last_step(trainer: Trainer) -> None:
 def test_stopping_at_a_micro_batch_of_the_day_changes_no_bit(tmp_path, case):
     expected, total = straight(case)
     for micro_batch in draws(case).sample(range(1, total + 1), of_set(2, total)):
+        folder = tmp_path / str(micro_batch)
 
-        def run(act: Act, folder: Path = tmp_path / str(micro_batch)) -> Trainer:
+        def run(act: Act, folder: Path = folder) -> Trainer:
             return start(case, folder, loss_fn=counting(act))
 
-        trainer = stop_and_go_on(run, micro_batch, check_stopped=assert_recorded_to_the_last_step)
-        assert_same(outcome(trainer), expected)
-        assert_same(outcome(run(quiet)), expected)  # started again, it is over
+        stop_and_go_on(run, micro_batch, check_stopped=assert_recorded_to_the_last_step)
+        assert_same(outcome(folder), expected)
+        run(quiet)  # it is over
+        assert_same(outcome(folder), expected)
 
 
 def test_lines_that_the_log_has_lost_are_written_again_from_the_checkpoint(tmp_path):
@@ -189,13 +163,13 @@ def test_lines_that_the_log_has_lost_are_written_again_from_the_checkpoint(tmp_p
     lines = log.read_bytes().splitlines(keepends=True)
     del lines[1:3]
     log.write_bytes(b"".join(lines))
-    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+    start("list", tmp_path)
+    assert_same(outcome(tmp_path), straight("list")[0])
 
 
-def without_errors(outcome: dict[str, Any]) -> dict[str, Any]:
+def without_errors(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without standard errors: data that may be lost are no loader of ours, and do not tell their documents."""
-    parts = {name: [{**one, "val_loss_se": None} for one in outcome[name]] for name in ("history", "lines")}
-    return {**outcome, **parts}
+    return [{**one, "val_loss_se": None} for one in lines]
 
 
 class DyingAt:
@@ -225,8 +199,15 @@ def test_a_validation_that_an_error_broke_off_is_made_up_for(tmp_path, case, rea
     if anew:
         trainer, data = trainer_of(config), loader_of(kind)
     trainer.train(data, loader_of(kind))
-    expected = without_errors(straight(case)[0])
-    assert_same({**without_errors(outcome(trainer)), "steps": expected["steps"]}, expected)
+    mine, expected = outcome(tmp_path), straight(case)[0]
+    assert_same(without_errors(mine["lines"]), without_errors(expected["lines"]))
+    for name, part in (
+        (LAST, "model"),
+        (LAST, "optimizer"),
+        (LAST, "tokens"),
+        ("checkpoint_best.safetensors", "model"),
+    ):
+        assert_same(mine["checkpoints"][name][part], expected["checkpoints"][name][part])
     ends = sorted(path.stem for path in (tmp_path / "toy").glob("checkpoint_epoch_*.safetensors"))
     assert ends == ["checkpoint_epoch_1", "checkpoint_epoch_2", "checkpoint_epoch_3"]
 
@@ -238,7 +219,8 @@ def test_a_finished_run_is_not_trained_again_and_says_so(tmp_path, capsys):
     trainer.train(batch_list(), batch_list())
     assert_same(load_checkpoint(last)["data"], before)
     capsys.readouterr()
-    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+    start("list", tmp_path)
+    assert_same(outcome(tmp_path), straight("list")[0])
     out = capsys.readouterr().out
     assert "resumed" in out and "the run has come to its end after step 9: nothing is left to train" in out
     assert f"those in {tmp_path / 'toy'}; to train anew, choose another experiment_name" in out
@@ -250,7 +232,7 @@ def test_a_run_without_a_folder_goes_on_in_the_same_process():
     data = loader_of("list")
     trainer.train(data, data)
     trainer.train(data, data)
-    assert_same(dict(trainer.model.state_dict()), straight("list")[0]["weights"])
+    assert_same(dict(trainer.model.state_dict()), straight("list")[0]["checkpoints"][LAST]["model"])
 
 
 def test_workers_change_nothing(tmp_path):
@@ -259,7 +241,8 @@ def test_workers_change_nothing(tmp_path):
         trainer.train(loader_of("fixed", num_workers=1), loader_of("fixed"))
         return trainer
 
-    assert_same(outcome(stop_and_go_on(run, 6)), straight("fixed")[0])
+    stop_and_go_on(run, 6)
+    assert_same(outcome(tmp_path), straight("fixed")[0])
 
 
 # What a resume refuses
@@ -319,7 +302,8 @@ def test_another_length_under_a_schedule_that_spans_the_run_is_refused(tmp_path,
     with pytest.raises(ValueError) as caught:
         trainer_of(configure(tmp_path, **change)).train(batch_list())
     assert "training.resume" in str(caught.value) and "\n" not in str(caught.value)
-    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+    start("list", tmp_path)
+    assert_same(outcome(tmp_path), straight("list")[0])
 
 
 def test_a_decay_that_has_not_begun_can_be_put_off():
@@ -487,7 +471,8 @@ def test_a_run_outside_the_main_thread_is_ended_by_stop_and_goes_on(tmp_path, ca
         thread.join()
     assert (trainer.interrupted, trainer.step) == (STOPPED, 3)
     assert "stopped by Trainer.stop() after step 3: run it again" in capsys.readouterr().out
-    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+    start("list", tmp_path)
+    assert_same(outcome(tmp_path), straight("list")[0])
 
 
 @pytest.mark.parametrize("name", ["toy", "link", "runs/toy", "nested/../link", "nested/link"])
@@ -514,7 +499,7 @@ def test_who_lists_runs_keeps_none_from_starting(tmp_path):
     reader.acquire()
     threading.Timer(0.2, reader.release).start()
     with sole_writer(tmp_path / "toy"):
-        pass
+        assert not reader.is_locked and is_locked(tmp_path / "toy")
 
 
 def test_a_folder_is_free_again_when_its_process_has_died(tmp_path):
@@ -532,7 +517,8 @@ with sole_writer(pathlib.Path({str(tmp_path / "toy")!r})):
             start("list", tmp_path)
         other.process.kill()
         other.end()
-    assert_same(outcome(start("list", tmp_path)), straight("list")[0])
+    start("list", tmp_path)
+    assert_same(outcome(tmp_path), straight("list")[0])
 
 
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EIO])
@@ -543,9 +529,9 @@ def test_a_folder_that_cannot_be_locked_is_trained_in_and_one_warning_says_so(tm
     monkeypatch.setattr("fcntl.flock", refuse)
     words = rf"cannot be locked \({os.strerror(number)}\)"
     with pytest.warns(UserWarning, match=words) as caught, sole_writer(tmp_path / "toy"):
-        trained = start("list", tmp_path)
+        start("list", tmp_path)
     assert len(caught) == 1
-    assert_same(outcome(trained), straight("list")[0])
+    assert_same(outcome(tmp_path), straight("list")[0])
 
 
 def test_the_best_weights_that_cannot_be_read_leave_the_last_ones_with_a_warning(tmp_path):

@@ -2,25 +2,33 @@
 
 A cell is "kept" if the loop leaves in every run about the promise what the specification leaves, without the settings
 that the loop lacks, and with the faults that it has against other promises. A fault belongs to the promise of the
-first run of the ladder that it changes. "departs" names the faults, or none where no set of known faults does the same,
-and the smallest run that shows it. "not confirmed" names a run that ended in an error. A promise whose runs all need a
-setting that the loop lacks is "not offered".
+first run of the ladder that it changes. Where a fault against another promise has no name, the runs about a promise of
+`EVENED` are made once more, with batches on which such a fault does not act, and it is judged by them.
+"departs" names the faults, or none where no set of known faults does the same, and the smallest run that shows it.
+"not confirmed" names a run that ended in an error. A promise whose runs all need a setting that the loop lacks is
+"not offered".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
+
+import torch
 
 from course_lm.audit.features import FEATURES, without
 from course_lm.audit.locate import PROMISES, numbers
 from course_lm.audit.outcome import PRECISIONS, distance
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
-from course_lm.audit.runs import Case, ladder
+from course_lm.audit.runs import Batch, Case, count_targets, ladder
 from course_lm.audit.search import Explanation, Search, Specification
 
 Cell = dict[str, Any]
 ABOUT = {case.promise for case in ladder()}
 ASKED = [promise for promise in PROMISES if promise in ABOUT]  # C13 is about more than one call of a loop
 RETURNED = {"C11": "validation_losses", "C12": "best"}  # a promise about what a loop returns beside the weights
+
+EVENED = ("C6", "C8", "C9", "C10", "C12")  # what these are about does not hang on how targets lie in batches
 
 
 def cells(
@@ -36,7 +44,8 @@ def cells(
 
 class _Decision:
     def __init__(self, player: Player, settled: Mapping[str, Cell]) -> None:
-        self.precision, self.settled, self.specification = player.precision, settled, Specification()
+        self.player, self.precision, self.settled = player, player.precision, settled
+        self.specification = Specification()
         self.plays: dict[str, Play] = {}
         self.troubles: dict[str, str] = {}
         cases = ladder()
@@ -103,8 +112,20 @@ class _Decision:
         own = self.own(promise, faults or ())
         if faults is not None and not own:
             return {"status": "kept", "runs": len(cases)}
+        if self.whole is None and promise in EVENED and self.is_kept_evened(promise, asked):
+            return {"status": "kept", "runs": len(asked), "evened": True}
         excused = self.lacking.with_faults(set(faults or ()) - set(own))
         return {"status": "departs", "faults": own, **self.smallest(self.cases if self.whole else cases, excused)}
+
+    def is_kept_evened(self, promise: str, cases: Sequence[Case]) -> bool:
+        """Whether the evened runs are the specification's, with no faults but those named under other promises."""
+        runs = [evened(case) for case in cases]
+        try:
+            outcomes = {case.name: self.player.play(case).outcome for case in runs}
+        except Trouble:
+            return False
+        found = _clear(Search(runs, outcomes, Specification(), self.precision), self.lacking)
+        return found is not None and found.ignored == self.lacking.ignored and not self.own(promise, found.faults)
 
     def own(self, promise: str, faults: Iterable[str]) -> list[str]:
         """Those of the faults that belong to the promise, or that are not found where they belong."""
@@ -132,6 +153,20 @@ class _Decision:
         play = self.plays[case.name]
         rows = numbers(case, play.outcome, right, start)
         return {"run": case.name, "settings": case.describe(), "numbers": rows, "said": play.said}
+
+
+def evened(case: Case) -> Case:
+    """The run without tails, each batch one row of the same number of tokens, whose first label is -100."""
+    size, validation = case.settings.accumulation_steps, [*filter(count_targets, case.settings.validation)]
+    epochs = [list(epoch[: len(epoch) // size * size]) for epoch in case.epochs]
+    width = min(int(batch["attention_mask"][0].sum()) for batch in (*chain(*epochs), *validation))
+
+    def cut(batch: Batch) -> Batch:
+        row = {name: values[:1, -width:] for name, values in batch.items()}  # a first row has no pads at its end
+        return row | {"labels": torch.cat([row["labels"].new_tensor([[-100]]), row["labels"][:, 1:]], dim=1)}
+
+    settings = replace(case.settings, validation=[*map(cut, validation)])
+    return replace(case, epochs=[[*map(cut, epoch)] for epoch in epochs], settings=settings)
 
 
 def _clear(search: Search, start: Explanation) -> Explanation | None:

@@ -99,8 +99,10 @@ class _Decision:
         missing = set(FEATURES).intersection(*map(_switched_on, asked)) & set(self.lacking.ignored)
         if not asked or missing:
             return {"status": "not offered", "reason": f"no {', '.join(sorted(missing)) or 'setting for it'}"}
+        evenly = {"status": "kept", "runs": len(asked), "evened": True}
         if not cases:
-            return {"status": "not tried", "reason": "its runs need what departs under another promise"}
+            untried = {"status": "not tried", "reason": "its runs need what departs under another promise"}
+            return evenly if self.is_kept_evened(promise, asked) else untried
         returned = RETURNED.get(promise)
         if returned and all(getattr(play.outcome, returned) is None for play in self.plays.values()):
             return {"status": "not tried", "reason": f"the adapter returns no {returned}"}
@@ -112,13 +114,15 @@ class _Decision:
         own = self.own(promise, faults or ())
         if faults is not None and not own:
             return {"status": "kept", "runs": len(cases)}
-        if self.whole is None and promise in EVENED and self.is_kept_evened(promise, asked):
-            return {"status": "kept", "runs": len(asked), "evened": True}
+        if self.is_kept_evened(promise, asked):
+            return evenly
         excused = self.lacking.with_faults(set(faults or ()) - set(own))
         return {"status": "departs", "faults": own, **self.smallest(self.cases if self.whole else cases, excused)}
 
     def is_kept_evened(self, promise: str, cases: Sequence[Case]) -> bool:
         """Whether the evened runs are the specification's, with no faults but those named under other promises."""
+        if self.whole is not None or promise not in EVENED:
+            return False
         runs = [evened(case) for case in cases]
         try:
             outcomes = {case.name: self.player.play(case).outcome for case in runs}

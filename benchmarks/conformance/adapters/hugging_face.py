@@ -17,10 +17,10 @@ from typing import Any
 import transformers
 from torch import nn
 
-from benchmarks.conformance.resume import InEpoch, Resumed
+from benchmarks.conformance.resume import InEpoch
 from course_lm.audit import huggingface
 from course_lm.audit.adapters.hugging_face import CausalLM, _arguments
-from course_lm.audit.adapters.parts import UNSCALED, build_optimizer, build_rates, silence
+from course_lm.audit.adapters.parts import UNSCALED, Batch, build_optimizer, build_rates, silence
 from course_lm.audit.spec import Batches, Settings
 
 PACKAGE = "transformers"
@@ -46,42 +46,48 @@ class Stop(transformers.TrainerCallback):
         control.should_save = control.should_training_stop = state.global_step == self.step
 
 
-def resumes(trainer_class: Any = transformers.Trainer, **arguments: Any) -> Resumed:
-    """A loop that goes on from the checkpoint in its folder."""
+class InOrder(transformers.Trainer):
+    """The Trainer with a sampler that knows its epoch."""
 
-    class InOrder(trainer_class):
-        def _get_train_sampler(self, *_: Any) -> Any:
-            return InEpoch(self.epochs)
+    def _get_train_sampler(self, *_: Any) -> Any:  # pyrefly: ignore[bad-override]
+        return InEpoch(self.train_dataset.epochs)  # pyrefly: ignore[missing-attribute]
 
-    def resumed(
-        model: nn.Module, epochs: Sequence[Batches], settings: Settings, folder: Path, stop_after: int | None
-    ) -> Mapping[str, Any]:
-        chosen = _arguments(settings, str(folder), len(epochs), -1) | {"eval_strategy": "no"} | arguments
-        with silence("transformers", "accelerate"):
-            wrapped = CausalLM(model)
-            trainer = InOrder(
-                model=wrapped,
-                args=transformers.TrainingArguments(**chosen),
-                data_collator=itemgetter(0),
-                train_dataset=[batch for batches in epochs for batch in batches],
-                callbacks=[Stop(stop_after)],
-                optimizers=(build_optimizer(wrapped, settings) if settings.optimizer == "adam" else None, None),
-            )
-            trainer.epochs = epochs
-            trainer.remove_callback(transformers.PrinterCallback)
-            trainer.lr_scheduler = build_rates(trainer.create_optimizer(), settings)
-            trainer.train(resume_from_checkpoint=any(folder.iterdir()))
-        return {"ignores": {*UNSCALED, "validation"}}
 
-    return resumed
+class Items(list[Batch]):
+    """The batches of all epochs."""
+
+    def __init__(self, epochs: Sequence[Batches]) -> None:
+        super().__init__(batch for batches in epochs for batch in batches)
+        self.epochs = epochs
+
+
+def resumed(
+    model: nn.Module, epochs: Sequence[Batches], settings: Settings, folder: Path, stop_after: int | None
+) -> Mapping[str, Any]:
+    """Train from the checkpoint in the folder; stop after so many steps."""
+    chosen = _arguments(settings, str(folder), len(epochs), -1) | {"eval_strategy": "no"}
+    with silence("transformers", "accelerate"):
+        wrapped = CausalLM(model)
+        trainer = InOrder(
+            model=wrapped,  # pyrefly: ignore[bad-argument-type]
+            args=transformers.TrainingArguments(**chosen),
+            data_collator=itemgetter(0),
+            train_dataset=Items(epochs),  # pyrefly: ignore[bad-argument-type]
+            callbacks=[Stop(stop_after)],
+            optimizers=(build_optimizer(wrapped, settings) if settings.optimizer == "adam" else None, None),
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.lr_scheduler = build_rates(trainer.create_optimizer(), settings)
+        trainer.train(resume_from_checkpoint=any(folder.iterdir()))
+    return {"ignores": {*UNSCALED, "validation"}}
 
 
 GPT2 = "GPT-2's `loss_type`"
 MEANT = {GPT2: {"C1": "C3"}}
+LLAMA = "a model with the `loss_type` of Llama"
 LOOPS = {
-    "a model with the `loss_type` of Llama": huggingface(),
+    LLAMA: huggingface(),
     GPT2: huggingface(Unlisted),
     "a model with the `loss_type` of Llama, an `IterableDataset`": huggingface(streaming=True),
 }
-LLAMA, _, STREAM = LOOPS
-RESUMES = {LLAMA: resumes(), GPT2: resumes(Unlisted)}
+RESUMES = {LLAMA: resumed}

@@ -3,7 +3,7 @@
 C13: `save_state` does not keep the number of the epoch, and a loader that is prepared anew begins with the order of the
 first (huggingface/accelerate#3242, open). The loader's `set_epoch` before each epoch avoids it, as in the second line.
 What is left there: the iterator after `skip_first_batches` draws a number from the random state that `load_state` has
-put back, so dropout has other masks. `torch.set_rng_state` once that iterator is made avoids it.
+put back, so dropout has other masks. To put that state back once more after the iterator's first batch avoids it.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """The trainer alone: six items in each of two epochs, a `Checkpoint` after two, and `load_objects` in another trainer.
 
-The number of the iteration is kept, and the data are read from the epoch's first batch all the same: some come twice,
-the last of the epoch are left out. No random state is kept. `create_supervised_trainer(deterministic=True)` and one
-seed at the start of each process avoid both, as in the second line.
+C13: the number of the iteration is kept, and the data are read from the epoch's first batch all the same: some come
+twice, the last of the epoch are left out. No random state is kept. `create_supervised_trainer(deterministic=True)` and
+one seed at the start of each process avoid both, as in the second line.
 """
 
 import sys

@@ -3,8 +3,7 @@
 C13: with a loader that has no state the number of batches read is kept, and the epoch is read from its first batch all
 the same: some come twice, the last are left out. The Trainer warns of it (Lightning-AI/pytorch-lightning#19764, open).
 A loader with `state_dict` and `load_state_dict` avoids it, as in the second line. What is left there: a checkpoint has
-no random state, nor does the documentation say so, and dropout has other masks. A callback that keeps
-`torch.get_rng_state()` in its `state_dict` avoids it where it puts it back at the first batch.
+no random state, nor does the documentation promise one, and dropout has other masks.
 """
 
 import logging

@@ -64,6 +64,7 @@ class _Decision:
         self.faults: dict[str, tuple[str, ...] | None] = dict.fromkeys(
             ASKED, None if self.whole is None else self.whole.faults
         )
+        self.evened = set[str]()  # promises that are judged by evened runs
         if self.whole is None:
             self.explain_apart()
         else:
@@ -83,6 +84,10 @@ class _Decision:
                 first = self.cases.index(self.departing(cases, self.lacking))
                 before = set[str]().union(*map(_switched_on, self.cases[:first]))
                 blamed |= _switched_on(self.cases[first]) - before
+        for promise in (one for one in EVENED if one not in self.settled):
+            faults = self.faults[promise]
+            if not self.about[promise] or faults is None or self.own(promise, faults):
+                self.explain_evenly(promise)
 
     def search(self, cases: Sequence[Case]) -> Search:
         """The search in those of the runs that ended."""
@@ -99,37 +104,39 @@ class _Decision:
         missing = set(FEATURES).intersection(*map(_switched_on, asked)) & set(self.lacking.ignored)
         if not asked or missing:
             return {"status": "not offered", "reason": f"no {', '.join(sorted(missing)) or 'setting for it'}"}
-        evenly = {"status": "kept", "runs": len(asked), "evened": True}
-        if not cases:
-            untried = {"status": "not tried", "reason": "its runs need what departs under another promise"}
-            return evenly if self.is_kept_evened(promise, asked) else untried
+        if not cases and promise not in self.evened:
+            return {"status": "not tried", "reason": "its runs need what departs under another promise"}
         returned = RETURNED.get(promise)
         if returned and all(getattr(play.outcome, returned) is None for play in self.plays.values()):
             return {"status": "not tried", "reason": f"the adapter returns no {returned}"}
         raised = next((case for case in cases if case.name in self.troubles), None)
-        if raised is not None:
+        if raised is not None and promise not in self.evened:
             # The error may be the adapter's, so no script confirms this.
             return {"status": "not confirmed", "faults": [], "run": raised.name, "numbers": self.troubles[raised.name]}
         faults = self.faults[promise]
         own = self.own(promise, faults or ())
         if faults is not None and not own:
+            if promise in self.evened:
+                return {"status": "kept", "runs": len(asked), "evened": True}
             return {"status": "kept", "runs": len(cases)}
-        if self.is_kept_evened(promise, asked):
-            return evenly
         excused = self.lacking.with_faults(set(faults or ()) - set(own))
-        return {"status": "departs", "faults": own, **self.smallest(self.cases if self.whole else cases, excused)}
+        return {
+            "status": "departs",
+            "faults": own,
+            **self.smallest(self.cases if self.whole else cases or asked, excused),
+        }
 
-    def is_kept_evened(self, promise: str, cases: Sequence[Case]) -> bool:
-        """Whether the evened runs are the specification's, with no faults but those named under other promises."""
-        if self.whole is not None or promise not in EVENED:
-            return False
-        runs = [evened(case) for case in cases]
+    def explain_evenly(self, promise: str) -> None:
+        """Explain the runs about a promise once more by those that are evened."""
+        runs = [evened(case) for case in self.cases if case.promise == promise]
         try:
             outcomes = {case.name: self.player.play(case).outcome for case in runs}
         except Trouble:
-            return False
+            return
         found = _clear(Search(runs, outcomes, Specification(), self.precision), self.lacking)
-        return found is not None and found.ignored == self.lacking.ignored and not self.own(promise, found.faults)
+        if found is not None and found.ignored == self.lacking.ignored:
+            self.faults[promise] = found.faults
+            self.evened.add(promise)
 
     def own(self, promise: str, faults: Iterable[str]) -> list[str]:
         """Those of the faults that belong to the promise, or that are not found where they belong."""

@@ -168,7 +168,7 @@ def by_squares(*faults):
     return loop
 
 
-@pytest.mark.parametrize(("faults", "status"), [((), "kept"), (("schedule_never_moves",), "not tried")])
+@pytest.mark.parametrize(("faults", "status"), [((), "kept"), (("schedule_never_moves",), "departs")])
 def test_a_fault_without_a_name_is_held_against_its_own_promise_alone(monkeypatch, faults, status):
     names = ("one SGD step on one row", "micro-batches of unequal tokens", "rates that move, with accumulation")
     monkeypatch.setattr(decide, "ladder", lambda: [case for case in ladder() if case.name in names])
@@ -178,6 +178,7 @@ def test_a_fault_without_a_name_is_held_against_its_own_promise_alone(monkeypatc
         "C3": "departs",
         "C8": status,
     }
+    assert found["C8"].get("faults", []) == list(faults)
 
 
 @pytest.mark.parametrize(

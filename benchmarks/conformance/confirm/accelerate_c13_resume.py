@@ -28,6 +28,7 @@ def seen(batches):
     return [(int(item), round(torch.rand(()).item(), 4)) for item in batches]
 
 
+torch.manual_seed(0)
 with TemporaryDirectory() as folder:
     first = loader()
     seen(first)

@@ -27,7 +27,7 @@ from course_lm.audit.spec_resume import OPEN_AT_AN_END
 
 SEED = 0
 # called as `train` of `audit_resume`, with batches for each epoch of one length
-Resumed = Callable[[nn.Module, Sequence[Batches], Settings, Path, int | None], Mapping[str, Any]]
+Resumed = Callable[[nn.Module, Sequence[Batches], Settings, Path, int | None], Mapping[str, Any] | None]
 
 
 class InEpoch(Sampler[int]):

@@ -26,7 +26,7 @@ def known_arguments(*run: Any) -> dict[str, Any]:
 class InOrder(transformers.Trainer):
     """The Trainer without its shuffle, and with the momentum of SGD."""
 
-    def create_optimizer(self, *given: Any) -> Any:
+    def create_optimizer(self, *given: Any) -> Any:  # pyrefly: ignore[bad-override]
         optimizer = super().create_optimizer(*given)
         for group in optimizer.param_groups if self.args.optim == "sgd" else ():
             group["momentum"] = float(str(self.args.optim_args).partition("=")[2])

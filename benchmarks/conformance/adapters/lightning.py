@@ -56,7 +56,7 @@ class Stateful(DataLoader[Batch]):
 
     read = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # pyrefly: ignore[bad-override]
         self.read %= len(self)
         for batch in islice(super().__iter__(), self.read, None):
             self.read += 1

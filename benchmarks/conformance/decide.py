@@ -2,25 +2,33 @@
 
 A cell is "kept" if the loop leaves in every run about the promise what the specification leaves, without the settings
 that the loop lacks, and with the faults that it has against other promises. A fault belongs to the promise of the
-first run of the ladder that it changes. "departs" names the faults, or none where no set of known faults does the same,
-and the smallest run that shows it. "not confirmed" names a run that ended in an error. A promise whose runs all need a
-setting that the loop lacks is "not offered".
+first run of the ladder that it changes. Where a fault against another promise has no name, the runs about a promise of
+`EVENED` are made once more, with batches on which such a fault does not act, and it is judged by them.
+"departs" names the faults, or none where no set of known faults does the same, and the smallest run that shows it.
+"not confirmed" names a run that ended in an error. A promise whose runs all need a setting that the loop lacks is
+"not offered".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
+
+import torch
 
 from course_lm.audit.features import FEATURES, without
 from course_lm.audit.locate import PROMISES, numbers
 from course_lm.audit.outcome import PRECISIONS, distance
 from course_lm.audit.play import Loop, Play, Player, Trouble, is_asked
-from course_lm.audit.runs import Case, ladder
+from course_lm.audit.runs import Batch, Case, count_targets, ladder
 from course_lm.audit.search import Explanation, Search, Specification
 
 Cell = dict[str, Any]
 ABOUT = {case.promise for case in ladder()}
 ASKED = [promise for promise in PROMISES if promise in ABOUT]  # C13 is about more than one call of a loop
 RETURNED = {"C11": "validation_losses", "C12": "best"}  # a promise about what a loop returns beside the weights
+
+EVENED = ("C6", "C8", "C9", "C10", "C12")  # what these are about does not hang on how targets lie in batches
 
 
 def cells(
@@ -36,7 +44,8 @@ def cells(
 
 class _Decision:
     def __init__(self, player: Player, settled: Mapping[str, Cell]) -> None:
-        self.precision, self.settled, self.specification = player.precision, settled, Specification()
+        self.player, self.precision, self.settled = player, player.precision, settled
+        self.specification = Specification()
         self.plays: dict[str, Play] = {}
         self.troubles: dict[str, str] = {}
         cases = ladder()
@@ -55,6 +64,7 @@ class _Decision:
         self.faults: dict[str, tuple[str, ...] | None] = dict.fromkeys(
             ASKED, None if self.whole is None else self.whole.faults
         )
+        self.evened = set[str]()  # promises that are judged by evened runs
         if self.whole is None:
             self.explain_apart()
         else:
@@ -74,6 +84,10 @@ class _Decision:
                 first = self.cases.index(self.departing(cases, self.lacking))
                 before = set[str]().union(*map(_switched_on, self.cases[:first]))
                 blamed |= _switched_on(self.cases[first]) - before
+        for promise in (one for one in EVENED if one not in self.settled):
+            faults = self.faults[promise]
+            if not self.about[promise] or faults is None or self.own(promise, faults):
+                self.explain_evenly(promise)
 
     def search(self, cases: Sequence[Case]) -> Search:
         """The search in those of the runs that ended."""
@@ -90,21 +104,39 @@ class _Decision:
         missing = set(FEATURES).intersection(*map(_switched_on, asked)) & set(self.lacking.ignored)
         if not asked or missing:
             return {"status": "not offered", "reason": f"no {', '.join(sorted(missing)) or 'setting for it'}"}
-        if not cases:
+        if not cases and promise not in self.evened:
             return {"status": "not tried", "reason": "its runs need what departs under another promise"}
         returned = RETURNED.get(promise)
         if returned and all(getattr(play.outcome, returned) is None for play in self.plays.values()):
             return {"status": "not tried", "reason": f"the adapter returns no {returned}"}
         raised = next((case for case in cases if case.name in self.troubles), None)
-        if raised is not None:
+        if raised is not None and promise not in self.evened:
             # The error may be the adapter's, so no script confirms this.
             return {"status": "not confirmed", "faults": [], "run": raised.name, "numbers": self.troubles[raised.name]}
         faults = self.faults[promise]
         own = self.own(promise, faults or ())
         if faults is not None and not own:
+            if promise in self.evened:
+                return {"status": "kept", "runs": len(asked), "evened": True}
             return {"status": "kept", "runs": len(cases)}
         excused = self.lacking.with_faults(set(faults or ()) - set(own))
-        return {"status": "departs", "faults": own, **self.smallest(self.cases if self.whole else cases, excused)}
+        return {
+            "status": "departs",
+            "faults": own,
+            **self.smallest(self.cases if self.whole else cases or asked, excused),
+        }
+
+    def explain_evenly(self, promise: str) -> None:
+        """Explain the runs about a promise once more by those that are evened."""
+        runs = [evened(case) for case in self.cases if case.promise == promise]
+        try:
+            outcomes = {case.name: self.player.play(case).outcome for case in runs}
+        except Trouble:
+            return
+        found = _clear(Search(runs, outcomes, Specification(), self.precision), self.lacking)
+        if found is not None and found.ignored == self.lacking.ignored:
+            self.faults[promise] = found.faults
+            self.evened.add(promise)
 
     def own(self, promise: str, faults: Iterable[str]) -> list[str]:
         """Those of the faults that belong to the promise, or that are not found where they belong."""
@@ -132,6 +164,20 @@ class _Decision:
         play = self.plays[case.name]
         rows = numbers(case, play.outcome, right, start)
         return {"run": case.name, "settings": case.describe(), "numbers": rows, "said": play.said}
+
+
+def evened(case: Case) -> Case:
+    """The run without tails, each batch one row of the same number of tokens, whose first label is -100."""
+    size, validation = case.settings.accumulation_steps, [*filter(count_targets, case.settings.validation)]
+    epochs = [list(epoch[: len(epoch) // size * size]) for epoch in case.epochs]
+    width = min(int(batch["attention_mask"][0].sum()) for batch in (*chain(*epochs), *validation))
+
+    def cut(batch: Batch) -> Batch:
+        row = {name: values[:1, -width:] for name, values in batch.items()}  # a first row has no pads at its end
+        return row | {"labels": torch.cat([row["labels"].new_tensor([[-100]]), row["labels"][:, 1:]], dim=1)}
+
+    settings = replace(case.settings, validation=[*map(cut, validation)])
+    return replace(case, epochs=[[*map(cut, epoch)] for epoch in epochs], settings=settings)
 
 
 def _clear(search: Search, start: Explanation) -> Explanation | None:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conformance import resume
 from benchmarks.conformance.decide import Cell, cells
 
 FOLDER = Path(__file__).parent
@@ -28,6 +29,7 @@ def row(name: str) -> dict[str, Any]:
     for label, loop in (adapter.LOOPS if hasattr(adapter, "LOOPS") else {"": adapter.loop}).items():
         began = time.perf_counter()
         promises = cells(loop, settled, getattr(adapter, "PRECISION", "float64"))
+        promises["C13"] = resume_cell(adapter, settled, label)
         for seen, meant in getattr(adapter, "MEANT", {}).get(label, {}).items():
             if promises[seen]["status"] == "departs":
                 promises[seen], promises[meant] = promises[meant], promises[seen]
@@ -39,6 +41,14 @@ def row(name: str) -> dict[str, Any]:
         lines[label] = {"promises": promises, "seconds": round(time.perf_counter() - began)}
     found = getattr(adapter, "VERSION", None) or version(adapter.PACKAGE)
     return {"package": adapter.PACKAGE, "version": found, "date": f"{date.today()}", "lines": lines}
+
+
+def resume_cell(adapter: Any, settled: dict[str, Cell], label: str) -> Cell:
+    """The cell of C13 for a line of the adapter."""
+    train = getattr(adapter, "RESUMES", {}).get(label)
+    if train is None:
+        return settled.get("C13", Cell(status="not tried", reason="the adapter stops no run"))
+    return resume.cell(train, getattr(adapter, "PRECISION", "float64"))
 
 
 def confirmed(name: str, label: str, promise: str) -> dict[str, str]:

@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.conformance.decide import ASKED
 
 RESULTS = Path(__file__).parent / "results"
+COLUMNS = [*ASKED, "C13"]
+UNTRIED = {"status": "not tried"}  # C13 of a row that was stored before it was asked
 CONFIRM = Path(__file__).parent / "confirm"
 WORDS = {
     "kept": "kept",
@@ -33,9 +35,9 @@ SHARED = {  # what a departure is where its row says nothing else
 def text() -> str:
     """The table, a line for each loop, and below it a paragraph for each promise that a loop departs from."""
     rows = [json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in names()]
-    head = [f"| trainer | {' | '.join(ASKED)} |", "|---" * (len(ASKED) + 1) + "|"]
+    head = [f"| trainer | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     body = [line for row in rows for line in table_lines(row)]
-    return "\n".join([*head, *body, *(line for promise in ASKED for line in said(promise, rows))])
+    return "\n".join([*head, *body, *(line for promise in COLUMNS for line in said(promise, rows))])
 
 
 def names() -> list[str]:
@@ -46,7 +48,7 @@ def names() -> list[str]:
 def table_lines(row: dict[str, Any]) -> Iterator[str]:
     """A line for each loop of a row."""
     for label, line in row["lines"].items():
-        found = [WORDS[line["promises"][promise]["status"]] for promise in ASKED]
+        found = [WORDS[line["promises"].get(promise, UNTRIED)["status"]] for promise in COLUMNS]
         yield f"| {title(row, label)} | {' | '.join(found)} |"
 
 
@@ -59,7 +61,11 @@ def said(promise: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
     In brackets are the faults and the smallest run; a loop whose words an earlier one had has its numbers alone.
     """
-    lines = [(title(row, label), line["promises"][promise]) for row in rows for label, line in row["lines"].items()]
+    lines = [
+        (title(row, label), line["promises"].get(promise, UNTRIED))
+        for row in rows
+        for label, line in row["lines"].items()
+    ]
     departing = [(name, cell) for name, cell in lines if "faults" in cell]
     if not departing:
         return

@@ -8,10 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from benchmarks.conformance import decide, here, table
+from benchmarks.conformance import decide, here, resume, table
 from benchmarks.conformance.__main__ import FOLDER, NAMES
 from course_lm.audit import spec
+from course_lm.audit.locate import BREAKS
+from course_lm.audit.outcome import PRECISIONS, distance
+from course_lm.audit.runs import ladder
+from course_lm.audit.search import Explanation, Specification
+from tests.audit.loops import resumed
 
 SCRIPTS = sorted((FOLDER / "confirm").glob("*_c*.py"))
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
@@ -62,7 +68,7 @@ def test_a_departure_has_the_status_the_promise_and_the_words_of_its_own_line(mo
     monkeypatch.setattr(here, "import_module", lambda name: adapter)
     lines = here.row("any")["lines"]
     status = {label: {key: cell["status"] for key, cell in line["promises"].items()} for label, line in lines.items()}
-    common = {"C2": "not offered", "C5": "not guarded", "C7": "not confirmed", "C12": "not tried"}
+    common = {"C2": "not offered", "C5": "not guarded", "C7": "not confirmed", "C12": "not tried", "C13": "not tried"}
     assert status == {
         "first": {"C1": "broken", "C3": "kept", **common},
         "second": {"C1": "kept", "C3": "broken", **common},
@@ -122,3 +128,77 @@ def test_a_loop_that_ends_in_an_error_is_not_taken_for_one_with_a_fault():
     found = departing(unable_to_clip)
     assert "C6" in found and {(cell["status"], *cell["faults"]) for cell in found.values()} == {("not confirmed",)}
     assert "the adapter's own" in found["C6"]["numbers"]
+
+
+ELSEWHERE = (*BREAKS["C3"][:3], *BREAKS["C4"], "val_mean_of_means", "val_weighted_by_rows")
+
+
+def shows(case, fault):
+    """Whether the run leaves something else with the fault."""
+    specification = Specification()
+    right, wrong = (specification.outcome(case, Explanation(faults)) for faults in ((), (fault,)))
+    return distance(wrong, right, specification.start(case), PRECISIONS["float32"]) > 1.0
+
+
+@pytest.mark.parametrize("promise", decide.EVENED)
+def test_evened_runs_show_each_fault_against_their_promise_and_none_that_depends_on_how_targets_lie(promise):
+    runs = [decide.evened(case) for case in ladder() if case.promise == promise]
+    assert [fault for fault in BREAKS[promise] if not any(shows(case, fault) for case in runs)] == []
+    assert [(fault, case.name) for fault in ELSEWHERE for case in runs if shows(case, fault)] == []
+
+
+def by_squares(*faults):
+    """A loop whose micro-batches weigh by the square of their targets, which is a fault without a name."""
+
+    def loop(model, epochs, settings):
+        optimizer, k = torch.optim.SGD(model.parameters(), lr=1.0), 0
+        size = settings.accumulation_steps
+        for batches in epochs:
+            for window in (batches[start : start + size] for start in range(0, len(batches), size)):
+                counts = [int((batch["labels"][:, 1:] != -100).sum()) ** 2 for batch in window]
+                for batch, count in zip(window, counts):
+                    logits = model(batch["input_ids"], attention_mask=batch["attention_mask"])[:, :-1]
+                    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+                    (loss * count / sum(counts)).backward()
+                optimizer.param_groups[0]["lr"] = settings.schedule(0 if "schedule_never_moves" in faults else k)
+                optimizer.step()
+                optimizer.zero_grad()
+                k += 1
+
+    return loop
+
+
+@pytest.mark.parametrize(("faults", "status"), [((), "kept"), (("schedule_never_moves",), "departs")])
+def test_a_fault_without_a_name_is_held_against_its_own_promise_alone(monkeypatch, faults, status):
+    names = ("one SGD step on one row", "micro-batches of unequal tokens", "rates that move, with accumulation")
+    monkeypatch.setattr(decide, "ladder", lambda: [case for case in ladder() if case.name in names])
+    found = decide.cells(by_squares(*faults), {})
+    assert {promise: found[promise]["status"] for promise in ("C1", "C3", "C8")} == {
+        "C1": "kept",
+        "C3": "departs",
+        "C8": status,
+    }
+    assert found["C8"].get("faults", []) == list(faults)
+
+
+@pytest.mark.parametrize(
+    ("faults", "status", "named"),
+    [
+        ((), "kept", None),
+        (("moments_lost",), "departs", ["moments_lost"]),
+        (("random_state_lost",), "departs", ["random_state_lost"]),
+    ],
+)
+def test_the_cell_of_a_resume_is_what_stopped_runs_show(faults, status, named):
+    def train(model, epochs, settings, folder, stop_after):
+        return resumed.train(model, epochs, settings, folder, stop_after, faults=faults)
+
+    found = resume.cell(train)
+    assert (found["status"], found.get("faults")) == (status, named)
+
+
+def test_a_loop_that_departs_without_a_stop_is_not_tried_with_one():
+    def train(model, epochs, settings, folder, stop_after):
+        by_squares("schedule_never_moves")(model, epochs, settings)
+
+    assert resume.cell(train)["status"] == "not tried"

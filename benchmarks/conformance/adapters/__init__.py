@@ -9,6 +9,7 @@ where a documented setting makes a line of its own. It may have more:
 - `MEANT`: label -> the promise of the run that shows a fault -> the promise that this fault breaks.
 - `CONFIRM`: the adapter whose scripts are meant, where these are not its own.
 - `VERSION`: the version of a package that is not installed.
+- `RESUMES`: label -> a loop that stops and goes on, as `audit_resume` wants it, for C13.
 - `PRECISION`: "float32" for a trainer that refuses float64.
 
 The file `requirements/NAME.txt` pins what it needs. A script in `confirm/` shows a fault with the trainer alone: it

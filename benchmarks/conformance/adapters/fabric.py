@@ -20,7 +20,7 @@ from course_lm.audit.spec import Batches, Settings
 USERS = "the user writes it"
 PACKAGE = "lightning"
 NOT_OFFERED = {"C1": USERS, "C2": USERS, "C8": USERS, "C9": USERS, "C11": USERS, "C12": USERS}
-NOT_OFFERED |= {"C4": "the page does not speak of an epoch's end"}
+NOT_OFFERED |= {"C4": "the page does not speak of an epoch's end", "C13": "the page stops no run"}
 CALLED = {"C5": "not guarded", "C7": "not guarded"}  # the user calls `optimizer.step()`
 
 

@@ -29,6 +29,7 @@ USERS = "the user writes it"
 PACKAGE = "fastai"
 PRECISION = "float32"  # the recorder mixes the loss with a float32 number
 NOT_OFFERED = {"C1": USERS, "C2": USERS, "C9": "the user builds the optimizer"}
+NOT_TRIED = {"C13": "`fit(start_epoch=…)` goes on at an epoch's start alone, and the adapter stops no run"}
 Item = tuple[Batch, Tensor]
 
 

@@ -4,22 +4,28 @@ The loss is the mean over a batch's targets, the optimizer torch's own. The rate
 `Events.ITERATION_COMPLETED(every=gradient_accumulation_steps)`. In the first line the metric has its default, which
 weighs a batch by its rows; in the second its argument `batch_size` counts targets. The trainer has no clipping. One
 `run` makes all epochs; each reads its own batches. A run that is to be refused has `TerminateOnNan`.
+
+A run that stops saves trainer, model, optimizer and rates by `Checkpoint`; `Checkpoint.load_objects` goes on. In the
+second line the trainer is then made with `deterministic=True`, and each call sets one seed, as that engine asks for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from ignite.engine import (  # pyrefly: ignore[missing-import]
     Events,
     create_supervised_evaluator,
     create_supervised_trainer,
 )
-from ignite.handlers import TerminateOnNan  # pyrefly: ignore[missing-import]
+from ignite.handlers import Checkpoint, DiskSaver, TerminateOnNan  # pyrefly: ignore[missing-import]
 from ignite.metrics import Loss  # pyrefly: ignore[missing-import]
 from torch import Tensor, nn
 
+from benchmarks.conformance.resume import Resumed, loader_of
 from course_lm.audit.adapters.parts import Batch, Loop, build_optimizer, build_rates, logits_for
 from course_lm.audit.runs import count_targets
 from course_lm.audit.spec import Batches, Settings
@@ -83,7 +89,45 @@ def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-LOOPS = {
-    "": driven(len),
-    "`Loss(batch_size=…)` counts targets": driven(lambda labels: count_targets({"labels": labels})),
-}
+def resumes(*, deterministic: bool) -> Resumed:
+    """A loop that goes on from the checkpoint in its folder."""
+
+    def resumed(
+        model: nn.Module, epochs: Sequence[Batches], settings: Settings, folder: Path, stop_after: int | None
+    ) -> Mapping[str, Any]:
+        if deterministic:
+            torch.manual_seed(0)
+        optimizer, size = build_optimizer(model, settings), settings.accumulation_steps
+        rates, loader = build_rates(optimizer, settings), loader_of(epochs)
+        sampler = loader.sampler
+        trainer = create_supervised_trainer(
+            model, optimizer, shifted_loss, prepare_batch=inputs_and_labels, model_fn=logits_for,
+            gradient_accumulation_steps=size, deterministic=deterministic,
+        )  # fmt: skip
+        kept = {"trainer": trainer, "model": model, "optimizer": optimizer, "rates": rates}
+        saved = next(folder.glob("*.pt"), None)
+        if saved:
+            Checkpoint.load_objects(to_load=kept, checkpoint=torch.load(saved, weights_only=False))
+
+        @trainer.on(Events.EPOCH_STARTED)
+        def set_epoch() -> None:
+            sampler.set_epoch(trainer.state.epoch - 1)
+
+        @trainer.on(Events.ITERATION_COMPLETED(every=size))
+        def move_the_rate() -> None:
+            rates.step()
+
+        if stop_after is not None:
+            stop = Events.ITERATION_COMPLETED(once=stop_after * size)
+            trainer.add_event_handler(stop, Checkpoint(kept, DiskSaver(str(folder), require_empty=False)))
+            trainer.add_event_handler(stop, trainer.terminate)
+        if trainer.state.iteration < len(epochs) * len(loader):
+            trainer.run(loader, max_epochs=len(epochs))
+        return {"ignores": {*IGNORES, "validation"}}
+
+    return resumed
+
+
+COUNTS = "`Loss(batch_size=…)` counts targets, `deterministic=True`"
+LOOPS = {"": driven(len), COUNTS: driven(lambda labels: count_targets({"labels": labels}))}
+RESUMES = {"": resumes(deterministic=False), COUNTS: resumes(deterministic=True)}

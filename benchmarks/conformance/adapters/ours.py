@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 import course_lm
 from course_lm.audit.adapters.parts import UNSCALED, Batch, build_optimizer
 from course_lm.audit.spec import Batches, Settings
+from course_lm.monitoring.records import Record
 from course_lm.trainer import Trainer
 
 PACKAGE, VERSION = "course-lm", course_lm.__version__  # it is not installed
@@ -36,8 +38,32 @@ class Epochs:
         return iter(self.epochs[self.epoch])
 
 
+class StopAt:
+    """An observer that stops its trainer after so many steps."""
+
+    trainer: Trainer
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def start(self, step: int, total_steps: int | None) -> None: ...
+
+    def log(self, record: Record) -> None:
+        if record["event"] == "train" and record["step"] == self.step:
+            self.trainer.stop()
+
+    def close(self) -> None: ...
+
+
 def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Mapping[str, Any]:
     """Train as the settings say; without a folder nothing is written."""
+    return resumed(model, epochs, settings, None, None)
+
+
+def resumed(
+    model: nn.Module, epochs: Sequence[Batches], settings: Settings, folder: Path | None, stop_after: int | None
+) -> Mapping[str, Any]:
+    """Train from what the folder holds; stop after so many steps."""
     training = {
         "gradient_accumulation_steps": settings.accumulation_steps,
         "max_grad_norm": settings.max_grad_norm,
@@ -46,15 +72,24 @@ def loop(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> Map
         "eval_tokens": None,
         "precision": "fp32",
         "device": "cpu",
-        "output_dir": None,
+        "output_dir": folder and str(folder),
         "restore_best": False,
-        "logging_steps": 10**6,
+        "deterministic": False,
+        "logging_steps": 1,
     }
+    stop = StopAt(stop_after)
     with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
-        trainer = Trainer(
-            model, {"training": training}, optimizer=build_optimizer(model, settings), schedule=settings.schedule
+        trainer = stop.trainer = Trainer(
+            model,
+            {"training": training},
+            optimizer=build_optimizer(model, settings),
+            schedule=settings.schedule,
+            observers=[stop],
         )
         history = trainer.train(Epochs(epochs), list(settings.validation) or None)
     losses = [record["val_loss"] for record in history.records if "val_loss" in record]
     return {"validation_losses": losses, "best_weights": trainer.best_weights, "ignores": set(UNSCALED)}
+
+
+RESUMES = {"": resumed}

@@ -18,6 +18,7 @@ from course_lm.audit.spec import Batches, Settings
 USERS = "the user writes it"
 PACKAGE = "torch"
 NOT_OFFERED = {"C1": USERS, "C2": USERS, "C8": USERS, "C9": USERS, "C11": USERS, "C12": USERS}
+NOT_OFFERED |= {"C13": "the examples stop no run"}
 CALLED = {"C5": "not guarded"}  # the user calls `scaler.step(optimizer)`
 IGNORES = {"validation"}
 

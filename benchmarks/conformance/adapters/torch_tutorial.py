@@ -29,6 +29,7 @@ NOT_OFFERED = {
     "C8": "the tutorial has one rate",
     "C9": "the tutorial sets no decay",
     "C11": ONE_SIZE,
+    "C13": "the tutorial stops no run",
 }
 CALLED = {"C7": "not guarded"}  # the user calls `optimizer.step()`
 IGNORES = {"accumulation_steps", "max_grad_norm", "loss_scale", "overflow_steps"}

@@ -24,7 +24,7 @@ from course_lm.audit.spec import Batches, Settings
 PACKAGE = "torchtune"
 PRECISION = "float32"  # the recipe scales gradients by a float32 number
 NOT_OFFERED = {"C11": "the recipe has no validation", "C12": "the recipe keeps each epoch's weights"}
-
+NOT_TRIED = {"C13": "the adapter leaves out the recipe's checkpoints"}
 CALLED = {"C9": "differs by choice"}
 
 

@@ -1,6 +1,7 @@
 """Hugging Face's Trainer of September 2024, before its gradient accumulation was mended: the proof of the table.
 
-As `hugging_face.py`, but for arguments that 4.45 does not know: the order of the batches is a sampler's.
+As `hugging_face.py`, but for what 4.45 does not know: the order of the batches is a sampler's, and as `optim="sgd"`
+reads no `optim_args`, `create_optimizer` sets the momentum.
 """
 
 from typing import Any
@@ -23,7 +24,13 @@ def known_arguments(*run: Any) -> dict[str, Any]:
 
 
 class InOrder(transformers.Trainer):
-    """The Trainer without its shuffle."""
+    """The Trainer without its shuffle, and with the momentum of SGD."""
+
+    def create_optimizer(self, *given: Any) -> Any:  # pyrefly: ignore[bad-override]
+        optimizer = super().create_optimizer(*given)
+        for group in optimizer.param_groups if self.args.optim == "sgd" else ():
+            group["momentum"] = float(str(self.args.optim_args).partition("=")[2])
+        return optimizer
 
     def _get_train_sampler(self, *_: Any) -> Any:  # pyrefly: ignore[bad-override]
         return SequentialSampler(self.train_dataset)  # pyrefly: ignore[bad-argument-type]

@@ -3,7 +3,8 @@
 `SFTConfig` has its defaults but for what a run decides, as in `hugging_face.py`, and for bf16 and the checkpoints of
 activations, which are off. An item of the data set is a whole batch. In the first line trl's collator pads its rows; in
 the second the rows are one packed row, as `packing=True` makes it, and the model is told the positions alone. The loss
-is trl's own in float32, from the hidden states and the head's weights.
+is trl's own in float32, from the hidden states and the head's weights. Validation batches without a target are left
+out, as trl's own preparation leaves out such rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from course_lm.audit import huggingface
 from course_lm.audit.adapters import hugging_face
 from course_lm.audit.adapters.parts import Batch, logits_for
 from course_lm.audit.model import EOS, PAD
+from course_lm.audit.runs import count_targets
 from course_lm.audit.spec import Settings
 
 PACKAGE = "trl"
@@ -99,6 +101,7 @@ class Padded(trl.SFTTrainer):
         optimizers: Any,
     ) -> None:
         chosen = {name: getattr(args, name) for name in DECIDED}
+        validation = [batch for batch in eval_dataset or () if count_targets(batch)]
         super().__init__(
             AuditForCausalLM(model.model),
             trl.SFTConfig(
@@ -111,7 +114,7 @@ class Padded(trl.SFTTrainer):
             ),
             None if self.packing else collate,
             dataset(train_dataset, self.item),
-            eval_dataset and dataset(eval_dataset, self.item),
+            dataset(validation, self.item) if validation else None,
             tokenizer(),
             callbacks=callbacks,
             optimizers=optimizers,

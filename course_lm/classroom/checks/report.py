@@ -19,7 +19,6 @@ from course_lm.classroom.checks.departure import Departure, departure, what_hold
 from course_lm.classroom.checks.naming import Named, name_fault, name_mistake
 from course_lm.classroom.checks.outcomes import Outcome, names_in
 from course_lm.classroom.checks.question import Question
-from course_lm.classroom.checks.relations import relation
 from course_lm.classroom.progress import SIGNS
 from course_lm.display import GREEN, GREY, RED
 
@@ -168,9 +167,7 @@ def _judge(
     named = name_mistake(question, got)
     if named is not None:
         return _report(question, name, named.sentence, where, got, named.hint)
-    related = relation([(question.expected[case].value, got[case].value) for case in order])
-    message = f"not the expected result in {len(wrong)} of {len(got)} cases"
-    return _report(question, name, f"{message}: {related}" if related else message, where, got)
+    return _report(question, name, f"not the expected result in {len(wrong)} of {len(got)} cases", where, got)
 
 
 def _is_right_only_at_first(question: Question, fn: Callable[..., object], got: Mapping[str, Outcome]) -> bool:

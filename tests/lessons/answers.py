@@ -51,7 +51,7 @@ def said_of(report: Report) -> str:
         return "right"
     message = report.message
     if report.status == "raised":  # the words after its type are those of Python and torch, which other versions change
-        named = re.findall(r"(?:where it is wrong, )?this is what you get when .*", message)
+        named = re.findall(r"this is what you get when .*", message)
         message = ": ".join([message.partition(":")[0], *named])
     return f"{report.status}: {message}"
 

@@ -12,7 +12,7 @@ from course_lm.classroom import checks
 from tests.lessons.answers import FILES, answers_in, reports_of, said_of
 
 NAMED = re.compile(
-    "this is what you get when|asks for a way without it|changes its input|keeps something"
+    "this is what you get when|asks for a way without it|changes its input"
     r"|does not heed settings|must return a dict|a `return` is missing|unsound, in the part"  # of an audited loop
     r"|misses \w+|refuses \w+"  # of a test that is written
 )

@@ -1,9 +1,9 @@
 """Feedback for the lessons: predictions before a surprise, and one check for each exercise.
 
 `checks.NAME` is the exercise of that name: the modules of `classroom.exercises` hold them, one a lesson. exercise.py
-says what an exercise is, report.py compares an answer with its solution, naming.py names the mistake;
-simulated_ranks.py stands in for many processes; predict.py asks what stands in predictions/. `checks.last` is the
-latest report of an answer that failed.
+says what an exercise is, report.py compares an answer with its solution and names the mistake; simulated_ranks.py
+stands in for many processes; predict.py asks what stands in predictions/. `checks.last` is the latest report of an
+answer that failed.
 """
 
 from importlib import import_module

@@ -36,10 +36,6 @@ class Mistake:
             self._outcomes[case] = question.ask(self._fn, case)
         return self._outcomes[case]
 
-    def is_like(self, question: "Question", got: Mapping[str, Outcome], cases: Sequence[str]) -> bool:
-        """Whether it does the same as an answer in all of these cases."""
-        return all(question.is_equal(self.outcome(question, case), got[case]) for case in cases)
-
 
 @dataclass(frozen=True)
 class Question:
@@ -88,6 +84,14 @@ class Question:
     def is_right(self, case: str, got: Outcome) -> bool:
         """Whether an outcome is what was expected."""
         return self.is_equal(self.expected[case], got)
+
+    def mistake_of(self, got: Mapping[str, Outcome]) -> Mistake | None:
+        """The mistake that does in every case what an answer does, if there is one."""
+        order = sorted(got, key=lambda case: self.is_right(case, got[case]))  # the wrong ones tell mistakes apart
+        for one in self.mistakes:
+            if all(self.is_equal(one.outcome(self, case), got[case]) for case in order):
+                return one
+        return None
 
     def by_size(self, cases: Collection[str]) -> list[str]:
         """Cases, the one with the smallest input first."""

@@ -15,8 +15,7 @@ from types import CodeType
 from typing import Any, Literal
 
 from course_lm.classroom.checks import attempts
-from course_lm.classroom.checks.departure import Departure, departure, what_holds
-from course_lm.classroom.checks.naming import Named, name_fault, name_mistake
+from course_lm.classroom.checks.departure import departure, what_holds
 from course_lm.classroom.checks.outcomes import Outcome, names_in
 from course_lm.classroom.checks.question import Question
 from course_lm.classroom.progress import SIGNS
@@ -25,21 +24,7 @@ from course_lm.display import GREEN, GREY, RED
 Status = Literal["passed", "wrong", "raised", "not written yet"]
 _COLOURS = {"passed": GREEN, "wrong": RED, "raised": RED, "not written yet": GREY}
 _PRE = "margin:0.4em 0 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"  # JupyterLab cuts words
-_DOES_NOTHING = {
-    "RESUME",
-    "NOP",
-    "CACHE",
-    "POP_TOP",
-    "COPY_FREE_VARS",
-    "MAKE_CELL",
-    "RETURN_VALUE",
-    "LOAD_CONST",
-    "RETURN_CONST",
-}
-_KEEPS = (
-    "right in the first call, and not when the same arguments come again: it keeps something from earlier calls, "
-    "such as a list among its defaults, or is left to chance"
-)
+_DOES_NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}
 
 
 @dataclass(frozen=True)
@@ -104,8 +89,6 @@ def compare(question: Question, fn: Callable[..., object]) -> Report:
     if _is_stub(fn):
         return Report(name, "not written yet", "not written yet")
     got = {case: question.ask(fn, case) for case in question.cases}
-    if any(isinstance(one.error, NotImplementedError) and _raised_by(one.error, fn) for one in got.values()):
-        return Report(name, "not written yet", "not written yet")
     wrong = [case for case in got if not question.is_right(case, got[case])]
     since = attempts.compared_with_last(question.check, wrong)
     if not wrong:
@@ -129,51 +112,28 @@ def _is_stub(fn: Callable[..., object]) -> bool:
     return nothing and all(step.opname in _DOES_NOTHING for step in steps)
 
 
-def _raised_by(error: Exception, fn: Callable[..., object]) -> bool:
-    """Whether a `raise` of the function itself raised an error, and nothing that it called, such as a torch kernel."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or last.tb_frame.f_code is not getattr(fn, "__code__", None):
-        return False
-    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
-
-
 def _judge(
     question: Question, fn: Callable[..., object], name: str, got: dict[str, Outcome], wrong: list[str]
 ) -> Report:
-    order = question.by_size(wrong)
-    without = [case for case in order if got[case].gave_none]
-    raised = [case for case in order if got[case].error is not None]
-    refused = [case for case in order if got[case].refused]
-    case = next(iter([*without, *raised, *refused, *order]))
-    where = departure(question, fn, case, got[case])
-    if _is_right_only_at_first(question, fn, got):
-        return _report(question, name, _KEEPS, where, got)
-    named = name_fault(question, got) if without or raised or refused else None
-    if without:
-        named = named or Named(_none_words(got, case))
-        return _report(question, name, named.sentence, where, got, named.hint)
-    if raised:
-        error = got[case].error
-        assert error is not None
-        message, line = _what_was_raised(error, fn)
-        message, hint = (f"{message}: {named.sentence}", named.hint) if named else (message, "")
-        report = _report(question, name, message, replace(where, said=line), got, hint)
-        return replace(report, status="raised")
-    if refused:
-        named = named or Named(got[case].refused)
-        return _report(question, name, named.sentence, where, got, named.hint)
-    named = name_mistake(question, got)
-    if named is not None:
-        return _report(question, name, named.sentence, where, got, named.hint)
-    return _report(question, name, f"not the expected result in {len(wrong)} of {len(got)} cases", where, got)
+    """What is said of a wrong answer: its mistake, shown in the smallest case that is wrong in the plainest way."""
+    case = min(question.by_size(wrong), key=lambda case: _way(got[case]))
+    where, mistake = departure(question, fn, case, got[case]), question.mistake_of(got)
+    said = f"this is what you get when {mistake.words}" if mistake else ""
+    hint = f"hint: {mistake.hint}" if mistake and mistake.hint else ""
+    status: Status = "wrong"
+    if (error := got[case].error) is not None:
+        status, (message, line) = "raised", _what_was_raised(error, fn)
+        said, where = f"{message}: {said}" if said else message, replace(where, said=line)
+    elif got[case].gave_none:
+        said = said or _none_words(got, case)
+    said = said or got[case].refused or f"not the expected result in {len(wrong)} of {len(got)} cases"
+    folded = "\n".join(line for line in (hint, what_holds(question, got)) if line)
+    return Report(name, status, said, where.lines, folded, where.args, where.expected, where.got)
 
 
-def _is_right_only_at_first(question: Question, fn: Callable[..., object], got: Mapping[str, Outcome]) -> bool:
-    """Whether the first case, which was right before the others were asked, is wrong after them."""
-    first = next(iter(got))
-    return question.is_right(first, got[first]) and not question.is_right(first, question.ask(fn, first))
+def _way(got: Outcome) -> int:
+    """The plainest way to be wrong is to give nothing, then to raise, to be refused, to give another result."""
+    return 0 if got.gave_none else 1 if got.error is not None else 2 if got.refused else 3
 
 
 def _none_words(got: Mapping[str, Outcome], case: str) -> str:
@@ -182,18 +142,6 @@ def _none_words(got: Mapping[str, Outcome], case: str) -> str:
     if all(one.gave_none for one in got.values()):
         return f"gives {what}: a `return` is missing"
     return f'gives {what} in the case "{case}": is a `return` missing there?'
-
-
-def _report(
-    question: Question,
-    name: str,
-    message: str,
-    where: Departure,
-    got: Mapping[str, Outcome],
-    hint: str = "",
-) -> Report:
-    folded = "\n".join(line for line in (f"hint: {hint}" if hint else "", what_holds(question, got)) if line)
-    return Report(name, "wrong", message, where.lines, folded, where.args, where.expected, where.got)
 
 
 def _what_was_raised(error: Exception, fn: Callable[..., object]) -> tuple[str, str]:

@@ -7,8 +7,6 @@ _wrong: dict[str, frozenset[str]] = {}
 
 def compared_with_last(check: str, wrong: Sequence[str]) -> str:
     """What is right now and what is still wrong, in words; empty at a first attempt. Remembers this one."""
-    if not check:
-        return ""
     before, now = _wrong.pop(check, None), frozenset(wrong)
     if now:
         _wrong[check] = now

@@ -67,7 +67,7 @@ def what_holds(question: Question, got: Mapping[str, Outcome]) -> str:
 
 def _name_of(fn: Callable[..., object], question: Question) -> str:
     name = getattr(fn, "__name__", "")
-    return name if name.isidentifier() else question.check or "answer"
+    return name if name.isidentifier() else question.check
 
 
 def code_of(name: str, args: tuple[Any, ...]) -> str:

@@ -123,7 +123,6 @@ def exercise(
     close: Close | None = None,
     without: Sequence[str] = (),
     unchanged: str = "it has changed nothing",
-    needs_tensor: bool = False,
     judge: Judge | None = None,
 ) -> Callable[[Fn], Exercise]:
     """Make an exercise of its solution.
@@ -135,12 +134,11 @@ def exercise(
         close: relative and absolute tolerance of numbers, by default chosen by their type.
         without: functions that the exercise forbids: a right answer that uses one of these names is refused.
         unchanged: what to say of a procedure that has changed nothing: where `run` gives None.
-        needs_tensor: whether nested lists of the right numbers are wrong where a tensor is expected.
         judge: `judge(answer, report)` may give another report.
     """
 
     def make(solution: Fn) -> Exercise:
-        asked = Question(solution.__name__, solution, cases, (), run, close, without, unchanged, needs_tensor)
+        asked = Question(solution.__name__, solution, cases, (), run, close, without, unchanged)
         return Exercise(solution, asked, judge)
 
     return make

@@ -10,14 +10,13 @@ from itertools import islice
 from types import CodeType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from course_lm.classroom.checks.comparison import MOST_ITEMS
 
 Run = Callable[..., object]
-_DATA = (Tensor, np.ndarray, dict, list, tuple)
+_DATA = (Tensor, dict, list, tuple)
 _PLAIN = {str, int, float, bool, bytes, type(None)}
 
 
@@ -98,19 +97,9 @@ def outcome(run: Run, fn: Callable[..., object], args: tuple[Any, ...], referenc
             found.refused = str(refusal)
         except Exception as error:
             found.error = error
-    if _holds_itself(found.value):
-        found.value, found.refused = None, "the result holds itself"
     if not found.refused and reference is not None and found.changed - reference.changed:
         found.error, found.refused = None, "the function changes its input; make a new one instead"
     return found
-
-
-def _holds_itself(value: object, *holders: object) -> bool:
-    """Whether a list or dict lies within itself, so that nobody could compare it to an end."""
-    if not isinstance(value, dict | list | tuple):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return any(one is value for one in holders) or any(_holds_itself(part, value, *holders) for part in parts)
 
 
 @contextmanager
@@ -162,8 +151,6 @@ def _is_same(before: object, after: object) -> bool:
     if isinstance(before, Tensor):
         alike = isinstance(after, Tensor) and (before.dtype, before.shape) == (after.dtype, after.shape)
         return alike and torch.allclose(before, after.detach(), rtol=0, atol=0, equal_nan=True)
-    if isinstance(before, np.ndarray):
-        return np.array_equal(before, np.asarray(after), equal_nan=before.dtype.kind == "f")
     if isinstance(before, dict) and isinstance(after, dict):
         return list(before) == list(after) and all(_is_same(before[key], after[key]) for key in before)
     if type(before) is type(after) is list and _is_flat(before) and before == after:
@@ -184,19 +171,9 @@ def with_gradient(fn: Callable[..., object], *args: object) -> dict[str, object]
     """
     fractional = {i: arg for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.is_floating_point()}
     leaves = {i: arg.detach().clone().requires_grad_() for i, arg in fractional.items()}
-    try:
-        # not the leaves themselves, which torch lets nobody write to: the answer shall hear that from its own input
-        loss = fn(*(leaves[i].clone() if i in leaves else arg for i, arg in enumerate(args)))
-    except RuntimeError as error:
-        if "numpy() on Tensor that requires grad" not in str(error):
-            raise
-        raise Refused(
-            "the loss goes through NumPy, which keeps no gradient: a model cannot be trained with it"
-        ) from None
-    if not isinstance(loss, Tensor):
-        what = "an array" if isinstance(loss, np.ndarray | np.generic) else f"a plain {type(loss).__name__}"
-        raise Refused(f"gives {what}, which has no gradient (`.item()`, `float` and NumPy drop it): return a tensor")
-    if not loss.requires_grad:
+    # not the leaves themselves, which torch lets nobody write to: the answer shall hear that from its own input
+    loss = fn(*(leaves[i].clone() if i in leaves else arg for i, arg in enumerate(args)))
+    if not (isinstance(loss, Tensor) and loss.requires_grad):
         raise Refused("the loss has no gradient: `detach`, `no_grad`, `.item()` or a new `torch.tensor` cuts it off")
     inputs = list(leaves.values())
     found = torch.autograd.grad(loss.sum(), inputs, allow_unused=True)

@@ -3,14 +3,15 @@
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from course_lm.classroom.checks.comparison import Close, difference, short
-from course_lm.classroom.checks.outcomes import Outcome, Run, call, outcome, same_random_numbers
+from course_lm.classroom.checks.comparison import Close, difference
+from course_lm.classroom.checks.outcomes import Outcome, Refused, Run, call, outcome, same_random_numbers
 
 
 @dataclass
@@ -49,7 +50,6 @@ class Question:
     close: Close | None = None
     without: Sequence[str] = ()
     unchanged: str = "it has changed nothing"
-    needs_tensor: bool = False
 
     @cached_property
     def expected(self) -> dict[str, Outcome]:
@@ -77,9 +77,9 @@ class Question:
     def difference(self, expected: object, got: object) -> str:
         """The first difference between two results in words, empty where they are equal."""
         try:
-            return difference(expected, got, self.close, needs_tensor=self.needs_tensor) or ""
-        except TypeError:  # a wrong answer may return what no comparison knows
-            return f"got {short(got)}"
+            return difference(expected, got, self.close) or ""
+        except (TypeError, RecursionError):  # what no comparison knows, or what lies within itself
+            return f"got a {type(got).__name__} that cannot be compared"
 
     def is_right(self, case: str, got: Outcome) -> bool:
         """Whether an outcome is what was expected."""
@@ -103,20 +103,11 @@ class Question:
 
         def catch(*args: object, **_: object) -> object:
             caught.append(args)
-            raise _Caught
+            raise Refused
 
-        with same_random_numbers():
-            try:
-                self.run(catch, *copy.deepcopy(self.cases[case]))
-            except _Caught:
-                return caught[0]
-            except Exception:
-                pass
-        return caught[0] if caught else copy.deepcopy(self.cases[case])
-
-
-class _Caught(Exception):
-    pass
+        with same_random_numbers(), suppress(Exception):
+            self.run(catch, *copy.deepcopy(self.cases[case]))
+        return caught[0]
 
 
 def _size(value: object) -> float:

@@ -138,11 +138,6 @@ def test_no_text_of_the_loop_leaves_its_box():
         assert box.x0 < extent.x0 and extent.x1 < box.x1 and box.y0 < extent.y0 and extent.y1 < box.y1
 
 
-def test_an_unknown_part_of_the_loop_is_refused():
-    with pytest.raises(ValueError, match="no part 'clipping'; it has next window, forward"):
-        plots.loop_picture({"clipping": "09_clipping.ipynb"})
-
-
 def test_lesson_00_names_the_parts_of_the_loop_in_the_order_in_which_they_run_and_their_lessons():
     stored = LESSON.read_text(encoding="utf-8")
     assert ", ".join(f"{part} ({link[:2]})" for part, link in plots.LOOP_LESSONS.items()) in stored

@@ -292,6 +292,18 @@ def test_only_code_that_does_nothing_is_not_written_yet():
     assert check(in_one_case).message == 'gives None in the case "zero": is a `return` missing there?'
 
 
+def test_of_several_ways_to_be_wrong_the_plainest_is_said():
+    def answer(x):
+        if x == 1:
+            return 0
+        if x == 2:
+            raise ValueError
+
+    cases = {"one": (1,), "two": (2,), "three": (30,)}
+    assert judged(answer, double, cases).message == 'gives None in the case "three": is a `return` missing there?'
+    assert judged(answer, double, {"one": (1,), "two": (2,)}).status == "raised"
+
+
 def test_a_not_implemented_error_is_shown_at_its_line():
     def later(x):
         raise NotImplementedError

@@ -76,13 +76,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     whole = _is_byte_level(tokenizer.pre_tokenizer) and _is_byte_level(tokenizer.decoder)
     ensure(whole, f"{path} is no byte-level tokenizer, as GPT-2's is: its pre_tokenizer and decoder must be ByteLevel")
     end_of(tokenizer)
+    highest = max(tokenizer.get_vocab().values())  # what holds a number for each id is as long
+    ensure(highest < MAX_VOCAB_SIZE, f"{path} has the token id {highest}: ids must be below {MAX_VOCAB_SIZE:,}")
     return _specials_as_text(tokenizer)
 
 
 def pad_id(tokenizer: Tokenizer) -> int:
     """Id of `<pad>`, or where there is none, that of the end of text: a mask tells where padding is, never an id."""
-    index = tokenizer.token_to_id(PAD)
-    return eos_id(tokenizer) if index is None else index
+    return _special_ids(tokenizer).get(PAD, eos_id(tokenizer))
 
 
 def eos_id(tokenizer: Tokenizer) -> int:
@@ -92,8 +93,11 @@ def eos_id(tokenizer: Tokenizer) -> int:
 
 def end_of(tokenizer: Tokenizer) -> str:
     """What the tokenizer calls the end of text: the first of `ENDS` that is a special token; ValueError for none."""
-    found = [name for name in ENDS if name in _special_ids(tokenizer)]
-    ensure(bool(found), f"the tokenizer has no end of text: one of its special tokens must be {', '.join(ENDS)}")
+    specials = sorted(_special_ids(tokenizer))
+    found = [name for name in ENDS if name in specials]
+    got = ", ".join([*specials[:5], *(["…"] if len(specials) > 5 else [])]) or "none"
+    accepted = f"one of its special tokens must be {', '.join(ENDS)}"
+    ensure(bool(found), f"the tokenizer has no end of text: {accepted}, got {got}")
     return found[0]
 
 

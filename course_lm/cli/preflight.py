@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 from course_lm.cli.inspect import read_share
-from course_lm.cli.preparation import own_tokenizer, prepare, settle_curriculum
+from course_lm.cli.preparation import check_same_tokenizer, own_tokenizer, prepare, settle_curriculum
 from course_lm.config import TrainingConfig
 from course_lm.display import table
 from course_lm.distributed import connect
@@ -25,6 +25,7 @@ def check_run(config: TrainingConfig, options: Namespace) -> int:
         checks.append(ALL_ELSE)
     else:
         run = prepare(config)
+        check_same_tokenizer(config, run.tokenizer)
         checks = preflight(run.model, config, run.train_loader, run.val_loader, started)
         documents, share, _ = read_share(corpus)
         text = measure(documents, config.data.vocab_size, own_tokenizer(config))

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, zip_longest
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -18,10 +19,11 @@ from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager
 from course_lm.display import readable_bytes
 from course_lm.model import GPT, count_parameters
 from course_lm.reproducibility import seed_everything
-from course_lm.run_records import TOKENIZER
+from course_lm.run_records import CONFIG, TOKENIZER
 from course_lm.tokenizer import changed_by, load_tokenizer, train_tokenizer
 from course_lm.trainer import Trainer
 from course_lm.trainer.init_from import tokenizer_from
+from course_lm.trainer.resume import WHAT_TO_DO, holds_checkpoints
 from course_lm.trainer.run import explain_out_of_memory, run_folder
 from course_lm.validation import ensure, expanded, one_line
 
@@ -119,15 +121,32 @@ def own_tokenizer(config: TrainingConfig) -> Tokenizer | None:
     """The tokenizer of `data.tokenizer`, or of the run's copy if that file is gone; ValueError for a wrong one."""
     if config.data.tokenizer is None:
         return None
-    file, folder = expanded(config.data.tokenizer), run_folder(config)
-    if not file.exists() and folder is not None and (folder / TOKENIZER).is_file():
-        file = folder / TOKENIZER
+    file, copy = expanded(config.data.tokenizer), _tokenizer_of_run(config)
+    if not file.exists() and copy is not None:
+        # of a file that the run was not trained with, such as one whose name has a slip, it has no copy
+        named = TrainingConfig.from_yaml(copy.with_name(CONFIG)).data.tokenizer
+        file = copy if named == config.data.tokenizer else file
     problem = "a folder: name the tokenizer.json in it" if file.is_dir() else "no file that is there"
     ensure(file.is_file(), f"data.tokenizer {file} is {problem}")
     try:
         return load_tokenizer(file)
     except ValueError as error:
         raise ValueError(f"data.tokenizer {file}: {error}") from None
+
+
+def check_same_tokenizer(config: TrainingConfig, mine: Tokenizer) -> None:
+    """Refuse to go on with another `data.tokenizer` than the run has, also where no id tells; ValueError."""
+    copy = _tokenizer_of_run(config)
+    if config.data.tokenizer is not None and copy is not None and holds_checkpoints(copy.parent):
+        same = load_tokenizer(copy).to_str() == mine.to_str()
+        ensure(same, f"data.tokenizer {config.data.tokenizer} is another one than {copy}: {WHAT_TO_DO}")
+
+
+def _tokenizer_of_run(config: TrainingConfig) -> Path | None:
+    """The copy that the run which goes on has in its folder; None for a new run, or one that has not ended yet."""
+    folder = run_folder(config)
+    goes_on = folder is not None and config.training.resume == "auto" and (folder / TOKENIZER).is_file()
+    return folder / TOKENIZER if goes_on else None
 
 
 def _look_for_leaks(data: DataConfig, train: Text, held_out: Text) -> None:

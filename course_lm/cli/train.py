@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from course_lm.checkpoints import atomic_file, export_weights, load_weights
 from course_lm.cli.output import outlast
 from course_lm.cli.preparation import (
     PreparedRun,
+    check_same_tokenizer,
     describe,
     describe_curriculum,
     fit_to_budget,
@@ -33,11 +33,10 @@ from course_lm.model import GPT
 from course_lm.run_records import TOKENIZER
 from course_lm.schedules import build_schedule
 from course_lm.shards import gathered, is_sharded
-from course_lm.tokenizer import decode, eos_id, load_tokenizer
+from course_lm.tokenizer import decode, eos_id
 from course_lm.trainer import Trainer, budget
-from course_lm.trainer.resume import WHAT_TO_DO, holds_checkpoints
 from course_lm.trainer.run import run_folder, sole_writer
-from course_lm.validation import LARGEST_INT, ensure
+from course_lm.validation import LARGEST_INT
 
 SAMPLES = 3
 SAMPLE_TOKENS = 80
@@ -62,8 +61,7 @@ def train_on_text(config: TrainingConfig, _: Namespace) -> int:
     # From here on another process that wants to train in this folder is refused.
     with group.one_fate(), sole_writer(folder, group):
         run = prepare(config)
-        if folder is not None and config.data.tokenizer is not None and config.training.resume == "auto":
-            _check_same_tokenizer(folder, run.tokenizer, config.data.tokenizer)
+        check_same_tokenizer(config, run.tokenizer)
         trainer = Trainer(run.model, config, started=started)
         print(describe(run, trainer))
         if folder is not None:
@@ -95,13 +93,6 @@ def describe_folder(folder: Path, config: TrainingConfig) -> str:
     after_text = config.experiment_name == name_after(config.data.corpus)
     why = ", named after its text; --experiment_name gives it another name" if after_text else ""
     return f"the run is kept in {folder}{why}"
-
-
-def _check_same_tokenizer(folder: Path, mine: Tokenizer, name: str) -> None:
-    """Refuse to go on with another tokenizer than the run has; ValueError."""
-    if holds_checkpoints(folder) and (folder / TOKENIZER).is_file():
-        same = load_tokenizer(folder / TOKENIZER).to_str() == mine.to_str()
-        ensure(same, f"data.tokenizer {name} is another one than {folder / TOKENIZER}: {WHAT_TO_DO}")
 
 
 def _whole_model(run: PreparedRun, config: TrainingConfig, group: Group) -> GPT:

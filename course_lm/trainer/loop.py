@@ -293,14 +293,14 @@ class Trainer(Explained):
         run.warn_of_unheeded(self.config, train_loader, val_loader)
         self._plan(train_loader)
         self._load_newest()
-        if (name := self.config.data.validation) is not None:
-            saved, self.held_out = self.held_out, fingerprint_of(val_loader)
-            problem = f"data.validation {name} is another text than when the checkpoint was saved: {resume.WHAT_TO_DO}"
-            ensure(saved in (None, self.held_out), problem)
         # a loader that keeps its own place gives a validation a whole epoch only before it is put there
         self.data = self.data.over(train_loader, self.epoch, self.batch)
         if not (self._owes_validation() and self.data.keeps_place):
             self._open(train_loader)
+        if (name := self.config.data.validation) is not None:  # last: another vocabulary changes the training data, too
+            saved, self.held_out = self.held_out, fingerprint_of(val_loader)
+            problem = f"data.validation {name} is another text than when the checkpoint was saved: {resume.WHAT_TO_DO}"
+            ensure(saved in (None, self.held_out), problem)
         as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
         loaded = self._loaded
         if loaded is not None and "path" in loaded:

@@ -138,8 +138,13 @@ def test_inspect_counts_the_tokens_of_the_tokenizer(capsys):
         ("vocab.json", ["data.tokenizer vocab.json", "is not a tokenizer file"]),
         (
             "endless.json",
-            ["data.tokenizer endless.json", "no end of text", "<eos>, <|endoftext|>, <|end_of_text|>, </s>"],
+            [
+                "data.tokenizer endless.json",
+                "no end of text",
+                "<eos>, <|endoftext|>, <|end_of_text|>, </s>, got <|end|>",
+            ],
         ),
+        ("far.json", ["data.tokenizer far.json", "token id 4000000000: ids must be below 1,000,000"]),
         ("words.json", ["data.tokenizer words.json", "is no byte-level tokenizer, as GPT-2's is"]),
     ],
 )
@@ -148,6 +153,9 @@ def test_a_file_that_is_no_such_tokenizer_is_refused(folder, capsys, name, parts
     os.mkfifo(folder / "pipe")
     (folder / "vocab.json").write_text('{"a": 0}')
     (folder / "endless.json").write_text((folder / "gpt2.json").read_text().replace("<|endoftext|>", "<|end|>"))
+    tree = json.loads((folder / "gpt2.json").read_text())
+    tree["model"]["vocab"]["".join(tree["model"]["merges"][-1])] = 4_000_000_000  # a number for each id takes 32 GB
+    (folder / "far.json").write_text(json.dumps(tree))
     words = Tokenizer(models.WordLevel({"</s>": 0}, unk_token="</s>"))
     words.add_special_tokens(["</s>"])
     words.save("words.json")
@@ -170,11 +178,48 @@ def test_a_run_does_not_go_on_with_another_tokenizer(folder, capsys):
     # a token that this text does not hold: no id of it changes, so that the ids alone would not tell
     tree["model"]["vocab"]["Qx"] = tree["model"]["vocab"].pop("".join(tree["model"]["merges"].pop()))
     (folder / "gpt2.json").write_text(json.dumps(tree))
-    capsys.readouterr()
-    assert main([*RUN]) == 2
-    assert "data.tokenizer gpt2.json is another one than runs/my/tokenizer.json" in capsys.readouterr().err
+    for command in (RUN, ("preflight", *RUN[1:])):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert "data.tokenizer gpt2.json is another one than runs/my/tokenizer.json" in capsys.readouterr().err
     assert main([*RUN, "--data.tokenizer=null", "--data.vocab_size=280"]) == 2
     assert "was saved with data.tokenizer 'gpt2.json'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "inspect", "find-lr"])
+def test_a_slip_in_the_name_of_a_tokenizer_is_refused_where_a_run_has_a_copy_of_another(folder, capsys, command):
+    said(capsys, *RUN)
+    slip = [command, *RUN[1:], "--data.tokenizer=gtp2.json"]
+    for given in (slip, [*slip, "--training.resume=never"]):
+        capsys.readouterr()
+        assert main(given) == 2
+        assert "data.tokenizer gtp2.json is no file that is there" in capsys.readouterr().err
+    assert TrainingConfig.from_yaml("runs/my/config.yaml").data.tokenizer == "gpt2.json"
+
+
+def test_a_new_run_does_not_take_the_copy_of_the_one_that_it_puts_aside(folder, capsys):
+    said(capsys, *RUN)
+    os.remove("gpt2.json")
+    anew = [*RUN, "--training.resume=never"]
+    capsys.readouterr()
+    assert main(anew) == 2
+    assert "data.tokenizer gpt2.json is no file that is there" in capsys.readouterr().err
+    assert not Path("runs/my.1").exists()
+
+
+@pytest.mark.parametrize("changed", ["the tokenizer", "the training text"])
+def test_another_vocabulary_is_not_taken_for_another_validation_text(folder, capsys, changed):
+    own = ["--data.tokenizer=gpt2.json"] if changed == "the tokenizer" else ["--data.vocab_size=270"]
+    run = ["train", "my.txt", *own, "--data.validation=val.txt", *OWN, "--training.max_steps=2"]
+    said(capsys, *run)
+    os.remove("runs/my/tokenizer.json")  # which a killed run has not written yet
+    write_tokenizer(folder / "gpt2.json", (folder / "val.txt").read_text())
+    if changed == "the training text":
+        (folder / "my.txt").write_text((folder / "my.txt").read_text().replace("at", "ow"))
+    capsys.readouterr()
+    assert main(run) == 2
+    error = capsys.readouterr().err
+    assert "the text, its vocabulary or its batches changed since" in error and "val.txt" not in error
 
 
 def test_a_tokenizer_that_changes_the_text_is_warned_of_with_the_first_difference(folder, capsys):

@@ -59,8 +59,7 @@ def make_loader(
     first (bucketed) or as packed, in every epoch. `pin_memory` has no effect where there is no accelerator.
     Raises ValueError for settings that cannot work, and where no document holds text.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    require(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
     max_length = require_whole("max_length", max_length, least=2)  # a token and the next
     num_workers, seed = require_whole("num_workers", num_workers, least=0), require_whole("seed", seed, least=0)
     require(shuffle in (True, False), "shuffle", "True or False", shuffle)
@@ -257,10 +256,9 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next iteration start at this position; what lies before it is not read."""
         epoch, batch = state["epoch"], state["batch"]
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
-        if not 0 <= batch <= len(self):  # len(self) is the end of the epoch: nothing is left to read
-            raise ValueError(f"batch must be in [0, {len(self)}], the batches of this loader, got {batch}")
+        require(epoch >= 0, "epoch", "at least 0", epoch)
+        # len(self) is the end of the epoch: nothing is left to read
+        require(0 <= batch <= len(self), "batch", f"in [0, {len(self)}], the batches of this loader", batch)
         self.epoch, self._batch, self._next_start = epoch, batch, batch
 
     @cached_property

@@ -18,11 +18,13 @@ Every run has one thread; two run side by side.
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count, product
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -33,8 +35,6 @@ from course_lm.batching import Loader, make_loader
 from course_lm.classroom.comparison import changes_in_perplexity, holm, interval, p_value
 from course_lm.cli.preparation import PreparedRun, prepare
 from course_lm.config import TrainingConfig
-from course_lm.corpus.grammar import search_derivations
-from course_lm.corpus.stories import STORY, story_tables
 from course_lm.curriculum import CurriculumLoader, CurriculumTrainingManager, create_curriculum_strategy, words_of
 from course_lm.curriculum.difficulty import Curriculum, Example, text_of
 from course_lm.model import GPT
@@ -42,6 +42,11 @@ from course_lm.monitoring import evaluate
 from course_lm.optim import build_optimizer
 from course_lm.schedules import cosine
 from course_lm.step import train_step
+
+sys.path.append(str(Path(__file__).parents[1] / "tools/corpora"))  # what the shipped stories are written by
+
+from grammar import search_derivations
+from stories import STORY, story_tables
 
 
 class Arm(NamedTuple):

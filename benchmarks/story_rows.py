@@ -3,9 +3,11 @@
 Stories are drawn from the grammar of the shipped ones, so that no run reads a row twice, however large its batches.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +15,15 @@ from torch import Tensor
 
 from course_lm.batching import AnyBatch
 from course_lm.corpus import load_corpus
-from course_lm.corpus.stories import generate_stories
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.step import train_step
 from course_lm.tokenizer import Tokenizer, encode_documents, train_tokenizer
+
+sys.path.append(str(Path(__file__).parents[1] / "tools/corpora"))  # what the shipped stories are written by
+
+from stories import generate_stories
 
 VOCAB_SIZE, LENGTH = 512, 64  # LENGTH: targets of a row
 STORIES, STORY_SEED = 24_000, 1

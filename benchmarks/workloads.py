@@ -21,7 +21,7 @@ from torch.optim import AdamW, Optimizer
 
 from course_lm.accumulation import count_window_targets
 from course_lm.batching import Batch, Loader, make_loader
-from course_lm.batching.packing import Rows, pack
+from course_lm.batching.packing import Rows
 from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.corpus import load_corpus
 from course_lm.loss import count_targets, next_token_loss
@@ -249,19 +249,8 @@ def random_loader(size: Size, steps: int, *, packed: bool) -> Loader:
     numbers = torch.arange(len(lengths) + 1)
     one_each = torch.ones(size.vocab_size, dtype=torch.int64)
     rows = Rows(tokens, lengths.cumsum(0) - lengths, lengths, one_each, numbers[:-1], numbers)
-    rows = pack(rows, size.length) if packed else rows
-    groups = [(torch.arange(len(rows)), size.batch_size)]
-    return Loader(
-        rows,
-        groups,
-        pad_id=0,
-        packed=packed,
-        width=size.length,
-        seed=0,
-        shuffle=True,
-        num_workers=0,
-        pin_memory=False,
-    )
+    mode = "packed" if packed else "fixed"
+    return Loader(rows, mode=mode, rows_at=lambda width: size.batch_size, max_length=size.length, pad_id=0)
 
 
 def run_config(precision: Any, batch_size: int) -> TrainingConfig:

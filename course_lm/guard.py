@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from operator import eq, itemgetter
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
-from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, SparseAdam
+from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.lr_scheduler import LRScheduler
 
 from course_lm.batching import IGNORE_INDEX, Loader
@@ -291,13 +291,11 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     rounding; both would train on without a word. An optimizer may hold others besides, such as weights of the loss.
 
     Raises:
-        TypeError: no torch optimizer, or not made by its constructor; or one that calls for the loss by itself (LBFGS),
-            takes sparse gradients alone, or is accelerate's.
+        TypeError: no torch optimizer, or not made by its constructor, or accelerate's.
         ValueError: it holds none of the model's trainable parameters, one twice, or a trainable one in half precision;
             numbers of a weight, or two trained weights, share memory; it is fused and a parameter is no dense block of
             memory, or its moments lie in another order; or the parameters are sharded, and its update of a weight looks
-            at others; it is differentiable, or capturable on a CPU; or a group has no rate, or one that is NaN,
-            infinite or negative.
+            at others; or a group has no rate, or one that is NaN, infinite or negative.
     """
     _check_rule(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -334,14 +332,13 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
 
 
 def _check_rule(optimizer: Any) -> None:
-    """Refuse what is no torch optimizer, or one that a step cannot tell to update once from one gradient."""
+    """Refuse what is no torch optimizer, or one that need not update when it is told to.
+
+    torch's own refuse in a line, before a weight changes, what they cannot do: LBFGS wants a closure.
+    """
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {shown(optimizer)}")
-    if _needs_closure(type(optimizer)):
-        raise TypeError(f"optimizer must update from one gradient, got {kind}, which evaluates the loss by itself")
-    if isinstance(optimizer, SparseAdam):
-        raise TypeError("optimizer must take dense gradients, got SparseAdam: take AdamW, and sparse=False")
     if hasattr(optimizer, "gradient_state"):  # of accelerate, which drops the steps of a window but the last
         raise TypeError(f"optimizer must step when it is told to, got {kind}, which need not: give its .optimizer")
     if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
@@ -349,12 +346,9 @@ def _check_rule(optimizer: Any) -> None:
 
 
 def _check_group(group: Mapping[str, Any], kind: str) -> None:
-    """Refuse a parameter group without a rate, or whose step is part of a graph; `kind` is the optimizer's class."""
+    """Refuse a parameter group without a rate, or with one that is none; `kind` is the optimizer's class."""
     if "lr" not in group:
         raise ValueError(f'optimizer must have a rate "lr" in each of its groups, got {kind} with {[*group]}')
-    on_cpu = any(parameter.device.type == "cpu" for parameter in group["params"])  # where no graph is captured
-    if group.get("differentiable") or (group.get("capturable") and on_cpu):
-        raise ValueError(f"optimizer must be built with differentiable and, on a CPU, capturable False, got {kind}")
     # one on an accelerator is not read: the host would have to wait for it
     if not isinstance(group["lr"], Tensor) or group["lr"].device.type == "cpu":
         checked_rate(group["lr"], "the rate of a parameter group")
@@ -561,12 +555,6 @@ def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
     if mesh.size() != dist.get_world_size():
         raise ValueError(f"the model is sharded over {mesh.size()} of {dist.get_world_size()} ranks; give all of them")
     return dist.group.WORLD
-
-
-@lru_cache
-def _needs_closure(kind: type[Optimizer]) -> bool:
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty  # elsewhere its default is None
 
 
 def _check_mask(mask: np.ndarray, module: nn.Module, needs_right: bool) -> None:

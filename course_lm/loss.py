@@ -10,8 +10,7 @@ targets, with a gradient.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Literal
@@ -63,8 +62,8 @@ def next_token_loss(
     7). `z_loss` adds z_loss * logsumexp(logits)² for each target, which holds the softmax normaliser near 1
     (Chowdhery et al. 2022, PaLM, section 5, with 1e-4).
 
-    Raises ValueError for shapes that do not fit, labels that are not int64 or (on the CPU) outside [0, V), and options
-    outside their range.
+    Raises ValueError for shapes that do not fit, labels that are not int64, and options outside their range; on the
+    CPU torch raises IndexError for a label outside [0, V).
     """
     _check_inputs(logits, labels)
     _check_options(reduction, label_smoothing, z_loss)
@@ -73,10 +72,9 @@ def next_token_loss(
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores = scores.float()
     over_targets = "none" if reduction == "none" else "sum"
-    with _names_a_wrong_label(targets, scores.shape[-1], ignore_index):
-        losses = F.cross_entropy(
-            scores, targets, ignore_index=ignore_index, reduction=over_targets, label_smoothing=label_smoothing
-        )
+    losses = F.cross_entropy(
+        scores, targets, ignore_index=ignore_index, reduction=over_targets, label_smoothing=label_smoothing
+    )
     if z_loss > 0:
         penalties = z_loss * scores.logsumexp(-1).square().masked_fill(targets == ignore_index, 0.0)
         losses = losses + (penalties if reduction == "none" else penalties.sum())
@@ -143,14 +141,3 @@ def _check_options(reduction: str, label_smoothing: float, z_loss: float) -> Non
     require(reduction in ("mean", "sum", "none"), "reduction", '"mean", "sum" or "none"', reduction)
     require(0 <= label_smoothing <= 1, "label_smoothing", "in [0, 1]", label_smoothing)
     require(0 <= z_loss < math.inf, "z_loss", "a finite number of at least 0", z_loss)
-
-
-@contextmanager
-def _names_a_wrong_label(targets: Tensor, vocab_size: int, ignore_index: int) -> Iterator[None]:
-    """On the CPU torch finds a label outside the vocabulary as it scores; here the error says which labels are."""
-    try:
-        yield
-    except IndexError:
-        wrong = targets[((targets < 0) | (targets >= vocab_size)) & (targets != ignore_index)]
-        accepted = f"in [0, {vocab_size}), the model's vocabulary, or {ignore_index}"
-        raise ValueError(f"labels must be {accepted}, got {int(wrong[0])}") from None

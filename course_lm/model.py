@@ -203,33 +203,25 @@ class Rotation:
         return torch.view_as_real(pairs * self.turns).flatten(-2).to(x.dtype)
 
 
-class Dropout(nn.Module):
+class Dropout(nn.Dropout):
     """Dropout (Srivastava et al. 2014) whose CPU path draws one random number for four elements.
 
     Drawing is what dropout costs on a CPU: torch draws element by element. A 64-bit number gives four 16-bit ones, each
     compared with a threshold, so the probability is `p` rounded to a multiple of 2**-16.
     """
 
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def extra_repr(self) -> str:
-        """The probability."""
-        return f"p={self.p}"
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Zero each element with probability `p` and scale the rest so that the mean stays."""
         dropped = min(round(self.p * 2**16), 2**16 - 1)
         if not self.training or dropped == 0:
-            return x
-        if x.device.type != "cpu":
-            return F.dropout(x, self.p)
+            return input
+        if input.device.type != "cpu":
+            return super().forward(input)
         # from -2**63: by default random_ leaves the sign bit at 0
-        bits = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-        kept = bits[: x.numel()].view(x.shape) >= dropped - 2**15  # int16 begins at -2**15
+        bits = torch.empty(math.ceil(input.numel() / 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+        kept = bits[: input.numel()].view(input.shape) >= dropped - 2**15  # int16 begins at -2**15
         # scaled by the rounded probability, the one that was drawn with
-        return x * kept.to(x.dtype).mul_(2**16 / (2**16 - dropped))
+        return input * kept.to(input.dtype).mul_(2**16 / (2**16 - dropped))
 
 
 class Attention(nn.Module):

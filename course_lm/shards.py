@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 def is_sharded(value: object) -> TypeGuard[Any]:
@@ -81,12 +82,4 @@ def hold_parts(model: nn.Module) -> None:
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     """A copy of nested dicts, lists and tuples with `function` applied to each tensor."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(value, function) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [map_tensors(value, function) for value in tree]
-    if type(tree) is tuple:
-        return tuple(map_tensors(value, function) for value in tree)
-    return tree
+    return tree_map_only(Tensor, function, tree)

@@ -78,7 +78,7 @@ def model_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
     """What stands in `config.json`."""
     config = model.config
     shared = {
-        **_special_ids(tokenizer),
+        **generation_config(tokenizer),
         "vocab_size": model.token_embedding.num_embeddings,
         "initializer_range": 0.02,
         "tie_word_embeddings": True,
@@ -122,7 +122,8 @@ def model_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
     """What stands in `generation_config.json`: where a text begins and ends."""
-    return _special_ids(tokenizer)
+    eos = eos_id(tokenizer)
+    return {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": pad_id(tokenizer)}
 
 
 def tokenizer_config(model: GPT, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -157,11 +158,6 @@ def tokenizer_file(tokenizer: Tokenizer) -> str:
 def as_json(tree: dict[str, Any]) -> str:
     """JSON as transformers write it: sorted keys, two spaces."""
     return json.dumps(tree, indent=2, sort_keys=True) + "\n"
-
-
-def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    eos = eos_id(tokenizer)
-    return {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": pad_id(tokenizer)}
 
 
 def _renamed_and_laid_out(weights: Weights, model: GPT) -> Weights:

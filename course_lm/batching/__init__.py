@@ -15,7 +15,6 @@ from course_lm.batching.loader import (
     epoch_generator,
     labels_of,
     make_loader,
-    pack_rows,
     pad_rows,
     padding_share,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "epoch_generator",
     "labels_of",
     "make_loader",
-    "pack_rows",
     "pad_rows",
     "padding_share",
 ]

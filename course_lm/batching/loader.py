@@ -59,8 +59,7 @@ def make_loader(
     first (bucketed) or as packed, in every epoch. `pin_memory` has no effect where there is no accelerator.
     Raises ValueError for settings that cannot work, and where no document holds text.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    require(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
     max_length = require_whole("max_length", max_length, least=2)  # a token and the next
     num_workers, seed = require_whole("num_workers", num_workers, least=0), require_whole("seed", seed, least=0)
     require(shuffle in (True, False), "shuffle", "True or False", shuffle)
@@ -68,7 +67,7 @@ def make_loader(
     rows_at = _rows_at(batch_size, tokens_per_batch, max_length)
     is_stored = isinstance(documents, StoredDocuments)
     cut = documents.pieces(tokenizer, max_length) if is_stored else encode_pieces(documents, tokenizer, max_length)
-    return Loader.of_pieces(
+    return Loader(
         cut,
         mode=mode,
         rows_at=rows_at,
@@ -144,35 +143,15 @@ class Loader:
     `len(loader)` is the number of batches of every epoch. Each batch is a dict with `input_ids`,
     `attention_mask` and `labels` (B, T) int64, in packed mode `document_ids` and `position_ids` (B, T), and
     `num_bytes`, the UTF-8 bytes of its target tokens.
+
+    Args:
+        pieces: documents that are encoded already, one piece a row.
+        rows_at: the rows of a batch that is so many tokens wide.
+        mode, max_length, seed, shuffle, num_workers, pin_memory: as for `make_loader`.
     """
 
     def __init__(
         self,
-        rows: Rows,
-        groups: list[tuple[Tensor, int]],
-        *,
-        pad_id: int,
-        packed: bool,
-        width: int | None,
-        seed: int,
-        shuffle: bool,
-        num_workers: int,
-        pin_memory: bool,
-    ) -> None:
-        self.rows, self.groups, self.row_lengths = rows, groups, rows.row_lengths()  # groups: see `length_buckets`
-        self.pad_id, self.packed, self.width = pad_id, packed, width
-        self.seed, self.shuffle, self.num_workers = seed, shuffle, num_workers
-        # torch warns at every iteration where memory is to be pinned and there is no accelerator.
-        self.pin_memory = pin_memory and torch.accelerator.is_available()
-        self.num_targets = int((rows.lengths - 1).sum())  # target tokens of an epoch
-        self.epoch = 0
-        self._batch = 0  # yielded so far in the running iteration
-        self._next_start = 0  # a loaded position is used by one iteration
-        self._over: Callable[[Rows], Loader]  # a loader like this one over other pieces; `of_pieces` sets it
-
-    @classmethod
-    def of_pieces(
-        cls,
         pieces: Rows,
         *,
         mode: str,
@@ -183,18 +162,22 @@ class Loader:
         shuffle: bool = True,
         num_workers: int = 0,
         pin_memory: bool = False,
-    ) -> "Loader":
-        """A loader over pieces that are encoded already, one a row; `rows_at(width)` is the rows of a batch."""
-        rows = pack(pieces, max_length) if mode == "packed" else pieces
+    ) -> None:
+        self.mode, self.rows_at, self.max_length, self.pad_id = mode, rows_at, max_length, pad_id
+        self.seed, self.shuffle, self.num_workers = seed, shuffle, num_workers
+        # torch warns at every iteration where memory is to be pinned and there is no accelerator.
+        self.pin_memory = pin_memory and torch.accelerator.is_available()
+        self.packed = mode == "packed"
+        self.width = max_length if mode in ("fixed", "packed") else None  # None: that of the batch's longest row
+        self.rows = pack(pieces, max_length) if self.packed else pieces
+        self.row_lengths = self.rows.row_lengths()
+        self.groups = [(torch.arange(len(self.rows)), rows_at(max_length))]  # see `length_buckets`
         if mode == "bucketed":
-            groups = length_buckets(rows.row_lengths(), rows_at)
-        else:
-            groups = [(torch.arange(len(rows)), rows_at(max_length))]
-        how = {"pad_id": pad_id, "seed": seed, "shuffle": shuffle, "num_workers": num_workers, "pin_memory": pin_memory}
-        width = max_length if mode in ("fixed", "packed") else None  # None: as wide as the longest row of the batch
-        loader = cls(rows, groups, packed=mode == "packed", width=width, **how)
-        loader._over = partial(cls.of_pieces, mode=mode, rows_at=rows_at, max_length=max_length, **how)
-        return loader
+            self.groups = length_buckets(self.row_lengths, rows_at)
+        self.num_targets = int((pieces.lengths - 1).sum())  # target tokens of an epoch
+        self.epoch = 0
+        self._batch = 0  # yielded so far in the running iteration
+        self._next_start = 0  # a loaded position is used by one iteration
 
     def select(self, documents: Tensor) -> "Loader":
         """A loader like this one over some of its documents: those whose number in `documents` (D,) is True."""
@@ -216,7 +199,17 @@ class Loader:
 
     def _of(self, pieces: Tensor) -> "Loader":
         # In corpus order, which packing has changed: so it equals a loader that was made of these documents alone.
-        return self._over(self.rows.select(pieces[self.rows.starts[pieces].argsort()]))
+        return Loader(
+            self.rows.select(pieces[self.rows.starts[pieces].argsort()]),
+            mode=self.mode,
+            rows_at=self.rows_at,
+            max_length=self.max_length,
+            pad_id=self.pad_id,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+        )
 
     @property
     def num_documents(self) -> int:
@@ -263,10 +256,9 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next iteration start at this position; what lies before it is not read."""
         epoch, batch = state["epoch"], state["batch"]
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
-        if not 0 <= batch <= len(self):  # len(self) is the end of the epoch: nothing is left to read
-            raise ValueError(f"batch must be in [0, {len(self)}], the batches of this loader, got {batch}")
+        require(epoch >= 0, "epoch", "at least 0", epoch)
+        # len(self) is the end of the epoch: nothing is left to read
+        require(0 <= batch <= len(self), "batch", f"in [0, {len(self)}], the batches of this loader", batch)
         self.epoch, self._batch, self._next_start = epoch, batch, batch
 
     @cached_property

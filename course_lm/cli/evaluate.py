@@ -131,7 +131,7 @@ def _warn_of_another_loss(sums: DocumentSums, run: FinishedRun) -> None:
     best, bound = read_run(run.folder).best, run.config.training.eval_tokens
     if best is None:
         return
-    loss, found = best["val_loss"], sums.loss().value
+    loss, found = best["val_loss"], sums.estimates()["loss"].value
     sampled = bound is not None and int(sums.tokens.sum()) > bound
     if not abs(found - loss) <= SURPRISE * loss + (WITHIN * best["val_loss_se"] if sampled else 0.0):
         warnings.warn(

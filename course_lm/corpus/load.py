@@ -86,10 +86,9 @@ def split_of(document: str, val_fraction: float = 0.1, test_fraction: float = 0.
 
     Without a test part the other two are what they were. Raises ValueError for fractions that leave no training text.
     """
-    if not (is_number(val_fraction) and 0 < val_fraction < 1):
-        raise ValueError(f"val_fraction must be in (0, 1), got {val_fraction}")
-    if not (is_number(test_fraction) and 0 <= test_fraction < 1 - val_fraction):
-        raise ValueError(f"test_fraction must be in [0, 1 - val_fraction), got {test_fraction}")
+    require(is_number(val_fraction) and 0 < val_fraction < 1, "val_fraction", "in (0, 1)", val_fraction)
+    fits = is_number(test_fraction) and 0 <= test_fraction < 1 - val_fraction
+    require(fits, "test_fraction", "in [0, 1 - val_fraction)", test_fraction)
     place = hash_fraction(document, seed)
     if place < val_fraction:
         return "validation"

@@ -6,7 +6,6 @@ two over a run, and loader.py makes the batches. settings.py is what can be set.
 
 from course_lm.curriculum.difficulty import (
     CombinedCurriculum,
-    Curriculum,
     DynamicCurriculum,
     FrequencyBasedCurriculum,
     LengthBasedCurriculum,
@@ -20,17 +19,13 @@ from course_lm.curriculum.morphology import MorphologyCounts, count_morphology, 
 from course_lm.curriculum.pacing import (
     FeedbackThreshold,
     build_pacing,
-    exponential,
     linear,
     progress_at,
-    root,
-    step,
 )
 from course_lm.curriculum.settings import CurriculumConfig
 
 __all__ = [
     "CombinedCurriculum",
-    "Curriculum",
     "CurriculumConfig",
     "CurriculumLoader",
     "CurriculumTrainingManager",
@@ -44,10 +39,7 @@ __all__ = [
     "build_pacing",
     "count_morphology",
     "create_curriculum_strategy",
-    "exponential",
     "linear",
     "progress_at",
-    "root",
-    "step",
     "words_of",
 ]

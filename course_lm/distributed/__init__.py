@@ -5,7 +5,7 @@ wrapping.py gives a model that averages gradients, settings.py is the configurat
 """
 
 from course_lm.distributed.joining import connect, leave
-from course_lm.distributed.ranks import Group, RankError, check_same_batches, exit_code_of, share
+from course_lm.distributed.ranks import Group, RankError, check_same_batches, share
 from course_lm.distributed.settings import DistributedConfig
 from course_lm.distributed.wrapping import wrap
 
@@ -15,7 +15,6 @@ __all__ = [
     "RankError",
     "check_same_batches",
     "connect",
-    "exit_code_of",
     "leave",
     "share",
     "wrap",

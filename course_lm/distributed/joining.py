@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from course_lm.distributed.ranks import Group
-from course_lm.validation import one_line
+from course_lm.validation import one_line, require
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NAME = "course_lm"  # of what the ranks write into the store
@@ -131,12 +131,11 @@ def _environment(variables: Mapping[str, str]) -> tuple[int, int, int] | None:
     numbers = {}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         text = variables.get(name, variables["RANK"])
-        if not text.isdecimal():
-            raise ValueError(f"{name} of the environment must be a whole number, got {text!r}")
+        require(text.isdecimal(), f"{name} of the environment", "a whole number", text)
         numbers[name] = int(text)
-    if not numbers["RANK"] < numbers["WORLD_SIZE"]:
-        raise ValueError(f"RANK must be less than WORLD_SIZE {numbers['WORLD_SIZE']}, got {numbers['RANK']}")
-    return numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"]
+    rank, world, local_rank = numbers.values()
+    require(rank < world, "RANK", f"less than WORLD_SIZE {world}", rank)
+    return rank, world, local_rank
 
 
 def _store(rank: int, world: int, timeout_seconds: float) -> Store:
@@ -152,8 +151,8 @@ def _store(rank: int, world: int, timeout_seconds: float) -> Store:
             "left: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or --max-restarts 0"
         )
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    if not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"MASTER_PORT of the environment must be a whole number of at most 65535, got {port!r}")
+    fits = port.isdecimal() and int(port) <= 65535
+    require(fits, "MASTER_PORT of the environment", "a whole number of at most 65535", port)
     wait = timedelta(seconds=timeout_seconds)
     store = dist.TCPStore(address, int(port), world, is_master=rank == 0 and not kept, timeout=wait)
     return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)

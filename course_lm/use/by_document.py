@@ -48,31 +48,15 @@ class DocumentSums:
     correct: Tensor
     num_bytes: Tensor
 
-    def loss(self) -> Estimate:
-        """Nats per target token."""
-        return ratio(self.nats, self.tokens)
-
-    def perplexity(self) -> Estimate:
-        """The exponential of the loss and of the ends of its interval."""
-        loss = self.loss()
-        return Estimate(perplexity(loss.value), perplexity(loss.low), perplexity(loss.high))
-
-    def bits_per_byte(self) -> Estimate:
-        """Bits that the model needs for each byte of the text."""
-        return ratio(self.nats / math.log(2), self.num_bytes)
-
-    def accuracy(self) -> Estimate:
-        """Share of the targets that had the highest logit."""
-        share = ratio(self.correct, self.tokens)
-        return Estimate(share.value, max(0.0, share.low), min(1.0, share.high)) if share.low == share.low else share
-
     def estimates(self) -> dict[str, Estimate]:
-        """All four."""
+        """The loss in nats per target token, its exponential, bits per byte of the text, and the share of hits."""
+        loss, share = ratio(self.nats, self.tokens), ratio(self.correct, self.tokens)
         return {
-            "loss": self.loss(),
-            "perplexity": self.perplexity(),
-            "bits_per_byte": self.bits_per_byte(),
-            "accuracy": self.accuracy(),
+            "loss": loss,
+            "perplexity": Estimate(perplexity(loss.value), perplexity(loss.low), perplexity(loss.high)),
+            "bits_per_byte": ratio(self.nats / math.log(2), self.num_bytes),
+            # the end comes first in max and min, which then leave a nan as it is
+            "accuracy": Estimate(share.value, max(share.low, 0.0), min(share.high, 1.0)),
         }
 
 

@@ -129,10 +129,9 @@ def read_run(folder: Path) -> RunFolder:
     """The run in `folder`.
 
     Raises:
-        OSError: there is no such folder, or a file of it cannot be read.
+        OSError: a file of it cannot be read.
         ValueError: it holds no run, or a file of it is broken; names the file.
     """
-    ensure(folder.is_dir(), f"{folder} is no folder of a run")
     config = folder / CONFIG
     ensure(config.is_file(), f"{folder} holds no {CONFIG}: it is no run of course-lm")
     tree = read_yaml_file(config)

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import stories as stories_module
+from grammar import search_derivations
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stories import STORY, generate_stories, story_neg_log_p, story_tables, write_stories
 
-from course_lm.corpus import Corpus, generate_stories, load_corpus, story_neg_log_p, write_stories
-from course_lm.corpus import stories as stories_module
-from course_lm.corpus.grammar import search_derivations
+from course_lm.corpus import Corpus, load_corpus
 from course_lm.corpus.shipped import data_file
-from course_lm.corpus.stories import STORY, story_tables
 from course_lm.tokenizer import train_tokenizer
 
 
@@ -63,7 +63,7 @@ def test_the_probabilities_of_a_small_grammar_are_those_worked_out_by_hand(
 ) -> None:
     (tmp_path / "stories.grammar").write_text(SMALL_GRAMMAR)
     tables = story_tables.__wrapped__
-    monkeypatch.setattr(stories_module, "data_file", tmp_path.joinpath)
+    monkeypatch.setattr(stories_module, "DATA", tmp_path)
     monkeypatch.setattr(stories_module, "story_tables", functools.cache(tables))
     by_hand = {
         "Ann met Bob. She smiled.": 3 / 8,

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from grammar import Form, Row, Symbol, Tables, Writer, read_symbol, search_derivations
 from hindi_forms import (
     KEYS,
     THIRD,
@@ -30,8 +31,6 @@ from hindi_forms import (
     present,
     stative,
 )
-
-from course_lm.corpus.grammar import Form, Row, Symbol, Tables, Writer, read_symbol, search_derivations
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

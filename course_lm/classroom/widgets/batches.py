@@ -71,7 +71,7 @@ def batching_explorer(documents: Sequence[str], tokenizer: Tokenizer) -> Explore
     pieces = {length: encode_pieces(documents, tokenizer, length) for length in _MAX_LENGTHS}
 
     def draw(mode: str, batch_size: int, max_length: int) -> tuple[Figure, str]:
-        loader = Loader.of_pieces(
+        loader = Loader(
             pieces[max_length],
             mode=mode,
             rows_at=lambda width: batch_size,

@@ -1,4 +1,4 @@
-"""The stories corpus: short English stories from a grammar that is known to the last weight.
+"""Write the corpus `stories`: short English stories from a grammar that is known to the last weight.
 
 The grammar is data (`data/stories.grammar`, explained at its top). `generate_stories` makes its choices at random,
 `story_neg_log_p` recovers them from the text alone, and the tables are all that the two share: that they agree
@@ -8,6 +8,7 @@ distribution itself pays, and no model that has not seen them pays less on avera
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import random
@@ -15,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from course_lm.corpus.grammar import Form, Row, Symbol, Tables, Writer, search_derivations, split_symbols
-from course_lm.corpus.shipped import data_file
+from grammar import Form, Row, Symbol, Tables, Writer, search_derivations, split_symbols
 
+DATA = Path(__file__).parents[2] / "data"
 SHIPPED_COUNT = 1800
 
 
@@ -37,7 +38,7 @@ def story_tables() -> Tables:
     tables: Tables = {}
     rows: list[Row] = []
     names, columns = "", [""]
-    for line in data_file("stories.grammar").read_text(encoding="utf-8").splitlines():
+    for line in (DATA / "stories.grammar").read_text(encoding="utf-8").splitlines():
         if not line or line[0] == "#":
             continue
         if line[0] in "{[":
@@ -94,3 +95,12 @@ def write_stories(path: str | Path, count: int = SHIPPED_COUNT, seed: int = 0) -
     stories = generate_stories(count, seed)
     lines = [json.dumps({"text": text, "neg_log_p": round(cost, 6)}) + "\n" for text, cost in stories]
     Path(path).write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write stories of the corpus stories; by default the shipped ones.")
+    parser.add_argument("path", nargs="?", type=Path, default=DATA / "stories.jsonl")
+    parser.add_argument("--count", type=int, default=SHIPPED_COUNT, help="how many stories (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed draws other stories (%(default)s)")
+    asked = parser.parse_args()
+    write_stories(asked.path, asked.count, asked.seed)

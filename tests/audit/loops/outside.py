@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lm.audit.spec import Batches, Settings
@@ -42,23 +41,12 @@ class RepeatsFirstEpoch(Plain, part="data"):
         return super().train([epochs[0] for _ in epochs])
 
 
-class SortsByLength(Plain, part="data"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        return super().train([sorted(batches, key=lambda b: b["labels"].shape[1]) for batches in epochs])
-
-
 class SkipsLastBatch(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train([batches[: max(1, len(batches) - 1)] for batches in epochs])
 
 
 # loss
-
-
-class LabelSmoothing(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        logits = self.logits(batch)[:, :-1].transpose(1, 2)
-        return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
 
 
 class ZLoss(Plain, part="loss"):
@@ -146,15 +134,6 @@ class AlwaysNormalizes(Plain, part="clipping"):
                 gradient *= self.settings.max_grad_norm / (norm + 1e-6)
 
 
-class ClipsTheUpdate(Plain, part="clipping"):
-    """The norm that is clipped is that of the gradient times the rate."""
-
-    def clip(self) -> None:
-        bound = self.settings.max_grad_norm
-        if bound is not None:
-            nn.utils.clip_grad_norm_(self.parameters, bound / self.rate())
-
-
 # optimizer
 
 
@@ -212,21 +191,6 @@ class Nesterov(Option, part="optimizer"):
     given = ("momentum", "nesterov", True)
 
 
-class WeightsAveragedAtTheEnd(Plain, part="optimizer"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        self.visited: list[list[Tensor]] = []
-        returned = super().train(epochs)
-        with torch.no_grad():
-            for place, p in enumerate(self.parameters):
-                if self.visited:
-                    p.copy_(torch.stack([weights[place] for weights in self.visited]).mean(dim=0))
-        return returned
-
-    def step(self) -> None:
-        super().step()
-        self.visited.append(self.copy())
-
-
 class NoisyGradients(Plain, part="loss"):
     """In one step nothing tells it from a wrong loss."""
 
@@ -250,11 +214,6 @@ class RestartsEachEpoch(Plain, part="schedule"):
         return self.settings.schedule(self.steps_of_epoch)
 
 
-class LagsBehind(Plain, part="schedule"):
-    def rate(self) -> float:
-        return self.settings.schedule(max(0, self.steps - 1))
-
-
 # precision
 
 
@@ -264,13 +223,6 @@ class HalfWeights(Plain, part="precision"):
         super().step()
         for p in self.parameters:
             p.copy_(p.half())
-
-
-class HalfGradients(Plain, part="precision"):
-    def accumulate(self, window: Batches) -> None:
-        super().accumulate(window)
-        for gradient in self.gradients():
-            gradient.copy_(gradient.half())
 
 
 class LossInFloat32(Plain, part="precision"):

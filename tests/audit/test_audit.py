@@ -19,14 +19,13 @@ import torch
 from torch import nn
 
 from course_lm.audit import PARTS, assert_sound, audit, search, spec
+from course_lm.audit.features import FEATURES
 from course_lm.audit.locate import PROMISES
 from course_lm.audit.outcome import PRECISIONS
 from course_lm.audit.play import Player
 from course_lm.audit.runs import Constant, count_targets, ladder
 
-from .loops.plain import Plain
 from .loops.right import RIGHT
-from .loops.styles import WITHOUT, lacking
 
 pytestmark = pytest.mark.usefixtures("one_specification")
 QUICK = ("loss", "data")  # parts with short runs
@@ -94,11 +93,14 @@ def test_a_fault_that_another_one_nearly_hides_is_named_beside_it(faults, parts)
     assert report.faults == faults and not report.alternatives and not report.ignored, str(report)
 
 
-@pytest.mark.parametrize("feature", WITHOUT)
+@pytest.mark.parametrize("feature", [name for name in FEATURES if name not in ("document_ids", "optimizer")])
 def test_a_feature_that_a_loop_says_it_lacks_is_not_held_against_it(feature):
-    report = audit(lacking(Plain.loop, [feature], declared=True), progress=False)
-    names = {name.partition("=")[0] for name in WITHOUT[feature][1]}
-    assert report.sound and {*report.ignored} == names and not report.undeclared, str(report)
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        plain = Constant(settings.schedule(0)) if feature == "schedule" else getattr(spec.Settings(), feature)
+        return Specified(ignores=[feature], **{feature: plain})(model, epochs, settings)
+
+    report = audit(loop, progress=False)
+    assert report.sound and report.ignored == (feature,), str(report)
 
 
 @pytest.mark.parametrize("without", [{"weight_decay": 0.0}, {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}])
@@ -265,6 +267,18 @@ def test_a_loop_that_needs_float32_is_told_so():
 
     report = audit(loop, progress=False)
     assert report.part == "precision" and report.problem is not None and 'precision="float32"' in report.problem
+
+
+def test_rounding_of_float32_is_told_from_a_fault():
+    def loop(model: nn.Module, epochs: Any, settings: spec.Settings) -> Mapping[str, Any]:
+        made = Specified()(model, epochs, settings)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.float())
+        return made
+
+    report = audit(loop, parts=["loss"], progress=False)
+    assert report.part == "precision" and report.problem is not None and "float32" in report.problem
 
 
 def test_an_audit_leaves_the_random_generators_as_they_were():

@@ -170,25 +170,13 @@ class LargeEpsilon(Plain, part="optimizer"):
         return optimizer
 
 
-class Option(Plain):
-    """An option of torch's optimizer that nobody has asked for, where the optimizer has what it is about."""
-
-    given: tuple[str, str, Any]  # what it is about, its name and its value
-
-    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        optimizer, (about, name, value) = super().optimizer_of(groups), self.given
+class Nesterov(Plain, part="optimizer"):
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super().make_optimizer()
         for group in optimizer.param_groups:
-            if group.get(about):
-                group[name] = value
+            if group.get("momentum"):
+                group["nesterov"] = True
         return optimizer
-
-
-class AMSGrad(Option, part="optimizer"):
-    given = ("betas", "amsgrad", True)
-
-
-class Nesterov(Option, part="optimizer"):
-    given = ("momentum", "nesterov", True)
 
 
 class NoisyGradients(Plain, part="loss"):
@@ -251,15 +239,6 @@ class ValidatesInBits(Plain, part="validation"):
         return super().validation_loss() / math.log(2)
 
 
-class NeverResetsTheMetric(Plain, part="validation"):
-    total, tokens = 0.0, 0
-
-    def validation_loss(self) -> float:
-        tokens = self.count(*self.settings.validation)
-        self.total, self.tokens = self.total + super().validation_loss() * tokens, self.tokens + tokens
-        return self.total / self.tokens
-
-
 class KeepsTheWorst(Plain, part="validation"):
     def is_best(self, loss: float) -> bool:
         return loss > max(self.losses, default=-math.inf)
@@ -303,14 +282,6 @@ class TakesNaNForZero(Plain, part="finite"):
         for gradient in self.gradients():
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         return True
-
-
-class StopsForGood(Plain, part="finite"):
-    stopped = False
-
-    def may_step(self, overflow: bool) -> bool:
-        self.stopped = self.stopped or not super().may_step(overflow)
-        return not self.stopped
 
 
 # mistakes in loops that run the model in another way: the part is the second class's

@@ -8,7 +8,7 @@ from course_lm.audit import audit, spec
 from course_lm.audit.locate import PROMISES
 from course_lm.audit.runs import PARTS
 
-from .loops.issues import FAULTS_REPORTED, REPORTED, Asking
+from .loops.issues import FAULTS_REPORTED, REPORTED
 
 pytestmark = pytest.mark.usefixtures("one_specification")
 
@@ -56,11 +56,6 @@ def test_each_mistake_says_where_it_was_reported_and_what_it_breaks() -> None:
     for name, kind in REPORTED.items():
         assert kind.__doc__ and kind.part in PARTS, f"{name} is described by {kind.__doc__}, in the part {kind.part}"
         assert kind.promise in ("", *PROMISES), name
-
-
-def test_the_loop_that_asks_when_a_step_is_due_is_right() -> None:
-    report = audit(Asking.loop, progress=False)
-    assert report.sound and not report.ignored, str(report)
 
 
 @pytest.mark.parametrize("name", [name for name in REPORTED if name not in MISSED])

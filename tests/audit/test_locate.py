@@ -71,7 +71,6 @@ def test_what_is_odd_about_the_rows_of_right_runs_is_no_evidence_against_the_dat
         ("HalfRateForBiases", "optimizer", "norm1.weight moves 0.5 times as far"),
         ("FrozenBias", "optimizer", "head.bias does not move"),
         ("HalfWeights", "precision", "each weight that the loop leaves is a number of float16"),
-        ("HalfGradients", "precision", "as if something were rounded to few digits"),
         ("HalfLogits", "precision", "as if something were rounded to few digits"),
         ("TrainsInBits", "loss", "the weights go the right way, but 1.4427 times as far"),
         ("NoisyGradients", "loss", ""),
@@ -103,13 +102,9 @@ def test_a_proportion_is_said_with_digits_enough(ratio, words):
 BROKEN = {
     "C3": ("TrainsInBits", "WeighsByRows"),
     "C4": ("DividesByFullWindowOfTokens",),
-    "C6": (
-        "ClipsByLargestNumber",
-        "ClipsTheUpdate",
-        "CheckpointedAndClippedByLargestNumber",
-    ),
-    "C8": ("HalfSpeed", "RestartsEachEpoch", "LagsBehind", "OneBigBatchAtHalfSpeed"),
-    "C11": ("ValidatesOnFirstBatch", "ValidatesInBits", "NeverResetsTheMetric"),
+    "C6": ("ClipsByLargestNumber", "CheckpointedAndClippedByLargestNumber"),
+    "C8": ("HalfSpeed", "RestartsEachEpoch", "OneBigBatchAtHalfSpeed"),
+    "C11": ("ValidatesOnFirstBatch", "ValidatesInBits"),
 }
 
 

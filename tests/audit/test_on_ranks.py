@@ -51,7 +51,7 @@ def report_of(loop: Any, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("two_processes")
-@pytest.mark.parametrize("loop", [ranked.by_hand, ranked.by_ddp, ranked.by_train_step, ranked.by_trainer])
+@pytest.mark.parametrize("loop", [ranked.by_hand, ranked.by_ddp, ranked.by_trainer])
 def test_a_right_loop_on_two_ranks_is_sound(loop: Any) -> None:
     report = report_of(loop)
     assert report.sound and report.runs == len(ladder_of_ranks(0, 2)), str(report)

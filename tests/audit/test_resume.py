@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.conformance.adapters import ours
 from course_lm.audit import audit_resume, resume, spec_resume
 
 from .loops import plain, resumed
@@ -54,9 +55,8 @@ def test_two_faults_of_a_resume_are_named(pair: tuple[str, str]) -> None:
 
 
 @pytest.mark.daily(1)
-@pytest.mark.filterwarnings("ignore:the training loader gave")
 def test_the_trainer_of_this_package_resumes_as_the_specification_does() -> None:
-    report = audit_resume(resumed.by_trainer, progress=False)
+    report = audit_resume(ours.resumed, progress=False)
     assert report.sound and set(report.ignored) == {"loss_scale", "overflow_steps"}, str(report)
 
 

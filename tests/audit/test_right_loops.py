@@ -9,7 +9,6 @@ from course_lm.audit import audit
 
 from .loops.right import RIGHT
 from .loops.styles import STYLES, WITHOUT, lacking
-from .loops.textbook import train
 
 pytestmark = pytest.mark.usefixtures("one_specification")
 
@@ -20,11 +19,6 @@ def test_a_right_loop_is_sound(name: str) -> None:
     report = audit(kind.loop, precision=kind.precision, progress=False)
     assert report.sound, str(report)
     assert report.ignored == ((kind.lacks,) if kind.lacks else ())
-
-
-def test_the_textbook_loop_without_a_fault_is_sound() -> None:
-    report = audit(train, progress=False)
-    assert report.sound, str(report)
 
 
 SUBSETS = [*combinations(WITHOUT, 1), *combinations(WITHOUT, 2), *combinations(WITHOUT, 3)]

@@ -10,19 +10,12 @@ import pytest
 from course_lm.corpus import large, load_corpus
 from course_lm.corpus.hub import HubText
 from course_lm.corpus.large import FilesText, find_large_text
-
-DOCUMENTS = [f"document {number} ü" for number in range(50)]
-
-
-def write(folder: Path, name: str, content: str | None = None) -> Path:
-    path = folder / name
-    rows = "\n\n".join(DOCUMENTS) if name.endswith("txt") else "\n".join(json.dumps({"text": d}) for d in DOCUMENTS)
-    path.write_text(rows if content is None else content, encoding="utf-8")
-    return path
+from tests.corpus.test_corpus import refusal
+from tests.corpus.test_files import DOCUMENTS, write, write_documents
 
 
 def test_a_text_is_large_by_the_size_of_all_its_files(tmp_path, monkeypatch):
-    paths = [write(tmp_path, name) for name in ("a.txt", "b.txt")]
+    paths = [write_documents(tmp_path, name) for name in ("a.txt", "b.txt")]
     size = sum(path.stat().st_size for path in paths)
     monkeypatch.setattr(large, "LARGE_BYTES", size)
     assert find_large_text(str(tmp_path / "*.txt")) is None
@@ -47,9 +40,7 @@ def test_a_corpus_with_a_name_is_never_large(monkeypatch, name):
 
 @pytest.mark.parametrize(("source", "error"), [("nowhere/a.txt", OSError), ("storys", ValueError), ("hf:", ValueError)])
 def test_what_is_not_there_is_refused_as_when_it_is_held(source, error):
-    with pytest.raises(error) as caught:
-        load_corpus(source)
-    with pytest.raises(error, match=re.escape(str(caught.value))):
+    with pytest.raises(error, match=re.escape(refusal(source))):
         find_large_text(source)
 
 
@@ -64,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for split in ("train", "validation"):
         rows = [{"text": f"{split} one", "title": "I"}, {"text": f"{split} two", "title": "II"}, {"text": " "}]
-        write(folder, f"{split}.jsonl", "\n".join(json.dumps({"title": "III"} | row) for row in rows))
+        write(folder, f"{split}.jsonl", "\n".join(json.dumps({"title": "III"} | row) for row in rows).encode())
     return folder
 
 
@@ -85,7 +76,7 @@ def test_a_second_slash_names_the_configuration(monkeypatch):
 
 def test_a_dataset_that_is_streamed_has_the_documents_of_one_that_is_held(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
-    path = write(tmp_path, "a.jsonl")
+    path = write_documents(tmp_path, "a.jsonl")
     monkeypatch.setattr(large, "LARGE_BYTES", 10)
     found = find_large_text(f"hf:{path}")
     assert isinstance(found, HubText)
@@ -109,7 +100,7 @@ def test_a_dataset_that_is_streamed_has_the_documents_of_one_that_is_held(tmp_pa
 )
 def test_a_dataset_without_text_in_its_column_is_refused_in_one_line_held_or_streamed(tmp_path, name, content, part):
     pytest.importorskip("datasets")
-    address = f"hf:{write(tmp_path, name, content)}"
+    address = f"hf:{write(tmp_path, name, content.encode())}"
     for read in (load_corpus, lambda address: list(HubText(address).documents())):
         with pytest.raises(ValueError, match=re.escape(part)) as caught:
             read(address)
@@ -118,30 +109,25 @@ def test_a_dataset_without_text_in_its_column_is_refused_in_one_line_held_or_str
 
 @pytest.mark.parametrize("end", [":test", "/nowhere"])
 def test_a_dataset_that_is_not_there_is_refused_in_one_line(folder, end):
-    with pytest.raises(ValueError, match=re.escape(f"hf:{folder}{end} cannot be loaded")) as caught:
-        load_corpus(f"hf:{folder}{end}")
-    assert "\n" not in str(caught.value)
+    assert f"hf:{folder}{end} cannot be loaded" in refusal(f"hf:{folder}{end}")
 
 
 def test_a_dataset_with_a_loading_script_is_refused_and_not_run(tmp_path):
     pytest.importorskip("datasets")
     (tmp_path / "scripted").mkdir()
     (tmp_path / "scripted" / "scripted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        load_corpus(f"hf:{tmp_path / 'scripted'}")
+    assert "cannot be loaded" in refusal(f"hf:{tmp_path / 'scripted'}")
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("address", ["hf:", "hf::train", "hf:a:b:c:d"])
 def test_a_malformed_dataset_address_is_refused(address):
-    with pytest.raises(ValueError, match=r"is not of the form hf:<dataset>"):
-        load_corpus(address)
+    assert "is not of the form hf:<dataset>" in refusal(address)
 
 
 def test_without_datasets_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'course-lm\[hub\]'"):
-        load_corpus("hf:org/wiki")
+    assert "pip install 'course-lm[hub]'" in refusal("hf:org/wiki")
 
 
 class Counted:

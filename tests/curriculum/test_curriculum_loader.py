@@ -19,6 +19,7 @@ from course_lm.curriculum import (
 )
 from course_lm.loss import count_targets
 from course_lm.tokenizer import decode, train_tokenizer
+from tests.training_run import assert_same
 
 DOCUMENTS = load_corpus("stories").documents[:120]
 DOCUMENTS = [" ".join(text.split()[: 3 + number % 40]) for number, text in enumerate(DOCUMENTS)]
@@ -41,13 +42,6 @@ def texts_of(batches):
         ids[mask.bool()].tolist() for batch in batches for ids, mask in zip(batch["input_ids"], batch["attention_mask"])
     ]
     return sorted(decode(TOKENIZER, ids) for ids in rows)
-
-
-def same(left, right):
-    return len(left) == len(right) and all(
-        a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
-        for a, b in zip(left, right)
-    )
 
 
 @pytest.mark.parametrize("threshold_on", ["score", "quantile"])
@@ -73,7 +67,7 @@ def test_with_everything_admitted_it_is_the_loader_itself(mode):
     for epoch in range(3):
         loader.set_epoch(epoch)
         loader.whole.set_epoch(epoch)
-        assert same(list(loader), list(loader.whole))
+        assert_same(list(loader), list(loader.whole))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -114,7 +108,7 @@ def test_an_epoch_that_listens_reads_the_admitted_documents_again_in_another_ord
     size = len(loader.whole.select(loader.difficulty <= loader.threshold))
     assert 2 * size < len(batches)
     assert texts_of(batches[:size]) == texts_of(batches[size : 2 * size])
-    assert not same(batches[:size], batches[size : 2 * size])
+    assert not torch.equal(batches[0]["input_ids"], batches[size]["input_ids"])
     assert len(batches) == len(loader.whole)
 
 
@@ -177,7 +171,7 @@ def test_it_goes_on_at_any_batch_as_if_it_had_not_stopped(mode, schedule):
         rest = list(fresh)
         fresh.report_performance(5.0 - state["epoch"])
         rest += read(fresh, range(state["epoch"] + 1, 3))[0]
-        assert same(rest, straight[stop:]), stop
+        assert_same(rest, straight[stop:], f"stopped at {stop}")
 
 
 def test_time_in_steps_counts_the_steps_of_the_epochs_before():

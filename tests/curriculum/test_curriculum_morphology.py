@@ -134,14 +134,20 @@ GOLD = {
     # pronouns with their marker apart
     "उस ने हम को सब बताया।": (2, 0, 1, 1, 0),
     "जिसने जिसको देखा, उसका नाम इसमें लिखा है।": (0, 4, 3, 2, 0),
+    # a word alone, a marker without its nasal, another script
+    "में": (1, 0, 0, 0, 0),
+    "है": (0, 0, 1, 0, 0),
+    "मुझे": (0, 1, 0, 0, 0),
+    "पानी": (0, 0, 0, 0, 0),
+    "वह घर मे है": (0, 0, 1, 0, 0),
+    "The doctor said that the hospital is open.": (0, 0, 0, 0, 0),
 }
 HINDI = "\n".join(GOLD)
 
 
 @pytest.mark.parametrize("sentence", GOLD)
 def test_counts_agree_with_the_hand_count(sentence):
-    counts = count_morphology(sentence)
-    assert tuple(counts[1:]) == GOLD[sentence], f"{sentence}\ncounted {counts}"
+    assert count_morphology(sentence)[1:] == GOLD[sentence]
 
 
 @pytest.mark.parametrize(
@@ -161,10 +167,6 @@ def test_counts_agree_with_the_hand_count(sentence):
 )
 def test_spelling_variants_count_alike(one, other):
     assert count_morphology(one) == count_morphology(other)
-
-
-def test_में_without_its_nasal_is_no_marker():
-    assert count_morphology("वह घर मे है").case_markers == 0
 
 
 @pytest.mark.parametrize(
@@ -187,22 +189,11 @@ def test_words_are_runs_of_letters_marks_and_digits(text, words):
     assert count_morphology(text).words == len(words)
 
 
-def test_text_without_devanagari_counts_only_words():
-    assert count_morphology("The doctor said that the hospital is open.") == MorphologyCounts(8, 0, 0, 0, 0, 0)
-
-
 @pytest.mark.parametrize("particles", [0, 1, 6, 10])
 def test_particles_between_a_participle_and_its_auxiliary_change_nothing(particles):
     plain = count_morphology("गाना सुना गया")
     counts = count_morphology("गाना सुना " + "ही " * particles + "गया")
     assert (counts.verbs, counts.inflections) == (plain.verbs, plain.inflections)
-
-
-def test_a_word_alone_is_counted_by_its_likeliest_reading():
-    assert count_morphology("में").case_markers == 1
-    assert count_morphology("है").verbs == 1
-    assert count_morphology("मुझे").fused_cases == 1
-    assert count_morphology("पानी") == MorphologyCounts(1, 0, 0, 0, 0, 0)
 
 
 PIECES = sorted({word for sentence in GOLD for word in sentence.split()})

@@ -1,13 +1,12 @@
 """Claims about a curriculum's settings: where they may stand, which fit each other, and how they follow the run."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
 
 from course_lm.config import TrainingConfig
-from course_lm.curriculum import CurriculumConfig, CurriculumTrainingManager
+from course_lm.curriculum import CurriculumConfig
 
 
 def read(folder: Path, text: str) -> TrainingConfig:
@@ -58,13 +57,6 @@ def test_a_setting_in_the_wrong_place_is_refused_with_the_right_one(tmp_path, se
         assert part in str(caught.value), caught.value
 
 
-@pytest.mark.parametrize("epochs", [2, 3, 4, 5, 10, 37])
-def test_by_default_a_run_of_two_epochs_or_more_comes_to_admit_everything(epochs):
-    config = CurriculumConfig().for_run(epochs, None)
-    manager = CurriculumTrainingManager("combined", "linear", dataclasses.asdict(config))
-    assert manager.threshold(epochs - 1) == 1 and manager.threshold(0) < 1
-
-
 @pytest.mark.parametrize("steps", [2, 3, 100, 19_000])
 def test_a_run_of_steps_has_a_curriculum_of_steps(steps):
     config = CurriculumConfig().for_run(10, steps)
@@ -74,11 +66,6 @@ def test_a_run_of_steps_has_a_curriculum_of_steps(steps):
 def test_given_times_mean_what_they_say():
     given = CurriculumConfig(num_epochs=10, warmup_epochs=2)
     assert given.for_run(4, None) == given == given.for_run(4, 100)
-
-
-def test_settling_twice_changes_nothing_more():
-    once = CurriculumConfig().for_run(7, None)
-    assert once.for_run(100, None) == once
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def over_animals(folder: Path, curriculum: CurriculumConfig, **training: Any) ->
     return loader
 
 
-@pytest.mark.parametrize("training", [{"num_epochs": 2}, {"num_epochs": 5}, {"max_steps": 60}])
+@pytest.mark.parametrize("training", [*({"num_epochs": epochs} for epochs in (2, 3, 5, 37)), {"max_steps": 60}])
 @pytest.mark.parametrize("schedule", ["linear", "root", "geom", "step", "none"])
 def test_by_default_the_last_epoch_admits_everything_without_a_warning(schedule, training, tmp_path, recwarn):
     curriculum = CurriculumConfig(enabled=True, schedule=schedule)

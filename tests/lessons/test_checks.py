@@ -43,13 +43,8 @@ def test_the_solution_below_an_exercise_passes(lesson, exercise):
 
 
 @of_each_exercise
-def test_a_stub_is_not_written_yet(lesson, exercise):
-    assert check_of(exercise)(define(NOTEBOOKS[lesson], exercise.stub)).status == "not written yet"
-
-
-@of_each_exercise
-def test_an_answer_that_returns_none_is_not_written_yet(lesson, exercise):
-    for unwritten in (lambda *_: None, lambda *_: ...):
+def test_a_stub_and_an_answer_that_returns_none_are_not_written_yet(lesson, exercise):
+    for unwritten in (define(NOTEBOOKS[lesson], exercise.stub), lambda *_: None, lambda *_: ...):
         assert check_of(exercise)(unwritten).status == "not written yet"
 
 
@@ -132,13 +127,6 @@ def test_a_known_mistake_is_named_and_shown_in_its_first_case():
     ]
 
 
-def test_a_mistake_that_fails_the_same_cases_is_named():
-    def squared_but_for_zero(x):
-        return x * x if x.any() else x + 0
-
-    assert check(squared_but_for_zero).message == "this is what you get when it is squared"
-
-
 def test_an_unknown_mistake_is_shown_with_its_case():
     report = check(lambda x: 5 * x - x.sum())
     assert report.message == "not the expected result in 1 of 2 cases"
@@ -180,13 +168,6 @@ def test_a_result_that_holds_itself_is_refused():
 
 def test_a_result_instead_of_a_function_is_refused():
     assert check(torch.zeros(2)).message == "give the function itself, without calling it"
-
-
-def test_an_answer_that_changes_its_input_is_told_so():
-    def in_place(x):
-        return x.mul_(2)
-
-    assert "changes its input" in check(in_place).message
 
 
 def test_an_answer_cannot_change_what_it_is_compared_with():
@@ -247,6 +228,7 @@ def test_equal_results_have_no_difference_in_whatever_style_they_come(expected, 
     ("expected", "got", "said"),
     [
         (1.0, 1.1, "expected 1, got 1.1"),
+        (0.004271, 0.0042714, "expected 0.004271, got 0.0042714"),
         (1.0, torch.ones(2), "expected a number, 1, got a tensor of shape (2,)"),
         (torch.zeros(2), torch.zeros(3), "expected the shape (2,), got (3,)"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "expected torch.float32, got torch.int64"),
@@ -352,10 +334,6 @@ def test_a_call_among_many_is_shown_where_it_differs():
     assert "(4, 0.5)" in report.details
 
 
-def test_digits_are_shown_until_the_numbers_differ():
-    assert difference(0.004271, 0.0042714, (1e-9, 0.0)) == "expected 0.004271, got 0.0042714"
-
-
 def test_a_second_attempt_hears_what_is_right_now(monkeypatch):
     monkeypatch.setattr(attempts, "_wrong", {})
     first = checks.optimizer_steps(lambda documents, size, accumulation, epochs: 0)
@@ -413,18 +391,12 @@ def test_an_edit_must_stand_in_the_solution_once():
         made.edited([("x", "y")])
 
 
-def test_an_exercise_without_a_function_refuses_a_right_answer_that_uses_it():
-    report = judged(lambda x: torch.add(x, x), double, {"one": (torch.ones(1),)}, without=("add",))
-    assert report.message == "`add` does the work; the exercise asks for a way without it"
-    assert judged(lambda x: torch.add(x, 1), double, {"two": (torch.ones(2) * 2,)}, without=("add",)).status == "wrong"
-
-
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
+@pytest.mark.parametrize("lesson", NOTEBOOKS)
 def test_a_lesson_asks_its_questions_in_the_order_in_which_they_are_stored(lesson):
-    cells = [cell.source for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    cells = [cell.source for cell in NOTEBOOKS[lesson].cells if cell.cell_type == "code"]
     asked = [match.groups() for match in map(ASKED.fullmatch, cells) if match]
-    stored = tomllib.loads((FOLDER / f"{lesson.stem[3:]}.toml").read_text(encoding="utf-8"))
-    assert asked == [(lesson.stem[3:], name) for name in stored]
+    stored = tomllib.loads((FOLDER / f"{lesson[3:]}.toml").read_text(encoding="utf-8"))
+    assert asked == [(lesson[3:], name) for name in stored]
 
 
 @pytest.mark.parametrize(("lesson", "known"), [("loss", "better_stories"), ("los", "none")])

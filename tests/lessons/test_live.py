@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import math
-import time
 import warnings
 from itertools import combinations
 from pathlib import Path
@@ -277,42 +276,26 @@ print(json.dumps({
 """
 
 
-class Kernel:
-    """A notebook's kernel, driven as JupyterLab drives it."""
-
-    def __init__(self) -> None:
-        self.manager, self.client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
-
-    def run(self, code: str, *, interrupt_at: str | None = None) -> str:
-        """What a cell prints; interrupted once, when it has printed `interrupt_at`."""
-        wanted, printed, deadline = self.client.execute(code), "", time.monotonic() + 120
-        while time.monotonic() < deadline:
-            message = self.client.get_iopub_msg(timeout=120)
-            if message["parent_header"].get("msg_id") != wanted:
-                continue
-            kind, content = message["msg_type"], message["content"]
-            assert kind != "error", "\n".join(content["traceback"])
-            if kind == "stream" and content["name"] == "stdout":
-                printed += content["text"]
-            if interrupt_at is not None and interrupt_at in printed:
-                interrupt_at = None
-                self.manager.interrupt_kernel()
-            if kind == "status" and content["execution_state"] == "idle":
-                return printed
-        raise TimeoutError(f"the cell goes on: {printed}")
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
-
-
 def test_interrupting_the_kernel_leaves_the_model_usable_and_the_history_complete() -> None:
-    kernel = Kernel()
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT))
+    printed: list[str] = []
+
+    def read(message: Any) -> None:
+        kind, content = message["msg_type"], message["content"]
+        assert kind != "error", "\n".join(content["traceback"])
+        if kind == "stream" and content["name"] == "stdout":
+            printed.append(content["text"])
+            if "it trains" in content["text"]:
+                manager.interrupt_kernel()
+
     try:
-        said = kernel.run(ENDLESS, interrupt_at="it trains")
-        left = json.loads(kernel.run(LEFT))
+        client.execute_interactive(ENDLESS, output_hook=read, timeout=120)
+        client.execute_interactive(LEFT, output_hook=read, timeout=120)
     finally:
-        kernel.close()
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    said = "".join(printed)
+    left = json.loads(said.splitlines()[-1])
     step = left["step"]
     assert f"stopped by SIGINT after step {step}: nothing was saved" in said
     assert left["recorded"] == [*range(7, step, 7), step]

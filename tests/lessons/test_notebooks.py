@@ -34,10 +34,6 @@ def run_nbval(lesson: Path, *options: str, **environment: str) -> subprocess.Com
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=570)
 
 
-def test_the_course_starts_with_lesson_00():
-    assert [lesson.stem for lesson in LESSONS][:1] == ["00_the_whole_loop"]
-
-
 @pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.stem)
 def test_a_stored_lesson_keeps_the_rule(lesson, rule):

@@ -32,7 +32,6 @@ from course_lm.lr_finder import LRFinderResult, suggest
 from course_lm.schedules import ScheduleConfig, build_schedule
 from course_lm.tokenizer import train_tokenizer
 from course_lm.trainer import Trainer
-from tests.lessons.explored import parts
 from tests.lessons.test_widgets_accumulation import make_batch, make_model
 from tests.lessons.test_widgets_tokens import TEXTS
 from tests.sets import SET
@@ -93,12 +92,13 @@ EXPLORERS = {
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_control_changes_picture_and_words(name):
     make, values = EXPLORERS[name]
-    *controls, picture, words = parts(make())
-    for control, value in zip(controls, values, strict=True):
-        before = picture.value, words.value
-        control.value = value
-        assert picture.value != before[0], control.name
-        assert words.value != before[1], control.name
+    box = make()
+    for place, ((moved, control), value) in enumerate(zip(box.controls.items(), values, strict=True)):
+        before, places = box.view(), box.places()
+        places[place] = control.options.index(value)
+        after = box.answer({"turn": 1, "places": places})
+        assert after["scene"] != before["scene"], moved
+        assert after["words"] != before["words"], moved
 
 
 SETTINGS = 50 if SET == "nightly" else 5
@@ -235,18 +235,15 @@ def test_the_words_below_a_batch_count_its_positions_targets_and_padding(mode):
 
 @modes
 def test_the_batching_explorer_shows_the_batches_of_make_loader(mode):
-    choice, rows, length, _, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
-    choice.value, rows.value, length.value = mode, 5, 128
-    expected = draw_batch(loader_of(mode, 5, 128), mode)[1]
-    assert words.value == json.dumps(expected)
+    box = widgets.batching_explorer(DOCUMENTS, TOKENIZER)
+    words = box.view(mode=mode, batch_size=5, max_length=128)["words"]
+    assert words == draw_batch(loader_of(mode, 5, 128), mode)[1]
 
 
 def test_a_redraw_does_not_encode_the_documents_again(monkeypatch):
-    mode, rows, length, _, words = parts(widgets.batching_explorer(DOCUMENTS, TOKENIZER))
-    before = words.value
+    box = widgets.batching_explorer(DOCUMENTS, TOKENIZER)
     monkeypatch.setattr("course_lm.classroom.widgets.batches.encode_pieces", None)
-    mode.value, rows.value, length.value = "packed", 3, 512
-    assert words.value != before
+    assert box.view(mode="packed", batch_size=3, max_length=512)["words"] != box.view()["words"]
 
 
 def test_a_colder_next_token_is_more_certain():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from course_lm.audit.spec import Batches, Settings
 
 from .plain import IGNORED, Plain
+from .right import AsksWhenAStepIsDue
 
 FAULTS_REPORTED = {
     "pads_counted": "open-jarvis/OpenJarvis#521",
@@ -190,39 +191,18 @@ class MaskedRowsCount(Reported, part="accumulation", reference="radixark/miles#2
             (self.loss_sum(batch) / tokens).backward()
 
 
-class Asking(Reported):
-    """A right loop that asks after each micro-batch whether a step is due."""
-
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        self.window: list[Mapping[str, Any]] = []
-        for batches in epochs:
-            for index, batch in enumerate(batches):
-                self.window.append(batch)
-                if self.is_due(index) or self.is_tail_due(index, len(batches)):
-                    self.run_window(self.window)
-                    self.window = []
-            self.end_epoch()
-            if self.settings.validation:
-                self.validate()
-        return {"validation_losses": self.losses, "best_weights": self.best}
-
-    def is_due(self, index: int) -> bool:
-        return (index + 1) % self.settings.accumulation_steps == 0
-
-    def is_tail_due(self, index: int, batches: int) -> bool:
-        return index + 1 == batches
-
-    def end_epoch(self) -> None: ...
-
-
-class TailJoinsAFullWindow(Asking, part="accumulation", reference="meta-pytorch/torchtune#2745", promise="C4"):
+class TailJoinsAFullWindow(
+    Reported, AsksWhenAStepIsDue, part="accumulation", reference="meta-pytorch/torchtune#2745", promise="C4"
+):
     """The last, smaller window makes no step; its sums and counts go into the next epoch's first full window."""
 
     def is_tail_due(self, index: int, batches: int) -> bool:
         return False
 
 
-class StepsAtTheFirstBatch(Asking, part="accumulation", reference="rasbt/LLMs-from-scratch#299", promise="C4"):
+class StepsAtTheFirstBatch(
+    Reported, AsksWhenAStepIsDue, part="accumulation", reference="rasbt/LLMs-from-scratch#299", promise="C4"
+):
     """A step is due at index % accumulation_steps == 0: after the first micro-batch, and never at an epoch's end."""
 
     def is_due(self, index: int) -> bool:

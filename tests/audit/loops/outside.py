@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from course_lm.audit.spec import Batches, Settings
@@ -42,23 +41,12 @@ class RepeatsFirstEpoch(Plain, part="data"):
         return super().train([epochs[0] for _ in epochs])
 
 
-class SortsByLength(Plain, part="data"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        return super().train([sorted(batches, key=lambda b: b["labels"].shape[1]) for batches in epochs])
-
-
 class SkipsLastBatch(Plain, part="data"):
     def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
         return super().train([batches[: max(1, len(batches) - 1)] for batches in epochs])
 
 
 # loss
-
-
-class LabelSmoothing(Plain, part="loss"):
-    def token_losses(self, batch: Mapping[str, Any]) -> Tensor:
-        logits = self.logits(batch)[:, :-1].transpose(1, 2)
-        return F.cross_entropy(logits, self.targets(batch), ignore_index=IGNORED, reduction="none", label_smoothing=0.1)
 
 
 class ZLoss(Plain, part="loss"):
@@ -146,15 +134,6 @@ class AlwaysNormalizes(Plain, part="clipping"):
                 gradient *= self.settings.max_grad_norm / (norm + 1e-6)
 
 
-class ClipsTheUpdate(Plain, part="clipping"):
-    """The norm that is clipped is that of the gradient times the rate."""
-
-    def clip(self) -> None:
-        bound = self.settings.max_grad_norm
-        if bound is not None:
-            nn.utils.clip_grad_norm_(self.parameters, bound / self.rate())
-
-
 # optimizer
 
 
@@ -191,40 +170,13 @@ class LargeEpsilon(Plain, part="optimizer"):
         return optimizer
 
 
-class Option(Plain):
-    """An option of torch's optimizer that nobody has asked for, where the optimizer has what it is about."""
-
-    given: tuple[str, str, Any]  # what it is about, its name and its value
-
-    def optimizer_of(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        optimizer, (about, name, value) = super().optimizer_of(groups), self.given
+class Nesterov(Plain, part="optimizer"):
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super().make_optimizer()
         for group in optimizer.param_groups:
-            if group.get(about):
-                group[name] = value
+            if group.get("momentum"):
+                group["nesterov"] = True
         return optimizer
-
-
-class AMSGrad(Option, part="optimizer"):
-    given = ("betas", "amsgrad", True)
-
-
-class Nesterov(Option, part="optimizer"):
-    given = ("momentum", "nesterov", True)
-
-
-class WeightsAveragedAtTheEnd(Plain, part="optimizer"):
-    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
-        self.visited: list[list[Tensor]] = []
-        returned = super().train(epochs)
-        with torch.no_grad():
-            for place, p in enumerate(self.parameters):
-                if self.visited:
-                    p.copy_(torch.stack([weights[place] for weights in self.visited]).mean(dim=0))
-        return returned
-
-    def step(self) -> None:
-        super().step()
-        self.visited.append(self.copy())
 
 
 class NoisyGradients(Plain, part="loss"):
@@ -250,11 +202,6 @@ class RestartsEachEpoch(Plain, part="schedule"):
         return self.settings.schedule(self.steps_of_epoch)
 
 
-class LagsBehind(Plain, part="schedule"):
-    def rate(self) -> float:
-        return self.settings.schedule(max(0, self.steps - 1))
-
-
 # precision
 
 
@@ -264,13 +211,6 @@ class HalfWeights(Plain, part="precision"):
         super().step()
         for p in self.parameters:
             p.copy_(p.half())
-
-
-class HalfGradients(Plain, part="precision"):
-    def accumulate(self, window: Batches) -> None:
-        super().accumulate(window)
-        for gradient in self.gradients():
-            gradient.copy_(gradient.half())
 
 
 class LossInFloat32(Plain, part="precision"):
@@ -297,15 +237,6 @@ class ValidatesOnFirstBatch(Plain, part="validation"):
 class ValidatesInBits(Plain, part="validation"):
     def validation_loss(self) -> float:
         return super().validation_loss() / math.log(2)
-
-
-class NeverResetsTheMetric(Plain, part="validation"):
-    total, tokens = 0.0, 0
-
-    def validation_loss(self) -> float:
-        tokens = self.count(*self.settings.validation)
-        self.total, self.tokens = self.total + super().validation_loss() * tokens, self.tokens + tokens
-        return self.total / self.tokens
 
 
 class KeepsTheWorst(Plain, part="validation"):
@@ -351,14 +282,6 @@ class TakesNaNForZero(Plain, part="finite"):
         for gradient in self.gradients():
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         return True
-
-
-class StopsForGood(Plain, part="finite"):
-    stopped = False
-
-    def may_step(self, overflow: bool) -> bool:
-        self.stopped = self.stopped or not super().may_step(overflow)
-        return not self.stopped
 
 
 # mistakes in loops that run the model in another way: the part is the second class's

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,14 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.conformance.adapters import ours
 from course_lm.accumulation import windows
 from course_lm.audit.spec import Batches, Settings
-from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.distributed import DistributedConfig, connect, share, wrap
-from course_lm.optim import build_optimizer
-from course_lm.step import train_step
-from course_lm.trainer import Trainer
-from tests.oracle.fast_path import EpochLoader, optimizer_config
 
 from .plain import Plain
 
@@ -121,31 +117,6 @@ def by_ddp(model: nn.Module, epochs: Sequence[Batches], settings: Settings, faul
     ByDDP(model, settings, faults).train(epochs)
 
 
-def by_train_step(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> None:
-    """This package's step, over the micro-batches of all ranks: `share` takes this rank's."""
-    group = connect()
-    runner, k = wrap(model, DistributedConfig(), group), 0
-    optimizer = build_optimizer(model, optimizer_config(settings))
-    for batches in epochs:
-        for window in windows(batches, settings.accumulation_steps * group.world):
-            bound, rate = settings.max_grad_norm, settings.schedule(k)
-            result = train_step(
-                runner, share(window, group), optimizer, lr=rate, max_grad_norm=bound, on_nonfinite="skip"
-            )
-            k += not result.skipped
-
-
 def by_trainer(model: nn.Module, epochs: Sequence[Batches], settings: Settings) -> None:
     """`Trainer`, whose accumulation counts the micro-batches of all ranks."""
-    training = LoopConfig(
-        gradient_accumulation_steps=settings.accumulation_steps * dist.get_world_size(),
-        num_epochs=len(epochs),
-        max_grad_norm=settings.max_grad_norm,
-        precision="fp32",
-        device="cpu",
-        on_nonfinite="skip",
-        deterministic=False,
-        output_dir=None,
-    )
-    config = TrainingConfig(optimizer=optimizer_config(settings), training=training)
-    Trainer(model, config, schedule=settings.schedule).train(EpochLoader(epochs))
+    ours.loop(model, epochs, replace(settings, accumulation_steps=settings.accumulation_steps * dist.get_world_size()))

@@ -1,7 +1,7 @@
 """A loop that saves and resumes, right or with one of the faults of a resume."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,6 @@ import torch
 from torch import nn
 
 from course_lm.audit.spec import Batches, Settings
-from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.monitoring.records import Record
-from course_lm.trainer import Trainer
-from tests.oracle.fast_path import optimizer_config
 
 from .plain import Plain
 
@@ -118,62 +114,3 @@ def train(
     faults: Collection[str] = (),
 ) -> Mapping[str, Any] | None:
     return Resumed(model, settings, frozenset(faults)).run(epochs, folder, stop_after)
-
-
-class InEpochs:
-    """A loader with batches of its own for each epoch, which the trainer reads again up to its place."""
-
-    def __init__(self, epochs: Sequence[Batches]) -> None:
-        self.epochs, self.epoch = epochs, 0
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return iter(self.epochs[self.epoch])
-
-    def __len__(self) -> int:
-        return len(self.epochs[0])
-
-    def length_of_epoch(self, epoch: int) -> int:
-        return len(self.epochs[epoch])
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-class StopAt:
-    """An observer that stops its trainer after so many steps."""
-
-    trainer: Trainer
-
-    def __init__(self, step: int | None) -> None:
-        self.step = step
-
-    def start(self, step: int, total_steps: int | None) -> None: ...
-
-    def log(self, record: Record) -> None:
-        if record["event"] == "train" and record["step"] == self.step:
-            self.trainer.stop()
-
-    def close(self) -> None: ...
-
-
-def by_trainer(
-    model: nn.Module, epochs: Sequence[Batches], settings: Settings, folder: Path, stop_after: int | None
-) -> Mapping[str, Any]:
-    """`Trainer`, which goes on by itself where its folder holds a checkpoint."""
-    on_nonfinite: Any = settings.on_nonfinite
-    training = LoopConfig(
-        gradient_accumulation_steps=settings.accumulation_steps,
-        num_epochs=len(epochs),
-        max_grad_norm=settings.max_grad_norm,
-        precision="fp32",
-        device="cpu",
-        on_nonfinite=on_nonfinite,
-        logging_steps=1,
-        deterministic=False,
-        output_dir=str(folder),
-    )
-    stop = StopAt(stop_after)
-    config = TrainingConfig(optimizer=optimizer_config(settings), training=training)
-    trainer = stop.trainer = Trainer(model, config, schedule=settings.schedule, observers=[stop])
-    trainer.train(InEpochs(epochs), settings.validation or None)
-    return {"ignores": {"loss_scale", "overflow_steps"}}

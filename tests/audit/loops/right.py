@@ -100,6 +100,28 @@ class ShiftByIgnoring(Plain):
         return F.cross_entropy(self.logits(batch).transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
+class AsksWhenAStepIsDue(Plain):
+    """It asks after each micro-batch whether it is the last one of a window."""
+
+    def train(self, epochs: Sequence[Batches]) -> Mapping[str, Any] | None:
+        self.window: list[Mapping[str, Any]] = []
+        for batches in epochs:
+            for index, batch in enumerate(batches):
+                self.window.append(batch)
+                if self.is_due(index) or self.is_tail_due(index, len(batches)):
+                    self.run_window(self.window)
+                    self.window = []
+            if self.settings.validation:
+                self.validate()
+        return {"validation_losses": self.losses, "best_weights": self.best}
+
+    def is_due(self, index: int) -> bool:
+        return (index + 1) % self.settings.accumulation_steps == 0
+
+    def is_tail_due(self, index: int, batches: int) -> bool:
+        return index + 1 == batches
+
+
 # the gradient
 
 

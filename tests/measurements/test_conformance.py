@@ -181,6 +181,21 @@ def test_a_fault_without_a_name_is_held_against_its_own_promise_alone(monkeypatc
     assert found["C8"].get("faults", []) == list(faults)
 
 
+def test_an_evened_run_that_shows_only_what_other_promises_name_needs_no_search(monkeypatch):
+    names = ("one SGD step on one row", "micro-batches of unequal tokens", "rates that move, with accumulation")
+    shown = [case for case in ladder() if case.name in names]
+    again = replace(shown[-1], name="the same once more", promise="C10")
+    monkeypatch.setattr(decide, "ladder", lambda: [*shown, again])
+    smallest = decide.Search.smallest
+
+    def in_vain_about_it(search, start):
+        return [] if again.name in [case.name for case in search.cases] else smallest(search, start)
+
+    monkeypatch.setattr(decide.Search, "smallest", in_vain_about_it)
+    found = decide.cells(by_squares("schedule_never_moves"), {})
+    assert (found["C8"]["faults"], found["C10"]["status"]) == (["schedule_never_moves"], "kept")
+
+
 @pytest.mark.parametrize(
     ("faults", "status", "named"),
     [

@@ -2,8 +2,8 @@
 
 The criterion is the mean over a batch's targets, the optimizer torch's own. `LRScheduler` moves the rate after each
 batch. The validation data are given with `predefined_split`, and `Checkpoint` saves the weights of the lowest
-`valid_loss`. A validation batch without a target is left out. The net has no accumulation; the one of its FAQ
-is not tried.
+`valid_loss`. A validation batch without a target is left out. The net has no accumulation; that of its FAQ has
+an adapter of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -151,8 +151,23 @@ def resolve_device(name: str) -> torch.device:
     # in the order in which "auto" prefers them
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(kind for kind, there in available.items() if there)
+        name = next(kind for kind, there in available.items() if there and (kind != "mps" or updates_right(kind)))
     if not available.get(name, False):
         there = ", ".join(kind for kind, is_there in available.items() if is_there)
         raise ValueError(f"training.device {name!r} is not on this machine; it has {there}")
     return torch.device(name)
+
+
+def updates_right(device: str) -> bool:
+    """Whether a step of AdamW on a transposed matrix leaves the weights that it leaves on the CPU.
+
+    On Apple's GPUs some versions of torch left a tensor that is not contiguous as it was, and raised no error: the
+    weights stayed where they were (pytorch/pytorch#118115).
+    """
+    after = []
+    for kind in ("cpu", device):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4).t().to(kind))
+        weight.grad = weight.detach() + 0.5
+        torch.optim.AdamW([weight], lr=0.1).step()
+        after.append(weight.detach().cpu())
+    return torch.allclose(after[0], after[1], atol=1e-4)

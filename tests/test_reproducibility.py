@@ -56,10 +56,20 @@ def test_auto_takes_an_accelerator_before_the_cpu(monkeypatch):
     assert resolve_device("auto") == torch.device("cuda")
 
 
-def test_auto_takes_apples_gpu_where_there_is_no_cuda(monkeypatch):
+@pytest.mark.parametrize(("moves", "taken"), [(True, "mps"), (False, "cpu")])
+def test_auto_takes_apples_gpu_only_where_a_step_moves_the_weights_as_on_the_cpu(monkeypatch, moves, taken):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert resolve_device("auto") == torch.device("mps")
+    optimizers = []
+
+    def adamw(parameters, lr):
+        optimizers.append(torch.optim.SGD(parameters, lr=lr if moves or not optimizers else 0.0))
+        return optimizers[-1]
+
+    monkeypatch.setattr(torch.optim, "AdamW", adamw)
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, kind: to(tensor, "cpu"))  # this machine has no such GPU
+    assert resolve_device("auto").type == taken and len(optimizers) == 2
 
 
 def test_a_device_that_is_not_there_is_refused_with_what_is(monkeypatch):

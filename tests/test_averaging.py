@@ -17,6 +17,7 @@ from course_lm.checkpoints import load_checkpoint, load_weights, weights_for_use
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import evaluate
 from course_lm.trainer import Trainer
+from tests.refusals import refused
 from tests.small_run import small_batches, small_trainer
 from tests.training_run import assert_same, configure, model_of
 
@@ -214,9 +215,8 @@ def test_a_checkpoint_without_an_average_is_taken_by_a_run_without_one_and_refus
     state = Trainer(model_of(), configure("unused")).state_dict()
     del state["config"]["training"]["average_weights"]  # as an older version has written it
     Trainer(model_of(), configure("unused")).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"saved with training\.average_weights None, this run has 0\.9") as caught:
+    with refused(ValueError, r"saved with training\.average_weights None, this run has 0\.9"):
         Trainer(model_of(), configure("unused", average_weights=0.9)).load_state_dict(state)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_average_of_another_form_is_refused_before_anything_changes():

@@ -20,6 +20,7 @@ from course_lm.tokenizer import (
     pad_id,
     train_tokenizer,
 )
+from tests.refusals import refused
 
 TEXTS = [
     "The cat sat on the mat. The cat sat on the hat.",
@@ -111,9 +112,8 @@ def test_a_vocabulary_that_no_trainer_can_hold_is_refused(vocab_size) -> None:
 
 @pytest.mark.parametrize("texts", ["some text", [1], [None], 5, ["a\ud800"], [b"text"]])
 def test_a_tokenizer_is_trained_on_strings_alone(texts) -> None:
-    with pytest.raises(ValueError, match="texts must be") as caught:
+    with refused(ValueError, "texts must be"):
         train_tokenizer(texts, 258)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("documents", ["some text", 5, None, {"a"}])

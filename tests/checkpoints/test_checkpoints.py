@@ -36,6 +36,7 @@ from course_lm.checkpoints import (
 from course_lm.checkpoints import files as checkpoints
 from tests.checkpoints.by_hand import beginning, sealed
 from tests.full_disk import leaving_free, small_disk
+from tests.refusals import refused
 
 
 def small_state(step: int = 0) -> dict[str, Any]:
@@ -383,9 +384,8 @@ def test_a_missing_checkpoint_is_file_not_found(tmp_path: Path) -> None:
 def test_a_start_without_a_state_behind_it_is_one_clear_error(tmp_path: Path, rest: bytes) -> None:
     header = json.dumps({"__metadata__": beginning()}, separators=(",", ":")).encode()[:-2] + rest
     (tmp_path / "odd.safetensors").write_bytes(sealed(header))
-    with pytest.raises(CheckpointError, match=r"odd\.safetensors has a right checksum, but not the state") as caught:
+    with refused(CheckpointError, r"odd\.safetensors has a right checksum, but not the state"):
         load_checkpoint(tmp_path / "odd.safetensors")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])

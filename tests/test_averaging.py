@@ -17,6 +17,7 @@ from course_lm.checkpoints import load_checkpoint, load_weights, weights_for_use
 from course_lm.loss import next_token_loss
 from course_lm.monitoring import evaluate
 from course_lm.trainer import Trainer
+from tests.records import Recorder
 from tests.refusals import refused
 from tests.small_run import small_batches, small_trainer
 from tests.training_run import assert_same, configure, model_of
@@ -24,22 +25,14 @@ from tests.training_run import assert_same, configure, model_of
 DECAY = 0.7
 
 
-class Walk:
-    """An observer that keeps the model's weights at each record, and what the run measured."""
+class Walk(Recorder):
+    """An observer that keeps the model's weights at each record."""
 
-    def __init__(self) -> None:
-        self.trainer: Trainer | None = None
-        self.weights: list[dict[str, Tensor]] = []
-
-    def start(self, step: int, total_steps: int | None) -> None:
-        pass
+    trainer: Trainer
 
     def log(self, record: dict[str, Any]) -> None:
-        if record["event"] == "train" and self.trainer is not None:
-            self.weights.append(copy.deepcopy(self.trainer.model.state_dict()))
-
-    def close(self) -> None:
-        pass
+        if record["event"] == "train":
+            self.told.append(copy.deepcopy(self.trainer.model.state_dict()))
 
 
 def average_by_hand(walk: list[dict[str, Tensor]], decay: float) -> dict[str, Tensor]:
@@ -55,7 +48,7 @@ def walked(steps: int, **training: Any) -> tuple[Trainer, list[dict[str, Tensor]
     trainer = small_trainer(steps, [walk], logging_steps=1, **training)
     walk.trainer = trainer
     trainer.train(small_batches(5), small_batches(2))
-    return trainer, walk.weights
+    return trainer, [told for told in walk.told if isinstance(told, dict)]
 
 
 # The average

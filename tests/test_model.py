@@ -330,7 +330,7 @@ def test_generation_gives_each_module_its_own_mode_back_even_after_an_error():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
-def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
+def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p):
     torch.manual_seed(0)
     dropped = Dropout(p)(torch.ones(401, 997))
     assert abs(float((dropped == 0).float().mean()) - p) < 0.005
@@ -338,14 +338,14 @@ def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
     torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 1 / (1 - p)]), rtol=1e-4, atol=0)
 
 
-def test_dropout_zeroes_neighbours_independently() -> None:
+def test_dropout_zeroes_neighbours_independently():
     torch.manual_seed(0)
     zeros = (Dropout(0.5)(torch.ones(100_000)) == 0).float()
     assert abs(float((zeros[1:] * zeros[:-1]).mean()) - 0.25) < 0.01
     assert abs(float((zeros[4:] * zeros[:-4]).mean()) - 0.25) < 0.01
 
 
-def test_dropout_sends_the_gradient_where_the_value_went() -> None:
+def test_dropout_sends_the_gradient_where_the_value_went():
     x = torch.ones(7, 5, requires_grad=True)
     dropped = Dropout(0.4)(x)
     dropped.sum().backward()

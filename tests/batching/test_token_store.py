@@ -1,6 +1,5 @@
 """Claims about a large text: tokenizer, batches and weights of one that is held, and a store that is whole."""
 
-import json
 import multiprocessing
 import os
 import pickle
@@ -286,52 +285,31 @@ def test_two_processes_at_once_build_one_store(source, tmp_path):
     assert (tmp_path / "built").read_text() == "x"
 
 
-def damage(folder: Path, how: str) -> None:
-    if how == "empty folder":
-        for path in folder.iterdir():
-            path.unlink()
-    elif how == "file":
-        shutil.rmtree(folder)
-        folder.write_text("x")
-    elif how == "facts":
-        (folder / "store.json").write_text(json.dumps({"splits": None, "dtype": "uint16"}))
-    elif how == "other facts":
-        facts = json.loads((folder / "store.json").read_bytes())
-        (folder / "store.json").write_text(json.dumps({**facts, "dtype": "int32"}))
-    elif how == "tokenizer":
-        (folder / "tokenizer.json").write_text("{}")
-    elif how == "other tokenizer":
-        (folder / "tokenizer.json").write_text(train_tokenizer(["aa aa bb"], 259).to_str())
-    else:
-        name, _, action = how.partition(" ")
-        content = (folder / name).read_bytes()
-        if action == "gone":
-            (folder / name).unlink()
-        else:
-            (folder / name).write_bytes(content[:-1] if action == "cut" else bytes(len(content)))
+def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "empty folder",
-        "file",
-        "facts",
-        "other facts",
-        "tokenizer",
-        "other tokenizer",
-        "train.ids gone",
-        "train.ids cut",
-        "validation.lengths cut",
-        "train.ids zeroed",
-        "validation.lengths zeroed",
-        "store.json gone",
-    ],
-)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "an empty folder": lambda folder: [path.unlink() for path in folder.iterdir()],
+    "a file": lambda folder: (shutil.rmtree(folder), folder.write_text("x")),
+    "facts": rewrite("store.json", lambda _: b'{"splits": null, "dtype": "uint16"}'),
+    "other facts": rewrite("store.json", lambda content: content.replace(b"uint16", b"int32")),
+    "no tokenizer": rewrite("tokenizer.json", lambda _: b"{}"),
+    "another tokenizer": rewrite("tokenizer.json", lambda _: train_tokenizer(["aa aa bb"], 259).to_str().encode()),
+    "store.json gone": lambda folder: (folder / "store.json").unlink(),
+    "train.ids gone": lambda folder: (folder / "train.ids").unlink(),
+    "train.ids cut": rewrite("train.ids", lambda content: content[:-1]),
+    "train.ids zeroed": rewrite("train.ids", lambda content: bytes(len(content))),
+    "validation.lengths cut": rewrite("validation.lengths", lambda content: content[:-1]),
+    "validation.lengths zeroed": rewrite("validation.lengths", lambda content: bytes(len(content))),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_store_is_built_anew_with_a_message(store, source, tmp_path, how):
     cache = tmp_path / "cache"
     shutil.copytree(store.folder, cache / store.folder.name)
-    damage(cache / store.folder.name, how)
+    DAMAGES[how](cache / store.folder.name)
     with pytest.warns(UserWarning, match=r"is damaged \(.+\): it is built anew") as caught:
         again = open_token_store(text_of(source), RECIPE, cache)
     assert again.facts == store.facts and len(caught) == 1

@@ -21,7 +21,9 @@ from tests.sets import examples
 from .cases import (
     Batch,
     Decay,
+    TinyTransformer,
     cases,
+    concatenated,
     make_batch,
     make_model,
     without_targets,
@@ -76,15 +78,6 @@ def same_size_batches(number: int) -> list[Batch]:
 
 def tiny(seed: int = 0, *, dropout: bool = False) -> nn.Module:
     return make_model(random.Random(seed), "tiny", dropout=dropout)
-
-
-def concatenated(batches: list[Batch]) -> Batch:
-    width = max(batch["labels"].shape[1] for batch in batches)
-    fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
-    return {
-        name: torch.cat([F.pad(batch[name], (0, width - batch[name].shape[1]), value=fill) for batch in batches])
-        for name, fill in fills.items()
-    }
 
 
 def mean_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -170,6 +163,20 @@ def test_a_gradient_that_is_not_finite_raises_and_names_the_weight():
     broken = Slope(math.inf)
     with pytest.raises(FloatingPointError, match=r"step 0, .*weight"):
         train(broken, [[one_row(1, 1)]], PLAIN)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_where_asked():
+    result = train(Slope(math.inf), [[one_row(1, 1)]], dataclasses.replace(PLAIN, on_nonfinite="skip"))
+    assert (result.k, result.skipped, result.weights["weight"].tolist()) == (0, [0], [0.0])
+
+
+def test_the_given_model_is_left_alone():
+    model = TinyTransformer(1, tied=True, wrapped=False, dropout=True).eval()
+    before = copy.deepcopy(model.state_dict())
+    train(model, [random_batches(2)], PLAIN)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not any(module.training for module in model.modules())
+    assert all(weight.grad is None for weight in model.parameters())
 
 
 def test_an_unknown_fault_is_refused_and_the_known_ones_are_named():

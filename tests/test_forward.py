@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from course_lm.batching import labels_of
 from course_lm.forward import check_causal, device_of, forward_logits, move_batch, packed_inputs
-from course_lm.generate import generate
 from course_lm.guard import check_batch, check_labels, check_with_data
 from course_lm.loss import next_token_loss
 from course_lm.lr_finder import find_lr
@@ -680,15 +679,6 @@ def test_a_model_that_cannot_be_called_on_ids_is_refused(forward):
 def test_a_model_without_a_parameter_is_refused():
     with pytest.raises(ValueError, match=r"the model \(ReLU\) has no parameter"):
         device_of(nn.ReLU())
-
-
-@pytest.mark.parametrize("token", [-1, VOCABULARY])
-def test_a_prompt_outside_the_vocabulary_is_refused(token):
-    model = GPT(ModelConfig(1, 1, 4), VOCABULARY, LONGEST)
-    with pytest.raises(
-        ValueError, match=f"prompt_ids must be whole numbers from 0 to 22, the model's vocabulary, got {token}"
-    ):
-        generate(model, [1, token], max_new_tokens=1)
 
 
 def repacked(**parts: list[int]) -> dict[str, Tensor]:

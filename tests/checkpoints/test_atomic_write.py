@@ -34,17 +34,6 @@ def test_until_the_body_ends_the_old_file_is_there(tmp_path):
         assert file.read() == b"two"
 
 
-@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
-def test_a_body_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, error):
-    write(tmp_path / "a", b"one")
-    with pytest.raises(type(error)) as caught, atomic_file(tmp_path / "a") as file:
-        file.write(b"tw")
-        raise error
-    assert caught.value is error
-    assert (tmp_path / "a").read_bytes() == b"one"
-    assert names_in(tmp_path) == {"a"}
-
-
 def test_an_error_of_the_disk_names_the_file_and_keeps_its_number(tmp_path):
     with (
         pytest.raises(OSError, match=r"cannot write .*/a: Quota exceeded \(what was") as caught,

@@ -479,6 +479,16 @@ def test_latest_does_not_go_back_behind_a_newer_format(tmp_path):
         latest_checkpoint(tmp_path)
 
 
+def test_pruning_keeps_the_newest_step_and_epoch_checkpoints_and_every_other_file(tmp_path):
+    numbered = [f"checkpoint_{name}.safetensors" for name in ("step_90", "epoch_9", "step_100", "epoch_10", "step_5")]
+    others = ["checkpoint_best.safetensors", "checkpoint_last.safetensors"]
+    save_all(tmp_path, *others, *numbered)
+    (tmp_path / "checkpoint_step_7.safetensors").write_bytes(b"not ours")
+    deleted = prune_checkpoints(tmp_path, keep=2)
+    assert {path.name for path in deleted} == set(numbered[:3])
+    assert names_in(tmp_path) == {*others, *numbered[3:], "checkpoint_step_7.safetensors"}
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
     "emptied": lambda path: os.truncate(path, 0),

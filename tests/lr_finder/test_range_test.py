@@ -266,6 +266,16 @@ def test_a_gradient_that_is_not_finite_ends_the_sweep_although_the_loss_is_a_num
     assert (result.stopped, len(result.losses), calls.count(True)) == ("not finite", 3, 4)
 
 
+def test_the_sweep_stops_where_the_loss_diverges():
+    model = make_model(dropout=0.0)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    sweep = {"start_lr": 1e-2, "end_lr": 1e6, "num_iter": 40, "max_grad_norm": None}
+    result = find_lr(model, make_batches(), optimizer, **sweep, diverge_threshold=2.0)
+    assert result.stopped == "diverged" and len(result.losses) < 40
+    assert result.losses[-1] > 2 * min(result.losses[:-1])
+    assert all(loss <= 2 * min(result.losses[: index + 1]) for index, loss in enumerate(result.losses[:-1]))
+
+
 @pytest.mark.parametrize("least", [-100.0, -1.0, -0.1, 0.0, 0.1, 100.0])
 @pytest.mark.parametrize("end_lr", [0.1, 1e6])
 def test_a_loss_below_zero_or_around_it_ends_no_sweep_that_has_not_diverged(least, end_lr):

@@ -182,6 +182,27 @@ def test_bad_settings_are_refused(bad, message):
         Settings(**bad)
 
 
+def test_clipping_each_micro_batch_heeds_the_loss_scale():
+    settings = dataclasses.replace(PLAIN, accumulation_steps=2, max_grad_norm=0.1)
+    scaled = dataclasses.replace(settings, loss_scale=1024.0)
+    plain, other = (train(tiny(), [random_batches(4)], each, {"clip_per_micro_batch"}) for each in (settings, scaled))
+    torch.testing.assert_close(other.weights, plain.weights)
+
+
+def test_clipping_by_value_does_not_make_an_overflow_finite():
+    settings = dataclasses.replace(PLAIN, max_grad_norm=0.1, overflow_steps={0})
+    result = train(tiny(), [random_batches(1)], settings, {"clip_by_value"})
+    assert (result.k, result.skipped) == (0, [0])
+
+
+def test_the_last_window_across_epochs_is_a_tail():
+    model, b = tiny(), random_batches(3)
+    settings = dataclasses.replace(PLAIN, accumulation_steps=2)
+    across = train(model, [b[:1], b[1:]], settings, {"windows_across_epochs"})
+    torch.testing.assert_close(across.weights, train(model, [b], settings).weights)
+    assert train(model, [b[:1], b[1:]], settings, {"windows_across_epochs", "tail_dropped"}).k == 1
+
+
 def test_validation_weighted_by_rows_is_not_a_number_where_a_batch_has_no_target():
     held_out = random_batches(2, seed=5)
     held_out[1] = without_targets(held_out[1])

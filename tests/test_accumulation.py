@@ -9,10 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from course_lm.accumulation import count_window_targets, windows
-from course_lm.batching import make_loader
-from course_lm.tokenizer import train_tokenizer
-
-DOCUMENTS = ["the cat sat on the mat " * (1 + number * number % 7) for number in range(23)]
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
@@ -87,27 +83,3 @@ def test_batches_that_a_loader_fills_into_one_buffer_stay_apart_in_their_window(
 
     read = [int(batch["input_ids"][0, 0]) for window in windows(loader(), accumulation_steps) for batch in window]
     assert read == list(range(num_batches))
-
-
-@pytest.mark.parametrize("accumulation_steps", [1, 3, 4, 50])
-@pytest.mark.parametrize("taken", [0, 1, 2])
-def test_after_each_window_the_loader_stands_right_behind_it_and_a_resume_reads_the_rest(accumulation_steps, taken):
-    tokenizer = train_tokenizer(DOCUMENTS, 270)
-
-    def loader():
-        return make_loader(DOCUMENTS, tokenizer, mode="dynamic", batch_size=2, max_length=32, seed=1)
-
-    straight, resumed = loader(), loader()
-    everything = [[batch["input_ids"].tolist() for batch in window] for window in windows(loader(), accumulation_steps)]
-    groups, position = windows(straight, accumulation_steps), 0
-    for _ in range(taken):
-        position += len(next(groups, []))
-        assert straight.state_dict() == {"epoch": 0, "batch": position}
-    resumed.load_state_dict(straight.state_dict())
-    rest = [[batch["input_ids"].tolist() for batch in window] for window in windows(resumed, accumulation_steps)]
-    assert rest == everything[taken:]
-
-
-def test_a_count_stays_on_the_device_of_the_labels():
-    labels = torch.empty(2, 5, dtype=torch.int64, device="meta")
-    assert count_window_targets([{"labels": labels}, {"labels": labels}]).device.type == "meta"

@@ -10,25 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course_lm.generate import Sampling, _Reader, generate, stream
-from course_lm.model import GPT, ModelConfig
+from tests.tiny import LONGEST, VOCAB, random_ids, tiny_gpt
 
-VOCABULARY, LONGEST = 13, 16
 KINDS = ("learned", "rotary")
-
-
-def make_model(positions="learned", dtype=torch.float32, **sizes):
-    """A tiny model with weights large enough that another past shows in the logits."""
-    tiny: dict[str, Any] = {"n_layer": 2, "n_head": 2, "d_model": 8, "positions": positions}
-    model = GPT(ModelConfig(**(tiny | sizes)), VOCABULARY, LONGEST)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.6)
-    return model.to(dtype)
-
-
-def numbers(count, seed=0):
-    return torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def drawn_from_the_whole_text(model, ids, count, temperature, seed):
@@ -47,7 +31,7 @@ def drawn_from_the_whole_text(model, ids, count, temperature, seed):
 @pytest.mark.parametrize("positions", KINDS)
 @pytest.mark.parametrize("first", [1, 5, LONGEST, LONGEST + 3])
 def test_the_logits_are_those_of_the_whole_text_and_of_its_end_where_it_outgrows_the_model(positions, first):
-    model, ids = make_model(positions, torch.float64).eval(), numbers(2 * LONGEST)
+    model, ids = tiny_gpt(positions=positions).eval(), random_ids(2 * LONGEST).tolist()
     reader = _Reader(model, use_cache=True)
     for length in range(first, len(ids)):
         whole = model(torch.tensor([ids[:length][-LONGEST:]]))[0, -1].detach().float()
@@ -56,7 +40,7 @@ def test_the_logits_are_those_of_the_whole_text_and_of_its_end_where_it_outgrows
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_reads_with_kept_keys_and_values_as_it_does_without(dtype):
-    model, ids = make_model(dtype=dtype).eval(), numbers(LONGEST)
+    model, ids = tiny_gpt(dtype=dtype).eval(), random_ids(LONGEST).tolist()
     kept, anew = _Reader(model, use_cache=True), _Reader(model, use_cache=False)
     for length in range(1, len(ids)):
         torch.testing.assert_close(kept.next_logits(ids[:length]), anew.next_logits(ids[:length]), rtol=0.1, atol=0.3)
@@ -64,7 +48,7 @@ def test_half_precision_reads_with_kept_keys_and_values_as_it_does_without(dtype
 
 @pytest.mark.parametrize("positions", KINDS)
 def test_a_seed_draws_the_tokens_that_it_draws_from_the_whole_text(positions):
-    model = make_model(positions)
+    model = tiny_gpt(positions=positions)
     texts = [generate(model, [3, 1], max_new_tokens=3 * LONGEST, temperature=0, use_cache=use) for use in (True, False)]
     assert texts[0] == texts[1]
     for seed in range(5):
@@ -75,7 +59,7 @@ def test_a_seed_draws_the_tokens_that_it_draws_from_the_whole_text(positions):
 
 
 def test_only_new_tokens_are_read_until_the_text_outgrows_the_model():
-    model, widths = make_model(), []
+    model, widths = tiny_gpt(), []
     model.blocks[0].register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].size(1)))
     generate(model, [1, 2, 3], max_new_tokens=LONGEST)
     assert widths == [3, *[1] * (LONGEST - 3), LONGEST, LONGEST]
@@ -85,7 +69,7 @@ def test_only_new_tokens_are_read_until_the_text_outgrows_the_model():
 
 
 def test_tokens_come_one_by_one_and_are_those_of_the_list():
-    model, calls = make_model(), []
+    model, calls = tiny_gpt(), []
     model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
     tokens = stream(model, [1], Sampling(), 9, generator=torch.Generator().manual_seed(4))
     first = next(tokens)
@@ -94,7 +78,7 @@ def test_tokens_come_one_by_one_and_are_those_of_the_list():
 
 
 def test_between_two_tokens_the_model_has_its_own_mode_and_gradients_are_as_they_were():
-    model = make_model(dropout=0.5).train()
+    model = tiny_gpt(dropout=0.5).train()
     for _ in stream(model, [1], Sampling(), 3):
         assert all(module.training for module in model.modules()) and torch.is_grad_enabled()
 
@@ -102,22 +86,22 @@ def test_between_two_tokens_the_model_has_its_own_mode_and_gradients_are_as_they
 @pytest.mark.parametrize("prompt", [np.array([1, 2]), torch.tensor([1, 2]), (1, np.int64(2))])
 def test_a_prompt_may_be_an_array(prompt):
     three: Any = np.int64(3)
-    expected = generate(make_model(), [1, 2], max_new_tokens=3, temperature=0)
-    assert generate(make_model(), prompt, max_new_tokens=three, temperature=0) == expected
+    expected = generate(tiny_gpt(), [1, 2], max_new_tokens=3, temperature=0)
+    assert generate(tiny_gpt(), prompt, max_new_tokens=three, temperature=0) == expected
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, None, "3"])
 def test_a_number_of_tokens_that_is_none_is_refused_at_the_call(count):
     with pytest.raises(ValueError, match="max_new_tokens must be a whole number of at least 0, got "):
-        stream(make_model(), [1], Sampling(), count)
+        stream(tiny_gpt(), [1], Sampling(), count)
 
 
 @pytest.mark.parametrize(
-    "prompt", [[], [VOCABULARY], [-1], None, 3, "", "abc", [1.5], [[1, 2]], torch.ones(1, 2), torch.empty(0)]
+    "prompt", [[], [VOCAB], [-1], None, 3, "", "abc", [1.5], [[1, 2]], torch.ones(1, 2), torch.empty(0)]
 )
 def test_a_bad_prompt_is_refused_at_the_call_and_not_at_the_first_token(prompt):
     with pytest.raises(ValueError, match="prompt_ids must"):
-        stream(make_model(), prompt, Sampling(), 3)
+        stream(tiny_gpt(), prompt, Sampling(), 3)
 
 
 # What may be drawn
@@ -173,7 +157,7 @@ def test_a_temperature_near_zero_draws_the_first_of_the_most_probable_tokens_as_
 )
 def test_a_bad_setting_is_refused_by_name_and_value(given, message):
     with pytest.raises(ValueError, match=message):
-        generate(make_model(), [1], max_new_tokens=1, **given)
+        generate(tiny_gpt(), [1], max_new_tokens=1, **given)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -25,6 +25,7 @@ from course_lm.precision import Precision
 from course_lm.schedules import ScheduleConfig, ScheduleLR, cosine
 from course_lm.step import train_step
 from course_lm.trainer import Trainer
+from tests.refusals import refusal
 
 VOCAB = 7
 
@@ -44,14 +45,6 @@ class Model(nn.Module):
 def make_batch() -> dict[str, Tensor]:
     ids = torch.randint(0, VOCAB, (3, 6), generator=torch.Generator().manual_seed(0))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-
-
-def refusal(kind: type[Exception] | tuple[type[Exception], ...], act: Callable[[], object]) -> str:
-    """The one line with which `act` is refused."""
-    with pytest.raises(kind) as caught:
-        act()
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
-    return str(caught.value)
 
 
 def sparse_embedding() -> tuple[nn.Module, Optimizer]:

@@ -25,28 +25,12 @@ from course_lm.model import (
     positions_of,
     prefers_plain_attention,
 )
+from tests.tiny import LONGEST, VOCAB, packed_batch, plain_batch, random_ids, tiny_gpt
 
-VOCAB, MAX_LENGTH = 13, 16
 CPU_HALF_TYPES = (torch.bfloat16, torch.float16)
 lengths_of_rows = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 seeds = st.integers(0, 10_000)
 kinds_of_positions = st.sampled_from(["learned", "rotary"])
-
-
-def make_model(*, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> GPT:
-    """A tiny model with weights large enough that a look at a forbidden position shows in the logits."""
-    tiny: dict[str, Any] = {"n_layer": 2, "n_head": 2, "d_model": 8, "dropout": 0.0}
-    config = ModelConfig(**(tiny | settings))
-    model = GPT(config, VOCAB, MAX_LENGTH).to(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.6)
-    return model
-
-
-def random_ids(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
 @contextmanager
@@ -58,23 +42,20 @@ def attention_path(plain: bool) -> Iterator[None]:
 
 def padded(lengths: list[int], width: int, side: str, seed: int) -> tuple[Tensor, Tensor]:
     """Rows of random tokens, PAD included (what stands there must not matter), and their attention mask."""
-    mask = torch.zeros(len(lengths), width, dtype=torch.int64)
-    for row, length in enumerate(lengths):
-        mask[row, slice(0, length) if side == "right" else slice(width - length, width)] = 1
-    return random_ids(len(lengths), width, seed=seed), mask
+    batch = plain_batch(lengths, side=side, width=width, seed=seed)
+    return batch["input_ids"], batch["attention_mask"]
 
 
 def packed(lengths: list[int], pads: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """One row with all documents one after another: ids, document_ids and attention mask, each (1, T)."""
-    numbers = [number for number, length in enumerate(lengths) for _ in range(length)] + [-1] * pads
-    document_ids = torch.tensor([numbers])
-    return random_ids(1, len(numbers), seed=seed), document_ids, (document_ids >= 0).long()
+    batch = packed_batch([lengths], pads, seed)
+    return batch["input_ids"], batch["document_ids"], batch["attention_mask"]
 
 
 @settings(max_examples=40)
 @given(lengths_of_rows, st.integers(0, 5), st.sampled_from(["left", "right"]), st.booleans(), kinds_of_positions, seeds)
 def test_padding_never_changes_the_logits_of_a_token(lengths, extra, side, plain, positions, seed):
-    model = make_model(seed=seed, positions=positions)
+    model = tiny_gpt(seed=seed, positions=positions)
     ids, mask = padded(lengths, max(lengths) + extra, side, seed)
     with attention_path(plain):
         together = model(ids, attention_mask=mask)
@@ -87,7 +68,7 @@ def test_padding_never_changes_the_logits_of_a_token(lengths, extra, side, plain
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 4), st.booleans(), kinds_of_positions, seeds)
 def test_a_packed_document_has_the_logits_that_it_has_alone(lengths, pads, plain, positions, seed):
-    model = make_model(seed=seed, positions=positions)
+    model = tiny_gpt(seed=seed, positions=positions)
     ids, document_ids, mask = packed(lengths, pads, seed)
     with attention_path(plain):
         together = model(ids, attention_mask=mask, document_ids=document_ids)[0]
@@ -100,7 +81,7 @@ def test_a_packed_document_has_the_logits_that_it_has_alone(lengths, pads, plain
 @settings(max_examples=20)
 @given(st.integers(1, 9), st.booleans(), kinds_of_positions, seeds)
 def test_no_position_sees_a_later_token(position, plain, positions, seed):
-    model = make_model(seed=seed, positions=positions)
+    model = tiny_gpt(seed=seed, positions=positions)
     ids = random_ids(2, 10, seed=seed)
     changed = torch.cat([ids[:, :position], (ids[:, position:] + 1) % VOCAB], dim=1)
     with attention_path(plain):
@@ -119,7 +100,7 @@ def loss_and_gradients(model: nn.Module, **inputs: Tensor) -> tuple[Tensor, list
 @pytest.mark.parametrize("masked", ["not at all", "padded left", "padded right", "packed"])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_both_attention_paths_give_the_same_logits_and_gradients(masked, dtype, tolerance):
-    model = make_model(dtype=dtype)
+    model = tiny_gpt(dtype=dtype)
     inputs: dict[str, Tensor] = {"input_ids": random_ids(3, 9)}
     if masked.startswith("padded"):
         inputs["input_ids"], inputs["attention_mask"] = padded([9, 2, 5], 9, masked.split()[1], seed=0)
@@ -155,7 +136,7 @@ def test_half_precision_on_a_cpu_never_takes_the_fused_kernel(dtype, monkeypatch
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", fail)
     with torch.autocast("cpu", dtype=dtype):
-        logits = make_model(dtype=torch.float32)(random_ids(2, 8))
+        logits = tiny_gpt(dtype=torch.float32)(random_ids(2, 8))
     assert logits.isfinite().all()
 
 
@@ -164,7 +145,7 @@ def test_single_precision_on_a_cpu_takes_the_fused_kernel(monkeypatch):
         raise AssertionError("the two matrix products were called")
 
     monkeypatch.setattr("course_lm.model.plain_attention", fail)
-    assert make_model(dtype=torch.float32)(random_ids(2, 8)).isfinite().all()
+    assert tiny_gpt(dtype=torch.float32)(random_ids(2, 8)).isfinite().all()
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "meta"])
@@ -180,7 +161,7 @@ def test_an_accelerator_always_takes_the_fused_kernel(device, dtype):
 @pytest.mark.parametrize("plain, half", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("kind", ["padded", "packed"])
 def test_a_row_of_pad_alone_gives_no_nan_in_logits_or_gradients(kind, plain, half):
-    model = make_model(dtype=torch.float32)
+    model = tiny_gpt(dtype=torch.float32)
     ids, mask = padded([5, 0], 5, "right", seed=0)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if kind == "packed":
@@ -209,7 +190,7 @@ def test_positions_count_from_the_first_token_of_each_document():
 
 
 def test_given_positions_replace_the_counted_ones():
-    model = make_model()
+    model = tiny_gpt()
     ids = random_ids(1, 5)
     shifted = torch.arange(5)[None] + 3
     counted = model(ids)
@@ -230,7 +211,7 @@ def test_a_pair_of_elements_turns_by_its_position_times_its_rate():
 
 
 def test_a_rotary_model_has_no_weights_for_positions_and_sees_distances_alone():
-    model, ids = make_model(positions="rotary"), random_ids(1, 5)
+    model, ids = tiny_gpt(positions="rotary"), random_ids(1, 5)
     assert not [name for name, _ in model.named_parameters() if "position" in name]
     counted = model(ids)
     torch.testing.assert_close(model(ids, position_ids=torch.arange(5)[None] + 3), counted, rtol=1e-5, atol=1e-6)
@@ -246,7 +227,7 @@ def test_gradient_checkpointing_gives_the_same_gradients_with_dropout(positions,
     results = []
     for checkpointing in (False, True):
         settings = {"dropout": 0.4, "positions": positions, "gradient_checkpointing": checkpointing}
-        model = make_model(dtype=torch.float32, **settings).train()
+        model = tiny_gpt(dtype=torch.float32, **settings).train()
         torch.manual_seed(7)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             results.append(loss_and_gradients(model, **inputs))
@@ -258,34 +239,34 @@ def test_gradient_checkpointing_computes_each_block_again_in_training_only(train
     calls = []
     forward = Block.forward
     monkeypatch.setattr(Block, "forward", lambda *args: calls.append(1) or forward(*args))
-    model = make_model(gradient_checkpointing=True).train(training)
+    model = tiny_gpt(gradient_checkpointing=True).train(training)
     loss_and_gradients(model, input_ids=random_ids(1, 4))
     assert len(calls) == runs * model.config.n_layer
 
 
 def test_the_head_is_the_token_embedding_and_no_weight_of_its_own():
-    model = make_model(n_layer=1, d_model=4)
-    embeddings = VOCAB * 4 + MAX_LENGTH * 4
+    model = tiny_gpt(n_layer=1, d_model=4)
+    embeddings = VOCAB * 4 + LONGEST * 4
     block = 2 * 2 * 4 + (4 * 12 + 12) + (4 * 4 + 4) + (4 * 16 + 16) + (16 * 4 + 4)
     assert count_parameters(model) == embeddings + block + 2 * 4
 
 
 def test_a_frozen_weight_is_not_counted_as_trained():
-    model = make_model()
+    model = tiny_gpt()
     everything = count_parameters(model)
     model.position_embedding.requires_grad_(False)
-    assert everything - count_parameters(model) == MAX_LENGTH * 8
+    assert everything - count_parameters(model) == LONGEST * 8
 
 
 def test_the_first_loss_is_that_of_a_uniform_guess():
     torch.manual_seed(0)
-    logits = GPT(ModelConfig(d_model=32), 512, MAX_LENGTH).eval()(random_ids(4, MAX_LENGTH))
-    loss = F.cross_entropy(logits.flatten(0, 1), random_ids(4 * MAX_LENGTH, seed=1))
+    logits = GPT(ModelConfig(d_model=32), 512, LONGEST).eval()(random_ids(4, LONGEST))
+    loss = F.cross_entropy(logits.flatten(0, 1), random_ids(4 * LONGEST, seed=1))
     assert float(loss.detach()) == pytest.approx(torch.tensor(512.0).log().item(), abs=0.05)
 
 
 def test_dropout_acts_in_training_and_not_in_eval_mode():
-    model = make_model(dropout=0.5)
+    model = tiny_gpt(dropout=0.5)
     ids = random_ids(2, 6)
     model.train()
     assert not torch.equal(model(ids), model(ids))
@@ -303,7 +284,7 @@ def test_a_size_that_is_none_is_refused(key, number):
 
 def test_an_input_longer_than_the_positions_is_refused():
     with pytest.raises(ValueError, match="at most 16 positions, got 17"):
-        make_model()(random_ids(1, MAX_LENGTH + 1))
+        tiny_gpt()(random_ids(1, LONGEST + 1))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +303,7 @@ def test_a_width_that_the_heads_cannot_share_is_refused(given, message):
 
 
 def test_eos_ends_the_text_and_is_not_returned():
-    model = make_model(seed=2)
+    model = tiny_gpt(seed=2)
     text = generate(model, [1], max_new_tokens=12, generator=torch.Generator().manual_seed(0))
     eos = text[5]
     again = torch.Generator().manual_seed(0)
@@ -330,14 +311,14 @@ def test_eos_ends_the_text_and_is_not_returned():
 
 
 def test_generation_never_drops_out_and_gives_the_mode_back():
-    model = make_model(dropout=0.5)
+    model = tiny_gpt(dropout=0.5)
     quiet = generate(model.eval(), [1, 2], max_new_tokens=8, temperature=0)
     assert generate(model.train(), [1, 2], max_new_tokens=8, temperature=0) == quiet
     assert model.training
 
 
 def test_generation_gives_each_module_its_own_mode_back_even_after_an_error():
-    model = make_model().train()
+    model = tiny_gpt().train()
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     generate(model, [1], max_new_tokens=1)
@@ -349,7 +330,7 @@ def test_generation_gives_each_module_its_own_mode_back_even_after_an_error():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
-def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
+def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p):
     torch.manual_seed(0)
     dropped = Dropout(p)(torch.ones(401, 997))
     assert abs(float((dropped == 0).float().mean()) - p) < 0.005
@@ -357,14 +338,14 @@ def test_dropout_zeroes_a_share_p_and_keeps_the_mean(p: float) -> None:
     torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 1 / (1 - p)]), rtol=1e-4, atol=0)
 
 
-def test_dropout_zeroes_neighbours_independently() -> None:
+def test_dropout_zeroes_neighbours_independently():
     torch.manual_seed(0)
     zeros = (Dropout(0.5)(torch.ones(100_000)) == 0).float()
     assert abs(float((zeros[1:] * zeros[:-1]).mean()) - 0.25) < 0.01
     assert abs(float((zeros[4:] * zeros[:-4]).mean()) - 0.25) < 0.01
 
 
-def test_dropout_sends_the_gradient_where_the_value_went() -> None:
+def test_dropout_sends_the_gradient_where_the_value_went():
     x = torch.ones(7, 5, requires_grad=True)
     dropped = Dropout(0.4)(x)
     dropped.sum().backward()
@@ -374,7 +355,7 @@ def test_dropout_sends_the_gradient_where_the_value_went() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_the_default_type_of_the_user_changes_no_bit(positions, dtype, monkeypatch):
-    model, ids = make_model(positions=positions), random_ids(2, 5)
+    model, ids = tiny_gpt(positions=positions), random_ids(2, 5)
     before = model(ids)
     torch.set_default_dtype(dtype)
     try:

@@ -24,17 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import course_lm.step
 from course_lm.averaging import WeightAverage
-from course_lm.batching import labels_of
 from course_lm.clipping import build_clip, clip_gradients
 from course_lm.config import LoopConfig, TrainingConfig
-from course_lm.model import GPT, ModelConfig
+from course_lm.model import GPT
 from course_lm.muon import MuonWithAdamW
 from course_lm.optim import muon_groups
 from course_lm.precision import Precision
 from course_lm.step import train_step
 from course_lm.trainer import Trainer
+from tests.tiny import packed_batch, plain_batch, tiny_gpt
 
-VOCAB, LENGTH = 13, 12
 PRECISIONS = ("fp32", "bf16")
 aten = torch.ops.aten
 # Each of these hands a value or a shape that depends on values to Python: an accelerator would be waited for.
@@ -78,30 +77,19 @@ class Traffic(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def make_model(device: str = "cpu", dropout: float = 0.1) -> GPT:
-    torch.manual_seed(0)
-    return GPT(ModelConfig(n_layer=2, n_head=2, d_model=8, dropout=dropout), VOCAB, LENGTH).to(device)
+def small_model(device: str = "cpu") -> GPT:
+    return tiny_gpt(dtype=torch.float32, dropout=0.1).to(device)
 
 
 def make_window(device: str = "cpu", *, pinned: bool = False) -> list[dict[str, Any]]:
     """Two micro-batches with padding."""
-    window = []
-    for seed, lengths in enumerate(((7, 4), (5, 9))):
-        mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
-        ids = torch.randint(0, VOCAB, mask.shape, generator=torch.Generator().manual_seed(seed))
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask)}
-        window.append({name: part.pin_memory() if pinned else part.to(device) for name, part in batch.items()})
-    return window
+    window = [plain_batch([7, 4]), plain_batch([5, 9])]
+    return [{name: part.pin_memory() if pinned else part.to(device) for name, part in one.items()} for one in window]
 
 
 def make_packed(device: str) -> list[dict[str, Any]]:
     """One packed row of two documents and padding."""
-    document_ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1]])
-    mask = (document_ids >= 0).long()
-    ids = torch.arange(8)[None] % VOCAB
-    packed = {"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask, document_ids)}
-    packed |= {"document_ids": document_ids, "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0]])}
-    return [{name: part.to(device) for name, part in packed.items()}]
+    return [{name: part.to(device) for name, part in packed_batch([[3, 4]], pads=1).items()}]
 
 
 def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -138,14 +126,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("micro_batches", [2, 6])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_deferred_step_on_the_cpu_reads_the_count_of_the_labels_and_nothing_else(deferred, settings, micro_batches):
-    model = make_model()
+    model = small_model()
     model.register_buffer("seen", torch.zeros(3))  # kept on a skipped step without a look at whether it was one
     window = make_window() * (micro_batches // 2)
     assert observed_step(model, fused_adamw(model), window, **settings).reads == [torch.int64]
 
 
 def test_a_step_that_is_not_deferred_reads_more_and_that_is_counted():
-    model = make_model()
+    model = small_model()
     traffic = observed_step(model, fused_adamw(model), make_window())
     assert traffic.reads[0] == torch.int64 and set(traffic.reads[1:]) == {torch.bool}
 
@@ -166,7 +154,7 @@ def test_a_clip_that_reads_the_norm_is_noticed(deferred):
         norm = clip_gradients(parameters, None)
         return clip_gradients(parameters, max_norm) if norm > 1 else norm
 
-    model = make_model()
+    model = small_model()
     traffic = observed_step(model, fused_adamw(model), make_window(), clip=reading_clip)
     assert traffic.reads == [torch.int64, torch.bool]
 
@@ -183,14 +171,14 @@ def fused_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("make", [make_window, make_packed])
 def test_a_whole_step_on_tensors_without_values_moves_nothing(fused_on_meta, make):
-    model = make_model("meta")
+    model = small_model("meta")
     traffic = observed_step(model, fused_adamw(model), make("meta"))
     assert (traffic.reads, traffic.to_host, traffic.uploads) == ([], [], [])
     assert all(part.is_meta for part in train_step(model, make("meta"), fused_adamw(model)))
 
 
 def test_batches_on_the_host_cost_one_count_and_their_upload(fused_on_meta):
-    model, window = make_model("meta"), make_window()
+    model, window = small_model("meta"), make_window()
     traffic = observed_step(model, fused_adamw(model), window)
     assert (traffic.reads, traffic.to_host) == ([torch.int64], [])
     assert len(traffic.uploads) == 2 * len(window)  # ids and labels: a mask that hides nothing stays
@@ -206,13 +194,13 @@ CANNOT_SKIP: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("build", CANNOT_SKIP.values(), ids=CANNOT_SKIP)
 def test_an_optimizer_that_cannot_skip_by_itself_copies_one_flag(build):
-    model = make_model("meta")
+    model = small_model("meta")
     traffic = observed_step(model, build(model), make_window("meta"))
     assert (traffic.to_host, traffic.uploads) == ([torch.bool], [])
 
 
 def test_an_average_of_the_weights_moves_nothing():
-    average, traffic = WeightAverage(make_model("meta"), 0.9), Traffic()
+    average, traffic = WeightAverage(small_model("meta"), 0.9), Traffic()
     with traffic, average.in_place():
         average.update(3)
     assert (traffic.reads, traffic.to_host, traffic.uploads) == ([], [], [])
@@ -251,7 +239,7 @@ def test_the_debug_mode_notices_a_wait(no_waiting):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("window", [{"device": "cuda"}, {"pinned": True}], ids=["on the device", "pinned"])
 def test_a_step_never_waits_for_cuda(no_waiting, precision, window):
-    model = make_model("cuda")
+    model = small_model("cuda")
     optimizer, batches = fused_adamw(model), make_window(**window)
     settings = {"lr": 1e-3, "precision": Precision(precision, "cuda")}
     train_step(model, batches, optimizer, **settings)
@@ -271,7 +259,7 @@ def no_reading() -> Iterator[None]:
 def trainer_on(device: str, precision: str) -> Trainer:
     chosen: dict[str, Any] = {"device": device, "precision": precision}
     loop = LoopConfig(**chosen, logging_steps=50, max_steps=9, output_dir=None)
-    return Trainer(make_model(), TrainingConfig(training=loop))
+    return Trainer(small_model(), TrainingConfig(training=loop))
 
 
 def train_without_waiting(trainer: Trainer, batches: list[dict[str, Any]], context: Any) -> None:

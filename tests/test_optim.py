@@ -24,6 +24,7 @@ from course_lm.optim import (
 )
 from course_lm.schedules import ScheduleLR
 from course_lm.step import train_step
+from tests.refusals import refusal
 
 
 class TinyLanguageModel(nn.Module):
@@ -126,17 +127,6 @@ def test_the_state_is_as_many_copies_of_the_weights_as_the_rule_has_moments(kind
     assert state_bytes(build_optimizer(model, OptimizerConfig(type=kind, momentum=momentum))) == 0  # before a step
     counters = 4 * len(weights) if kind != "sgd" else 0
     assert state_bytes(optimizer) == tensors * sum(weight.nbytes for weight in weights) + counters
-
-
-@pytest.mark.parametrize("half", [0, 1])
-def test_any_trainable_weight_in_half_precision_is_refused_by_name(half):
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[half].bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=f"must be float32 or float64, got torch.bfloat16 for {half}.weight"):
-        check_optimizer(optimizer, model)
-    model[half].requires_grad_(False)
-    check_optimizer(optimizer, model)
 
 
 VIEWS = {
@@ -267,14 +257,6 @@ def groups_of(model: nn.Module, *options: dict[str, Any]) -> list[dict[str, Any]
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
-
-
-def refusal(kind: type[Exception] | tuple[type[Exception], ...], act: Callable[[], object]) -> str:
-    """The one line with which `act` is refused."""
-    with pytest.raises(kind) as caught:
-        act()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("now", [[0.0, 0.1], [0.1, 0.05], [0.3, 0.1]])

@@ -52,15 +52,6 @@ class Shelf:
         self.place = state
 
 
-def test_a_loader_that_shares_its_position_with_its_copies_is_set_back():
-    shelf = Shelf()
-    assert next(iter(shelf)) == 1
-    with generators_kept(), kept(shelf):
-        iterator = iter(second_reader(shelf))
-        assert [next(iterator), next(iterator)] == [2, 3]
-    assert next(iter(shelf)) == 2
-
-
 class Numbers(Dataset[int]):
     """0, 1, … up to a count."""
 

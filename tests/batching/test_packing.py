@@ -26,7 +26,7 @@ def plain_best_fit(lengths: list[int], width: int) -> list[int]:
 
 
 @given(st.lists(st.integers(1, 16), min_size=1, max_size=60), st.integers(16, 40))
-def test_packing_fills_no_row_beyond_its_width_and_uses_the_rows_of_plain_best_fit(lengths: list[int], width: int):
+def test_packing_fills_no_row_beyond_its_width_and_uses_the_rows_of_plain_best_fit(lengths, width):
     rows = best_fit_rows(np.array(lengths), width).tolist()
     filled = Counter[int]()
     for row, length in zip(rows, lengths, strict=True):
@@ -39,7 +39,7 @@ any_lengths = st.lists(st.integers(2, 40), min_size=1, max_size=200)
 
 
 @given(any_lengths, st.integers(1, 9))
-def test_buckets_hold_each_row_once_in_ranges_of_length_that_do_not_overlap(lengths: list[int], size: int) -> None:
+def test_buckets_hold_each_row_once_in_ranges_of_length_that_do_not_overlap(lengths, size):
     buckets = length_buckets(torch.tensor(lengths), lambda width: size)
     assert sorted(row for rows, _ in buckets for row in rows.tolist()) == list(range(len(lengths)))
     spans = [[lengths[row] for row in rows.tolist()] for rows, _ in buckets]
@@ -47,7 +47,7 @@ def test_buckets_hold_each_row_once_in_ranges_of_length_that_do_not_overlap(leng
 
 
 @given(any_lengths, st.integers(40, 400))
-def test_a_bucket_holds_a_few_batches_of_its_own_widest_row(lengths: list[int], budget: int) -> None:
+def test_a_bucket_holds_a_few_batches_of_its_own_widest_row(lengths, budget):
     *full, last = length_buckets(torch.tensor(lengths), lambda width: budget // width)
     for rows, size in full:
         assert size == budget // max(lengths[row] for row in rows.tolist())
@@ -55,5 +55,5 @@ def test_a_bucket_holds_a_few_batches_of_its_own_widest_row(lengths: list[int], 
     assert last[1] == budget // max(lengths)
 
 
-def test_ranges_stand_one_after_the_other_and_empty_ones_vanish() -> None:
+def test_ranges_stand_one_after_the_other_and_empty_ones_vanish():
     assert ranges(torch.tensor([2, 9, 7]), torch.tensor([3, 0, 2])).tolist() == [2, 3, 4, 7, 8]

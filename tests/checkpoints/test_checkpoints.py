@@ -36,6 +36,7 @@ from course_lm.checkpoints import (
 from course_lm.checkpoints import files as checkpoints
 from tests.checkpoints.by_hand import beginning, sealed
 from tests.full_disk import leaving_free, small_disk
+from tests.refusals import refused
 
 
 def small_state(step: int = 0) -> dict[str, Any]:
@@ -106,12 +107,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=60)
 @given(state=st.dictionaries(st.text("abc", max_size=3), plain_values, max_size=4))
-def test_any_plain_state_survives_a_round_trip(scratch: Path, state: dict[str, Any]) -> None:
+def test_any_plain_state_survives_a_round_trip(scratch, state):
     save_checkpoint(scratch / "round_trip.safetensors", state)
     assert same(load_checkpoint(scratch / "round_trip.safetensors"), state)
 
 
-def test_the_library_alone_reads_every_tensor_under_its_name(tmp_path: Path) -> None:
+def test_the_library_alone_reads_every_tensor_under_its_name(tmp_path):
     state = {"model": {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2)}, "moments": [torch.arange(3)]}
     save_checkpoint(tmp_path / "a.safetensors", state)
     read = load_file(tmp_path / "a.safetensors")
@@ -125,7 +126,7 @@ def test_the_library_alone_reads_every_tensor_under_its_name(tmp_path: Path) -> 
     )
 
 
-def test_every_other_value_is_json_in_the_metadata(tmp_path: Path) -> None:
+def test_every_other_value_is_json_in_the_metadata(tmp_path):
     save_checkpoint(tmp_path / "a.safetensors", {**small_state(4), "ends": (math.nan, -math.inf), "at": {1: True}})
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         about = file.metadata()
@@ -145,9 +146,7 @@ def test_every_other_value_is_json_in_the_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", form.KINDS.values(), ids=str)
-def test_a_tensor_of_every_type_of_the_format_is_read_back_here_and_by_the_library(
-    tmp_path: Path, kind: torch.dtype
-) -> None:
+def test_a_tensor_of_every_type_of_the_format_is_read_back_here_and_by_the_library(tmp_path, kind):
     tensor = torch.arange(2).repeat(3).to(kind)
     save_checkpoint(tmp_path / "a.safetensors", {"odd": torch.ones(3, dtype=torch.uint8), "x": tensor})
     for read in (load_checkpoint(tmp_path / "a.safetensors"), load_file(tmp_path / "a.safetensors")):
@@ -170,14 +169,14 @@ def test_a_tensor_of_every_type_of_the_format_is_read_back_here_and_by_the_libra
     ],
     ids=["transposed", "channels_last", "expanded", "stepped", "one", "none", "0-d", "empty", "empty bf16"],
 )
-def test_a_tensor_of_any_layout_is_read_back_in_rows(tmp_path: Path, tensor: torch.Tensor) -> None:
+def test_a_tensor_of_any_layout_is_read_back_in_rows(tmp_path, tensor):
     save_checkpoint(tmp_path / "a.safetensors", {"x": tensor, "y": torch.ones(2)})
     read = load_checkpoint(tmp_path / "a.safetensors")["x"]
     assert same(read, tensor) and read.is_contiguous()
     assert same(load_file(tmp_path / "a.safetensors")["x"], tensor)
 
 
-def test_tied_tensors_are_stored_once_and_are_one_tensor_again(tmp_path: Path) -> None:
+def test_tied_tensors_are_stored_once_and_are_one_tensor_again(tmp_path):
     weight = torch.rand(100, 100)
     state = {
         "embedding": weight,
@@ -203,7 +202,7 @@ def test_tied_tensors_are_stored_once_and_are_one_tensor_again(tmp_path: Path) -
     ],
     ids=["dots", "numbers and empty names", "odd names", "a mark", "marks"],
 )
-def test_keys_that_look_alike_or_like_marks_stay_apart(tmp_path: Path, state: dict[Any, Any]) -> None:
+def test_keys_that_look_alike_or_like_marks_stay_apart(tmp_path, state):
     def tensors(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: tensors(part) for key, part in value.items()}
@@ -214,7 +213,7 @@ def test_keys_that_look_alike_or_like_marks_stay_apart(tmp_path: Path, state: di
     load_file(tmp_path / "a.safetensors")
 
 
-def test_a_state_that_other_programs_could_not_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_other_programs_could_not_open_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(form, "_MOST_HEADER_BYTES", 1000)
     with pytest.raises(ValueError, match="bytes that are no tensor's; at most 1000 can be read"):
         save_checkpoint(tmp_path / "a.safetensors", {"text": "x" * 1000})
@@ -276,7 +275,7 @@ def save_and_die(path: Path, at_call: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked, which is fast enough for one kill a write")
-def test_a_process_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_path: Path, scratch: Path) -> None:
+def test_a_process_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_path, scratch):
     path = tmp_path / "checkpoint_last.safetensors"
     outcomes = []
     for at_call in range(1, file_operations(scratch) + 1):
@@ -294,9 +293,7 @@ def test_a_process_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_an_error_at_any_file_operation_leaves_the_old_or_the_new_file_and_nothing_else(
-    tmp_path: Path, scratch: Path, error: BaseException
-) -> None:
+def test_an_error_at_any_file_operation_leaves_the_old_or_the_new_file_and_nothing_else(tmp_path, scratch, error):
     path = tmp_path / "checkpoint_last.safetensors"
 
     def fail() -> None:
@@ -311,7 +308,7 @@ def test_an_error_at_any_file_operation_leaves_the_old_or_the_new_file_and_nothi
         assert names_in(tmp_path) == {path.name}
 
 
-def test_a_disk_that_is_full_at_any_byte_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_any_byte_is_one_clear_error(tmp_path):
     with small_disk(tmp_path / "disk", megabytes=1) as folder:
         path = folder / "checkpoint_last.safetensors"
         save_checkpoint(path, small_state(1))
@@ -336,14 +333,14 @@ def intact(scratch: Path) -> bytes:
     return (scratch / "intact.safetensors").read_bytes()
 
 
-def test_every_flipped_bit_of_the_start_and_some_of_the_rest_are_recognised(scratch: Path, intact: bytes) -> None:
+def test_every_flipped_bit_of_the_start_and_some_of_the_rest_are_recognised(scratch, intact):
     for bit in [*range(8 * 160), *range(8 * 160, 8 * len(intact), 41)]:
         changed = bytearray(intact)
         changed[bit // 8] ^= 1 << bit % 8
         assert_recognised(scratch / "flipped.safetensors", bytes(changed))
 
 
-def test_a_file_that_is_cut_or_has_grown_is_recognised(scratch: Path, intact: bytes) -> None:
+def test_a_file_that_is_cut_or_has_grown_is_recognised(scratch, intact):
     for size in [*range(0, len(intact), 10), len(intact) - 1]:
         assert_recognised(scratch / "cut.safetensors", intact[:size])
     assert_recognised(scratch / "grown.safetensors", intact + b"\0")
@@ -352,7 +349,7 @@ def test_a_file_that_is_cut_or_has_grown_is_recognised(scratch: Path, intact: by
 @pytest.mark.parametrize(
     "content", [b"", bytes(500), b'{"a": 1}' * 50, b"PK\x03\x04" * 50, save({"weight": torch.ones(3)}, {"step": "1"})]
 )
-def test_a_foreign_file_is_recognised(tmp_path: Path, content: bytes) -> None:
+def test_a_foreign_file_is_recognised(tmp_path, content):
     assert_recognised(tmp_path / "foreign.safetensors", content, "not a course_lm checkpoint")
 
 
@@ -368,28 +365,21 @@ def save_as_format(path: Path, version: int) -> None:
         save_checkpoint(path, small_state())
 
 
-def test_another_format_says_so(tmp_path: Path) -> None:
-    save_as_format(tmp_path / "a.safetensors", 4)
-    with pytest.raises(CheckpointError, match="has checkpoint format 4; this course_lm reads format 3"):
-        load_checkpoint(tmp_path / "a.safetensors")
-
-
-def test_a_missing_checkpoint_is_file_not_found(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_file_not_found(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
         load_checkpoint(tmp_path / "none.safetensors")
 
 
 @pytest.mark.parametrize("rest", [b"}", b"},", b'},"w":', b',"state":3}', b',"state":"3', b',"state":"[1"}}', b"\xff"])
-def test_a_start_without_a_state_behind_it_is_one_clear_error(tmp_path: Path, rest: bytes) -> None:
+def test_a_start_without_a_state_behind_it_is_one_clear_error(tmp_path, rest):
     header = json.dumps({"__metadata__": beginning()}, separators=(",", ":")).encode()[:-2] + rest
     (tmp_path / "odd.safetensors").write_bytes(sealed(header))
-    with pytest.raises(CheckpointError, match=r"odd\.safetensors has a right checksum, but not the state") as caught:
+    with refused(CheckpointError, r"odd\.safetensors has a right checksum, but not the state"):
         load_checkpoint(tmp_path / "odd.safetensors")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_no_regular_file_is_no_checkpoint_and_is_not_waited_for(tmp_path: Path, make: Any) -> None:
+def test_what_is_no_regular_file_is_no_checkpoint_and_is_not_waited_for(tmp_path, make):
     save_checkpoint(tmp_path / "checkpoint_step_1.safetensors", {"step": 1})
     odd = tmp_path / "checkpoint_last.safetensors"
     make(odd)
@@ -402,7 +392,7 @@ def test_what_is_no_regular_file_is_no_checkpoint_and_is_not_waited_for(tmp_path
     save_all(tmp_path, "checkpoint_step_2.safetensors")
 
 
-def test_latest_is_the_last_one_saved_whatever_its_step_and_modification_time(tmp_path: Path) -> None:
+def test_latest_is_the_last_one_saved_whatever_its_step_and_modification_time(tmp_path):
     save_all(
         tmp_path,
         "checkpoint_step_500.safetensors",
@@ -420,7 +410,7 @@ def test_latest_is_the_last_one_saved_whatever_its_step_and_modification_time(tm
 
 
 @pytest.mark.parametrize("steps", [(20, 30), (30, 20)])
-def test_of_two_files_with_one_serial_the_later_step_is_the_newer(tmp_path: Path, steps: tuple[int, int]) -> None:
+def test_of_two_files_with_one_serial_the_later_step_is_the_newer(tmp_path, steps):
     """As two runs leave them whose folders are copied into one: each file is the first of its run."""
     for step in steps:
         (tmp_path / str(step)).mkdir()
@@ -432,7 +422,7 @@ def test_of_two_files_with_one_serial_the_later_step_is_the_newer(tmp_path: Path
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint_epoch_30.safetensors"
 
 
-def test_latest_passes_over_damaged_files_and_names_them(tmp_path: Path) -> None:
+def test_latest_passes_over_damaged_files_and_names_them(tmp_path):
     save_all(tmp_path, "checkpoint_step_1.safetensors", "checkpoint_step_2.safetensors", "checkpoint_last.safetensors")
     flip_bit(tmp_path / "checkpoint_step_2.safetensors", 5000)
     os.truncate(tmp_path / "checkpoint_last.safetensors", 1000)
@@ -445,7 +435,7 @@ def test_latest_passes_over_damaged_files_and_names_them(tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:passing over")
-def test_latest_is_none_when_nothing_can_be_resumed(tmp_path: Path) -> None:
+def test_latest_is_none_when_nothing_can_be_resumed(tmp_path):
     assert latest_checkpoint(tmp_path / "missing") is None
     assert latest_checkpoint(tmp_path) is None
     save_all(tmp_path, "checkpoint_best.safetensors", "checkpoint_last.safetensors", "other.safetensors")
@@ -454,7 +444,7 @@ def test_latest_is_none_when_nothing_can_be_resumed(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
 
 
-def test_latest_passes_over_what_the_disk_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_passes_over_what_the_disk_cannot_read(tmp_path, monkeypatch):
     save_all(tmp_path, "checkpoint_step_1.safetensors", "checkpoint_last.safetensors")
     (tmp_path / "checkpoint_epoch_1.safetensors").mkdir()
     verify = checkpoints._verify
@@ -471,9 +461,7 @@ def test_latest_passes_over_what_the_disk_cannot_read(tmp_path: Path, monkeypatc
     assert (tmp_path / "checkpoint_step_1.safetensors").exists()
 
 
-def test_latest_does_not_go_back_behind_a_file_that_belongs_to_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latest_does_not_go_back_behind_a_file_that_belongs_to_another_user(tmp_path, monkeypatch):
     save_all(tmp_path, "checkpoint_step_1.safetensors", "checkpoint_last.safetensors")
 
     def refused(file: Any) -> None:
@@ -484,14 +472,14 @@ def test_latest_does_not_go_back_behind_a_file_that_belongs_to_another_user(
         latest_checkpoint(tmp_path)
 
 
-def test_latest_does_not_go_back_behind_a_newer_format(tmp_path: Path) -> None:
+def test_latest_does_not_go_back_behind_a_newer_format(tmp_path):
     save_all(tmp_path, "checkpoint_step_1.safetensors")
     save_as_format(tmp_path / "checkpoint_last.safetensors", 4)
     with pytest.raises(CheckpointError, match="format 4"):
         latest_checkpoint(tmp_path)
 
 
-def test_pruning_keeps_the_newest_step_and_epoch_checkpoints_and_every_other_file(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_step_and_epoch_checkpoints_and_every_other_file(tmp_path):
     numbered = [f"checkpoint_{name}.safetensors" for name in ("step_90", "epoch_9", "step_100", "epoch_10", "step_5")]
     others = ["checkpoint_best.safetensors", "checkpoint_last.safetensors"]
     save_all(tmp_path, *others, *numbered)
@@ -518,9 +506,7 @@ NAMES = ["best", "last", *(f"{kind}_{number}" for kind in ("step", "epoch") for 
     damages=st.dictionaries(st.sampled_from(NAMES), st.sampled_from(sorted(DAMAGES)), max_size=6),
     keep=st.integers(0, 4),
 )
-def test_pruning_never_changes_where_a_run_goes_on(
-    tmp_path_factory: pytest.TempPathFactory, names: list[str], damages: dict[str, str], keep: int
-) -> None:
+def test_pruning_never_changes_where_a_run_goes_on(tmp_path_factory, names, damages, keep):
     folder = tmp_path_factory.mktemp("prune")
     save_all(folder, *(f"checkpoint_{name}.safetensors" for name in names))
     for name, damage in damages.items():
@@ -537,12 +523,12 @@ def test_pruning_never_changes_where_a_run_goes_on(
 
 
 @pytest.mark.parametrize("keep", [-1, 0.5, None, True])
-def test_pruning_a_number_that_is_none_is_refused(tmp_path: Path, keep: Any) -> None:
+def test_pruning_a_number_that_is_none_is_refused(tmp_path, keep):
     with pytest.raises(ValueError, match=f"keep must be a whole number of at least 0, got {keep}"):
         prune_checkpoints(tmp_path, keep)
 
 
-def test_the_versions_are_those_of_the_libraries_that_run() -> None:
+def test_the_versions_are_those_of_the_libraries_that_run():
     versions = library_versions()
     assert versions["torch"] == torch.__version__ and versions["numpy"] == np.__version__
     assert set(versions) == {"python", "course_lm", "torch", "numpy", "tokenizers"}

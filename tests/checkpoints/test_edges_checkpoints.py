@@ -35,6 +35,7 @@ from course_lm.checkpoints import (
 from course_lm.checkpoints import files as checkpoints
 from course_lm.trainer import Trainer
 from tests.checkpoints.by_hand import ZEROS, beginning, sealed, taken_apart
+from tests.refusals import refused
 from tests.small_run import small_batches, small_trainer
 from tests.training_run import assert_same, without_measures
 
@@ -282,9 +283,8 @@ def loaded_parts(state: dict[str, Any]) -> dict[str, Any]:
 def assert_refused(trainer: Trainer, state: Any, match: str) -> None:
     """In one line, and the trainer is as it was."""
     before = trainer.state_dict()
-    with pytest.raises(ValueError, match=match) as caught:
+    with refused(ValueError, match):
         trainer.load_state_dict(state)
-    assert "\n" not in str(caught.value)
     assert_same(trainer.state_dict(), before)
 
 
@@ -435,9 +435,8 @@ def nested(depth: int) -> list[Any]:
     ],
 )
 def test_what_has_no_plain_form_is_refused_by_its_place(value, match):
-    with pytest.raises(ValueError, match=match) as caught:
+    with refused(ValueError, match):
         as_plain(value)
-    assert "\n" not in str(caught.value)
 
 
 def test_as_plain_copies_no_tensor_and_shares_no_list():
@@ -483,9 +482,8 @@ def test_the_header_that_the_next_tests_change_is_a_right_one(tmp_path):
 )
 def test_a_header_that_lies_about_its_tensors_is_refused_in_one_line(tmp_path, entries, match):
     (tmp_path / "a.safetensors").write_bytes(with_tensors(**entries))
-    with pytest.raises(CheckpointError, match=match) as caught:
+    with refused(CheckpointError, match):
         load_checkpoint(tmp_path / "a.safetensors")
-    assert "\n" not in str(caught.value)
 
 
 if __name__ == "__main__":

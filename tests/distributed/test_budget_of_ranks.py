@@ -9,7 +9,6 @@ import pytest
 from course_lm.distributed import DistributedConfig, connect
 from course_lm.shards import gathered
 from course_lm.trainer import Trainer, budget
-from tests.distributed.pool import Ranks
 from tests.training_run import assert_same, configure, loaders, model_of
 
 
@@ -34,7 +33,7 @@ def train(strategy: str, length: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_all_ranks_take_the_steps_that_rank_0_decides_and_timing_changes_no_bit(ranks: Ranks, strategy: str) -> None:
+def test_all_ranks_take_the_steps_that_rank_0_decides_and_timing_changes_no_bit(ranks, strategy):
     first, second = ranks(2).run(train, strategy, {"time_budget": 0.1})
     assert first["lengths"] == second["lengths"] and len(first["lengths"]) > 1
     assert first["steps"] == second["steps"] == first["taken"] == second["taken"] > 1

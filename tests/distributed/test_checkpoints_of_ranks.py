@@ -98,9 +98,7 @@ def same_values(mine: dict[str, Any], other: dict[str, Any]) -> None:
     assert_same({**mine, "config": None}, {**other, "config": None})
 
 
-def test_four_ranks_write_one_file_of_parts_each_and_a_list_that_sha256sum_reads(
-    kept: tuple[Path, dict[str, Any]],
-) -> None:
+def test_four_ranks_write_one_file_of_parts_each_and_a_list_that_sha256sum_reads(kept):
     folder = shards_of(kept[0] / "checkpoint_last.safetensors")
     names = sorted(path.name for path in folder.iterdir())
     assert len(names) == 5
@@ -108,7 +106,7 @@ def test_four_ranks_write_one_file_of_parts_each_and_a_list_that_sha256sum_reads
     assert os.system(f"cd '{folder}' && sha256sum --quiet --check {SUMS}") == 0
 
 
-def test_one_process_reads_whole_tensors_equal_to_the_gathered_ones(kept: tuple[Path, dict[str, Any]]) -> None:
+def test_one_process_reads_whole_tensors_equal_to_the_gathered_ones(kept):
     folder, state = kept
     same_values(load_checkpoint(folder / "checkpoint_last.safetensors"), state)
 
@@ -116,18 +114,14 @@ def test_one_process_reads_whole_tensors_equal_to_the_gathered_ones(kept: tuple[
 @pytest.mark.parametrize(
     ("world", "distributed"), [(1, FULL), (2, SHARDED), (2, DDP), (4, FULL)], ids=["1", "2-fsdp", "2-ddp", "4-fsdp"]
 )
-def test_any_number_of_ranks_reads_what_four_have_written(
-    ranks: Ranks, kept: tuple[Path, dict[str, Any]], world: int, distributed: DistributedConfig
-) -> None:
+def test_any_number_of_ranks_reads_what_four_have_written(ranks, kept, world, distributed):
     folder, expected = kept
     for state, parts in ranks(world).run(states_after_loading, folder / "checkpoint_last.safetensors", distributed):
         same_values(state, expected)
         assert bool(parts) == (world > 1 and distributed.strategy == "fsdp")
 
 
-def test_a_full_checkpoint_of_a_sharded_model_is_the_same_state_in_one_file(
-    ranks: Ranks, kept: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_full_checkpoint_of_a_sharded_model_is_the_same_state_in_one_file(ranks, kept, tmp_path):
     (state, *_) = ranks(4).run(run, tmp_path, FULL)
     same_values(load_checkpoint(tmp_path / NAME / "checkpoint_last.safetensors"), state)
     same_values(state, kept[1])
@@ -135,7 +129,7 @@ def test_a_full_checkpoint_of_a_sharded_model_is_the_same_state_in_one_file(
 
 
 @pytest.mark.parametrize("distributed", [SHARDED, FULL, DDP], ids=["sharded", "full", "ddp"])
-def test_an_average_of_the_weights_goes_on_to_the_bit(ranks: Ranks, tmp_path: Path, distributed: Any) -> None:
+def test_an_average_of_the_weights_goes_on_to_the_bit(ranks, tmp_path, distributed):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     (expected, *_) = ranks(2).run(run_averaged, straight, distributed, 5)
     ranks(2).run(run_averaged, stopped, distributed, 2)
@@ -175,8 +169,8 @@ OF_RANK_0 = "each rank that saved the checkpoint may have had its own loss_fn.me
 
 @pytest.mark.parametrize("distributed", [SHARDED, DDP], ids=["sharded", "ddp"])
 def test_what_each_rank_keeps_goes_on_and_another_number_of_ranks_takes_rank_0s_with_a_word(
-    ranks: Ranks, tmp_path: Path, distributed: DistributedConfig
-) -> None:
+    ranks, tmp_path, distributed
+):
     straight = ranks(2).run(run_with_means, tmp_path / "straight", distributed, 5)
     assert straight[0][0]["own"]["loss_fn.mean"] != straight[1][0]["own"]["loss_fn.mean"]
     ranks(2).run(run_with_means, tmp_path / "stopped", distributed, 2)
@@ -190,7 +184,7 @@ def test_what_each_rank_keeps_goes_on_and_another_number_of_ranks_takes_rank_0s_
     assert alone.own.state_dict() == straight[0][0]["own"]
 
 
-def test_what_rank_0_has_saved_alone_is_its_own_and_all_ranks_say_so(ranks: Ranks, tmp_path: Path) -> None:
+def test_what_rank_0_has_saved_alone_is_its_own_and_all_ranks_say_so(ranks, tmp_path):
     ranks(2).outcomes(run_with_means, tmp_path, DDP, 5, 5, ends=True)
     path = tmp_path / NAME / "checkpoint_last.safetensors"
     assert load_checkpoint(path)["step"] == 2
@@ -263,9 +257,7 @@ def seal_again(path: Path, change: Callable[[dict[str, Any]], None] = lambda sta
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_damage_is_named_in_one_line_and_the_next_older_checkpoint_is_used(
-    kept: tuple[Path, dict[str, Any]], damaged: Path, damage: Callable[[Path], None]
-) -> None:
+def test_damage_is_named_in_one_line_and_the_next_older_checkpoint_is_used(kept, damaged, damage):
     newest = damaged / "checkpoint_last.safetensors"
     damage(newest)
     with pytest.raises(CheckpointError, match=re.escape(DAMAGE[damage])) as refused:
@@ -290,16 +282,14 @@ def refused_load(path: Path) -> tuple[BaseException | None, dict[str, Any], dict
         return error, before, trainer.state_dict()
 
 
-def test_a_damaged_checkpoint_changes_nothing_on_any_rank(ranks: Ranks, damaged: Path) -> None:
+def test_a_damaged_checkpoint_changes_nothing_on_any_rank(ranks, damaged):
     flip_a_bit(damaged / "checkpoint_last.safetensors")
     for error, before, after in ranks(2).run(refused_load, damaged / "checkpoint_last.safetensors"):
         assert isinstance(error, CheckpointError)
         assert_same(after, before)
 
 
-def test_ranks_go_on_from_the_older_one_and_end_where_they_had_ended(
-    ranks: Ranks, kept: tuple[Path, dict[str, Any]], damaged: Path
-) -> None:
+def test_ranks_go_on_from_the_older_one_and_end_where_they_had_ended(ranks, kept, damaged):
     flip_a_bit(damaged / "checkpoint_last.safetensors")
     for state in ranks(4).run(run, damaged.parent, SHARDED):
         same_values(state, kept[1])
@@ -327,7 +317,7 @@ def refused_in_one_line(path: Path) -> str:
     return str(refused.value)
 
 
-def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path: Path) -> None:
+def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged, tmp_path):
     path, target = damaged / "checkpoint_last.safetensors", tmp_path / "was_here"
     first_shard(path).write_bytes(pickle.dumps(Payload(target)))
     seal_again(path)
@@ -336,7 +326,7 @@ def test_a_shard_with_code_in_it_is_refused_and_not_run(damaged: Path, tmp_path:
 
 
 @pytest.mark.parametrize("shape", [[2**40], [3, 5], None], ids=["larger by far", "another", "no list"])
-def test_a_shape_that_does_not_fit_the_shards_is_refused_in_one_line(damaged: Path, shape: Any) -> None:
+def test_a_shape_that_does_not_fit_the_shards_is_refused_in_one_line(damaged, shape):
     def claim(state: dict[str, Any]) -> None:
         entry = next(value["$sharded"] for value in state["model"].values() if "$sharded" in value)
         entry[2] = shape  # behind the tensor's name there and the keys that lead to it
@@ -355,7 +345,7 @@ def renamed_tensor(header: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [huge_offsets, renamed_tensor], ids=lambda one: one.__name__)
-def test_a_shard_with_a_header_that_lies_is_refused_in_one_line(damaged: Path, change: Any) -> None:
+def test_a_shard_with_a_header_that_lies_is_refused_in_one_line(damaged, change):
     path = damaged / "checkpoint_last.safetensors"
     shard = max(shards_of(path).glob("*.safetensors"))
     header, body = taken_apart(shard.read_bytes())
@@ -373,14 +363,14 @@ def folders_in(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.shards")}
 
 
-def test_each_folder_of_parts_belongs_to_one_checkpoint(kept: tuple[Path, dict[str, Any]]) -> None:
+def test_each_folder_of_parts_belongs_to_one_checkpoint(kept):
     """Among them were some that the run itself has replaced or pruned."""
     paths = list(kept[0].glob("checkpoint_*.safetensors"))
     assert folders_in(kept[0]) == {shards_of(path).name for path in paths}
     assert len(paths) > 2
 
 
-def test_what_a_killed_save_has_left_is_never_used_and_removed_at_the_next_save(damaged: Path) -> None:
+def test_what_a_killed_save_has_left_is_never_used_and_removed_at_the_next_save(damaged):
     left = damaged / "checkpoint_last.99.shards"
     shutil.copytree(shards_of(damaged / "checkpoint_last.safetensors"), left)
     with warnings.catch_warnings():
@@ -391,7 +381,7 @@ def test_what_a_killed_save_has_left_is_never_used_and_removed_at_the_next_save(
     assert folders_in(damaged) == before
 
 
-def test_pruning_removes_the_parts_of_what_it_deletes_and_no_others(damaged: Path) -> None:
+def test_pruning_removes_the_parts_of_what_it_deletes_and_no_others(damaged):
     deleted = prune_checkpoints(damaged, 0)
     assert {path.name for path in deleted} >= {"checkpoint_step_4.safetensors"}
     remaining = list(damaged.glob("checkpoint_*.safetensors"))
@@ -399,7 +389,7 @@ def test_pruning_removes_the_parts_of_what_it_deletes_and_no_others(damaged: Pat
     load_checkpoint(damaged / "checkpoint_last.safetensors")
 
 
-def test_replacing_a_checkpoint_removes_the_parts_of_the_old_one(damaged: Path) -> None:
+def test_replacing_a_checkpoint_removes_the_parts_of_the_old_one(damaged):
     old = shards_of(damaged / "checkpoint_last.safetensors")
     save_checkpoint(damaged / "checkpoint_last.safetensors", {"step": 6})
     assert not old.exists()
@@ -424,9 +414,7 @@ def save_on_a_full_disk(folder: Path, distributed: DistributedConfig, free: int)
 
 @pytest.mark.parametrize("distributed", [SHARDED, FULL], ids=["sharded", "full"])
 @pytest.mark.parametrize("free", [0, 6_000], ids=["no room at all", "room for half a shard"])
-def test_a_full_disk_costs_nothing_and_is_an_os_error_on_every_rank(
-    ranks: Ranks, tmp_path: Path, distributed: DistributedConfig, free: int
-) -> None:
+def test_a_full_disk_costs_nothing_and_is_an_os_error_on_every_rank(ranks, tmp_path, distributed, free):
     with small_disk(tmp_path / "disk", 4) as folder:
         for error in ranks(2).run(save_on_a_full_disk, folder, distributed, free):
             assert isinstance(error, OSError), error

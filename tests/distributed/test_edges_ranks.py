@@ -92,7 +92,7 @@ def refusals(ranks: Ranks, make: Any, config: TrainingConfig) -> str:
 # Joining.
 
 
-def test_without_torchrun_the_group_is_this_process_alone() -> None:
+def test_without_torchrun_the_group_is_this_process_alone():
     group = connect()
     assert (group.rank, group.world, group.joined, group.process_group) == (0, 1, False, None)
     assert not dist.is_initialized()
@@ -103,7 +103,7 @@ def one_rank() -> dict[str, Any]:
     return {"world": group.world, "joined": group.joined, "initialised": dist.is_initialized()}
 
 
-def test_one_rank_alone_is_joined_and_makes_no_process_group(ranks: Ranks) -> None:
+def test_one_rank_alone_is_joined_and_makes_no_process_group(ranks):
     assert ranks(1).run(one_rank) == [{"world": 1, "joined": True, "initialised": False}]
 
 
@@ -124,9 +124,7 @@ COMPLETE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "l
         ({"WORLD_SIZE": None, "TORCHELASTIC_RUN_ID": "x"}, "WORLD_SIZE"),
     ],
 )
-def test_an_environment_that_names_no_ranks_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], message: str
-) -> None:
+def test_an_environment_that_names_no_ranks_is_refused_in_one_line(monkeypatch, changed, message):
     for name, value in {**COMPLETE, **changed}.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
@@ -150,7 +148,7 @@ def with_a_group_of_its_own(port: int, make: Callable[[], Made], config: Trainin
     return train(make, config)
 
 
-def test_a_process_group_of_the_programs_own_is_taken(ranks: Ranks) -> None:
+def test_a_process_group_of_the_programs_own_is_taken(ranks):
     # torch now and then aborts a process that leaves one group and makes another
     config = config_of(DDP)
     (alone,) = ranks(1).run(train, plain, config)
@@ -179,9 +177,7 @@ def overflowing_in_low_rows() -> Made:
 
 
 @pytest.mark.parametrize(("world", "distributed"), [(2, DDP), (2, FSDP), (4, FSDP), (4, HYBRID)])
-def test_an_overflow_in_one_ranks_parts_lowers_the_loss_scale_on_all(
-    ranks: Ranks, world: int, distributed: DistributedConfig
-) -> None:
+def test_an_overflow_in_one_ranks_parts_lowers_the_loss_scale_on_all(ranks, world, distributed):
     config = config_of(distributed, precision="fp16", gradient_accumulation_steps=4)
     (alone,) = ranks(1).run(train, overflowing_in_low_rows, config)
     assert alone["scale"] == 2.0**15
@@ -301,7 +297,7 @@ for _way in (DDP, FSDP):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_run_of_many_ranks_is_that_of_one(ranks: Ranks, case: Case) -> None:
+def test_a_run_of_many_ranks_is_that_of_one(ranks, case):
     kind, rate = case.optimizer
     config = config_of(case.distributed, **(case.settings or {}))
     config = replace(config, optimizer=OptimizerConfig(type=kind, learning_rate=rate))  # type: ignore[arg-type]
@@ -397,13 +393,11 @@ class SeesAll(nn.Module):
         (FSDP, partial(made_of, SeesAll), "SeesAll sees the future: in a trial on"),
     ],
 )
-def test_what_several_ranks_cannot_train_is_refused_in_one_line(
-    ranks: Ranks, distributed: DistributedConfig, make: Any, message: str
-) -> None:
+def test_what_several_ranks_cannot_train_is_refused_in_one_line(ranks, distributed, make, message):
     assert message in refusals(ranks, make, config_of(distributed))
 
 
-def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_update(ranks: Ranks) -> None:
+def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_update(ranks):
     """torch would add up the gradient of one table on one rank and that of the other table on the other."""
     config = config_of(FSDP, gradient_accumulation_steps=2)
     said = refusals(ranks, partial(made_of, OneOfTwo), config)
@@ -411,9 +405,7 @@ def test_ranks_that_use_other_weights_of_a_sharded_model_are_refused_before_the_
 
 
 @pytest.mark.parametrize(("kind", "told"), [("adafactor", "got Adafactor"), ("muon", "got MuonWithAdamW")])
-def test_what_looks_at_whole_matrices_is_refused_by_its_name_where_weights_are_sharded(
-    ranks: Ranks, kind: str, told: str
-) -> None:
+def test_what_looks_at_whole_matrices_is_refused_by_its_name_where_weights_are_sharded(ranks, kind, told):
     config = replace(config_of(FSDP), optimizer=OptimizerConfig(type=kind))  # type: ignore[arg-type]
     assert told in refusals(ranks, plain, config)
 
@@ -427,9 +419,7 @@ def measured(max_tokens: int | None) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("max_tokens", [None, 1, 150])
-def test_the_first_batches_of_a_list_are_the_same_for_every_number_of_ranks(
-    ranks: Ranks, max_tokens: int | None
-) -> None:
+def test_the_first_batches_of_a_list_are_the_same_for_every_number_of_ranks(ranks, max_tokens):
     (alone,) = ranks(1).run(measured, max_tokens)
     for of_rank in ranks(3).run(measured, max_tokens):
         assert of_rank == pytest.approx(alone, rel=1e-9, nan_ok=True)
@@ -449,7 +439,7 @@ def shards_after_a_broken_validation() -> dict[str, Any]:
     return {"done": done, "sharded": all(is_sharded(parameter) for parameter in trainer.model.parameters())}
 
 
-def test_a_validation_that_is_broken_off_on_all_ranks_leaves_each_its_part_of_the_weights(ranks: Ranks) -> None:
+def test_a_validation_that_is_broken_off_on_all_ranks_leaves_each_its_part_of_the_weights(ranks):
     assert ranks(2).run(shards_after_a_broken_validation) == [{"done": [2], "sharded": True}] * 2
 
 
@@ -459,9 +449,7 @@ window_sizes = st.integers(1, 9)
 
 
 @given(length=st.integers(1, 9), world=st.integers(1, 6))
-def test_every_micro_batch_of_a_window_is_computed_once_and_all_ranks_compute_equally_many(
-    length: int, world: int
-) -> None:
+def test_every_micro_batch_of_a_window_is_computed_once_and_all_ranks_compute_equally_many(length, world):
     row = torch.ones(2, 3, dtype=torch.long)
     window = [{"input_ids": row * index, "attention_mask": row, "labels": row * index} for index in range(length)]
     parts = [share(window, Group(rank, world)) for rank in range(world)]
@@ -474,9 +462,7 @@ def test_every_micro_batch_of_a_window_is_computed_once_and_all_ranks_compute_eq
 
 
 @given(length=st.integers(1, 30), start=st.integers(0, 5), window=window_sizes, world=st.integers(1, 6), data=st.data())
-def test_a_rank_reads_the_batches_that_its_shares_look_at_and_no_others(
-    length: int, start: int, window: int, world: int, data: st.DataObject
-) -> None:
+def test_a_rank_reads_the_batches_that_its_shares_look_at_and_no_others(length, start, window, world, data):
     rank = data.draw(st.integers(0, world - 1))
     start = min(start * window, length)  # a run goes on at the start of a window
     looked_at = set()
@@ -513,7 +499,7 @@ def count_made(steps: int) -> tuple[int, int]:
     return made[0], made[1]
 
 
-def test_a_rank_makes_its_own_micro_batches_alone(ranks: Ranks) -> None:
+def test_a_rank_makes_its_own_micro_batches_alone(ranks):
     (alone,) = ranks(1).run(count_made, 2)
     assert alone[0] >= 6
     # of three micro-batches in each of two windows: one each, and one that is looked at before the first step;

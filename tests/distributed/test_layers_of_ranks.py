@@ -1,7 +1,6 @@
 """The records of the layers do not depend on how many ranks share a run, nor on how they hold its weights."""
 
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from course_lm.distributed import DistributedConfig
 from course_lm.monitoring.records import Record
 from course_lm.trainer import Trainer
-from tests.distributed.pool import Ranks
 from tests.training_run import configure, loaders, model_of
 
 
@@ -22,7 +20,7 @@ def layers(distributed: DistributedConfig) -> list[Record]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_every_rank_records_the_layers_of_the_whole_model(ranks: Ranks, strategy: Literal["ddp", "fsdp"]) -> None:
+def test_every_rank_records_the_layers_of_the_whole_model(ranks, strategy):
     expected = layers(DistributedConfig())
     assert [record["step"] for record in expected] == [1, 2, 3]
     for records in ranks(2).run(layers, DistributedConfig(strategy=strategy)):

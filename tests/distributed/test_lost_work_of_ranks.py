@@ -127,9 +127,7 @@ def note_of(ended: Outcome) -> str:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", ["reading", "step", "validation"])
-def test_an_error_of_one_rank_costs_no_completed_step(
-    ranks: Ranks, tmp_path: Path, whole: Whole, place: str, rank: int
-) -> None:
+def test_an_error_of_one_rank_costs_no_completed_step(ranks, tmp_path, whole, place, rank):
     undisturbed = whole("ddp")
     outcomes = ranks(WORLD).outcomes(session, tmp_path, "ddp", place, partial(fail, rank), ends=True)
     assert_failed(outcomes, rank, "the disk is gone")
@@ -139,7 +137,7 @@ def test_an_error_of_one_rank_costs_no_completed_step(
     assert_same(outcome(tmp_path), undisturbed)
 
 
-def test_a_write_that_fails_costs_no_completed_step(ranks: Ranks, tmp_path: Path, whole: Whole) -> None:
+def test_a_write_that_fails_costs_no_completed_step(ranks, tmp_path, whole):
     undisturbed = whole("ddp")
     outcomes = ranks(WORLD).outcomes(session, tmp_path, "ddp", "save", partial(fail, 0), ends=True)
     for ended in outcomes:
@@ -150,7 +148,7 @@ def test_a_write_that_fails_costs_no_completed_step(ranks: Ranks, tmp_path: Path
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_no_rank_saves_its_part_of_a_sharded_model_alone(ranks: Ranks, tmp_path: Path, whole: Whole, rank: int) -> None:
+def test_no_rank_saves_its_part_of_a_sharded_model_alone(ranks, tmp_path, whole, rank):
     undisturbed = whole("fsdp")
     outcomes = ranks(WORLD).outcomes(session, tmp_path, "fsdp", "step", partial(fail, rank), ends=True)
     assert_failed(outcomes, rank, "the disk is gone")
@@ -168,9 +166,7 @@ def test_no_rank_saves_its_part_of_a_sharded_model_alone(ranks: Ranks, tmp_path:
 @pytest.mark.parametrize(
     ("place", "strategy"), [("step", "ddp"), ("save", "ddp"), ("validation", "ddp"), ("validation", "fsdp")]
 )
-def test_a_signal_to_any_rank_ends_all_and_costs_no_completed_step(
-    ranks: Ranks, tmp_path: Path, whole: Whole, place: str, strategy: str, to: tuple[int, ...], number: int
-) -> None:
+def test_a_signal_to_any_rank_ends_all_and_costs_no_completed_step(ranks, tmp_path, whole, place, strategy, to, number):
     undisturbed = whole(strategy)
     for rank, ended in enumerate(ranks(WORLD).outcomes(session, tmp_path, strategy, place, partial(send, to, number))):
         assert ended.error is None and ended.seconds < 20, ended

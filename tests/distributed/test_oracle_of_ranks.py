@@ -16,7 +16,7 @@ import course_lm.step
 from course_lm.audit import spec
 from course_lm.distributed import DistributedConfig
 from course_lm.shards import part_of
-from tests.distributed.pool import TIMEOUT, Pool, Ranks
+from tests.distributed.pool import TIMEOUT, Pool
 from tests.oracle import fast_path
 from tests.oracle.cases import Case, cases, count
 from tests.oracle.fast_path import FastResult, assert_same
@@ -90,9 +90,7 @@ def located(where: str) -> Iterator[None]:
     ("world", "strategy"),
     [*((world, way) for world in (1, 2, 3, 4) for way in ("ddp", "fsdp")), (4, "hybrid")],
 )
-def test_any_number_of_ranks_lands_on_the_specifications_weights_moments_and_k(
-    ranks: Ranks, world: int, strategy: str
-) -> None:
+def test_any_number_of_ranks_lands_on_the_specifications_weights_moments_and_k(ranks, world, strategy):
     some_cases = drawn(any_case, of_set(18, 180))[::3]  # neighbours are much alike
     check(ranks(world), strategy, some_cases, timeout=900.0)
 
@@ -110,7 +108,7 @@ def run_by_value(given_cases: list[Case], strategy: str) -> list[Answer]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_ranks_clip_by_value_as_the_specification_does(ranks: Ranks, strategy: str) -> None:
+def test_two_ranks_clip_by_value_as_the_specification_does(ranks, strategy):
     drawn_cases = [case for case, _ in drawn(cases(max_grad_norms=(0.001, 0.05)), 10)[::2]]
     for of_rank in ranks(2).run(run_by_value, drawn_cases, strategy):
         for case, results in zip(drawn_cases, of_rank, strict=True):
@@ -184,7 +182,7 @@ DIFFERENCE = {"all_data_everywhere": "^tokens are"}
         ("all_data_everywhere", "fsdp"),
     ],
 )
-def test_the_comparison_fails_under_a_mistake_of_many_processes(ranks: Ranks, fault: str, strategy: str) -> None:
+def test_the_comparison_fails_under_a_mistake_of_many_processes(ranks, fault, strategy):
     pairs = drawn(FAULT_CASES[fault], 12)[::4]
     given_cases = [case for case, _ in pairs]
     honest, faulty = (ranks(2).run(run_cases, given_cases, strategy, one) for one in (None, fault))

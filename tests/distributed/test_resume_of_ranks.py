@@ -15,7 +15,6 @@ from course_lm.config import TrainingConfig
 from course_lm.distributed import DistributedConfig
 from course_lm.loss import next_token_loss
 from course_lm.trainer import Trainer
-from tests.distributed.pool import Ranks
 from tests.training_run import assert_same, configure, loaders, model_of, without_measures
 
 STEPS = 4
@@ -58,15 +57,15 @@ def stopped_and_not(folder: Path, mode: str, precision: str) -> tuple[dict[str, 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("mode", ["dynamic", "packed"])
 def test_ranks_that_stop_after_each_step_end_with_the_bits_of_a_run_that_never_stopped(
-    ranks: Ranks, tmp_path: Path, mode: str, precision: str, world: int
-) -> None:
+    ranks, tmp_path, mode, precision, world
+):
     for whole, parts, stops in ranks(world).run(stopped_and_not, tmp_path, mode, precision):
         assert stops >= STEPS and whole["step"] == STEPS
         assert_same(parts, whole)
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "packed"])
-def test_one_rank_under_torchrun_ends_with_the_bits_of_a_plain_process(ranks: Ranks, tmp_path: Path, mode: str) -> None:
+def test_one_rank_under_torchrun_ends_with_the_bits_of_a_plain_process(ranks, tmp_path, mode):
     ((under, _, _),) = ranks(1).run(stopped_and_not, tmp_path / "under", mode, "fp32")
     alone = left_by(session(tmp_path / "alone", mode, "fp32", stops=False))
     assert torch.get_num_threads() == int(under["machine"]["threads"])

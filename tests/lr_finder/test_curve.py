@@ -127,9 +127,9 @@ def test_a_sweep_that_ends_too_low_says_so():
 # No usable slope
 
 
-def assert_unusable(reading: Suggestion, reason: str) -> None:
-    assert (reading.lr, reading.range) == (None, None)
-    assert reading.message.startswith("no usable slope: ") and reason in reading.message, reading.message
+def less(level: float) -> list[float]:
+    """From this level down by 0.05, where the descent is half-way."""
+    return [level - 0.05 * (loss < 5.5) for loss in descent()]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.5, 0.7, 0.9])
@@ -140,24 +140,24 @@ def test_flat_noise_is_hardly_ever_taken_for_a_descent(count, smoothing):
     assert sum(taken) <= 2
 
 
-def test_flat_noise_is_called_noise():
-    assert_unusable(suggest(RATES, flat(0.5, 0)), "which noise alone can do")
+UNUSABLE: dict[str, tuple[list[float], str]] = {
+    "noise": (flat(0.5, 0), "which noise alone can do"),
+    "a fall of less than a hundredth": (less(6), "falls by 0.050 from 6.000, less than 1% of it"),
+    "such a fall below zero": (less(-6), "falls by 0.050 from -6.000, less than 1% of it"),
+    "constant": ([6.0] * 100, "falls by 0.000 from"),
+    "rising": ([6 + step / 10 for step in range(100)], "falls by 0.000 from"),
+    "no points": ([], "0 points are left to read, 5 are needed"),
+    "8 points": (descent()[:8], "0 points are left to read, 5 are needed"),
+    "14 points": (descent()[:14], "4 points are left to read, 5 are needed"),
+}
 
 
-@pytest.mark.parametrize("level", [6, -6])
-def test_a_fall_of_less_than_a_hundredth_is_no_descent(level):
-    values = [level - 0.05 * (loss < 5.5) for loss in descent()]
-    assert_unusable(suggest(RATES, values), f"falls by 0.050 from {level}.000, less than 1% of it")
-
-
-@pytest.mark.parametrize("values", [[6.0] * 100, [6 + step / 10 for step in range(100)]], ids=["constant", "rising"])
-def test_a_loss_that_never_falls_is_no_descent(values):
-    assert_unusable(suggest(RATES, values), "falls by 0.000 from")
-
-
-@pytest.mark.parametrize(("count", "left"), [(0, 0), (8, 0), (14, 4)])
-def test_too_few_points_are_not_read(count, left):
-    assert_unusable(suggest(RATES[:count], descent()[:count]), f"{left} points are left to read, 5 are needed")
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_what_has_no_usable_slope_is_told_with_the_reason(case):
+    values, reason = UNUSABLE[case]
+    reading = suggest(RATES[: len(values)], values)
+    assert (reading.lr, reading.range) == (None, None)
+    assert reading.message.startswith("no usable slope: ") and reason in reading.message, reading.message
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from torch.optim import SGD, Optimizer
 from torch_lr_finder import LRFinder, TrainDataLoaderIter
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from course_lm.batching import labels_of
 from course_lm.forward import forward_logits
 from course_lm.loss import count_targets, next_token_loss
 from course_lm.lr_finder import LRFinderResult, find_lr
@@ -27,8 +26,9 @@ from course_lm.optim import OptimizerConfig, build_optimizer
 from course_lm.precision import Precision
 from course_lm.step import train_step
 from tests.lr_finder.test_trial import everything
+from tests.tiny import VOCAB, packed_batch, plain_batch
 
-VOCAB, WIDTH = 13, 12
+WIDTH = 12
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "muon")
 SWEEP: dict[str, Any] = {"start_lr": 1e-4, "end_lr": 0.1, "num_iter": 6}
 
@@ -45,24 +45,12 @@ def make_gpt2() -> GPT2LMHeadModel:
 
 def make_batches(count: int = 4) -> list[dict[str, Any]]:
     """Two padded rows a batch; the number of targets differs much from batch to batch."""
-    generator, batches = torch.Generator().manual_seed(0), []
-    for index in range(count):
-        lengths = torch.tensor([3 + 7 * (index % 2), 2 + index % 3])
-        mask = (torch.arange(WIDTH) < lengths[:, None]).long()
-        ids = torch.randint(0, VOCAB, mask.shape, generator=generator)
-        batches.append({"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids, mask), "num_bytes": 9})
-    return batches
+    lengths = [[3 + 7 * (index % 2), 2 + index % 3] for index in range(count)]
+    return [plain_batch(pair, width=WIDTH, seed=index) | {"num_bytes": 9} for index, pair in enumerate(lengths)]
 
 
 def make_packed(count: int = 4) -> list[dict[str, Any]]:
-    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2, -1, -1]])
-    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 0]])
-    mask, batches = (documents >= 0).long(), []
-    for index in range(count):
-        ids = torch.randint(0, VOCAB, mask.shape, generator=torch.Generator().manual_seed(index))
-        masks = {"attention_mask": mask, "document_ids": documents, "position_ids": positions}
-        batches.append({"input_ids": ids, "labels": labels_of(ids, mask, documents), **masks})
-    return batches
+    return [packed_batch([[4, 3, 3]], seed=index) for index in range(count)]
 
 
 def build(model: nn.Module, kind: str = "adamw") -> Optimizer:
@@ -125,34 +113,32 @@ def test_plain_sgd_in_fp32_gives_the_points_of_torch_lr_finder(momentum, num_ite
 # The steps are those of `train_step`
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize(
-    "options", [{}, {"max_grad_norm": None}, {"max_grad_norm": 0.01, "accumulation_steps": 3}], ids=str
-)
-def test_each_step_is_the_one_that_train_step_takes(kind, options):
-    model, batches = make_model(), make_batches()
+SMOOTHED = partial(next_token_loss, label_smoothing=0.3)
+STEPS: dict[str, tuple[nn.Module, list[dict[str, Any]], str, dict[str, Any]]] = {
+    **{f"{kind}": (make_model(), make_batches(), kind, {}) for kind in OPTIMIZERS},
+    **{f"{kind}, not clipped": (make_model(), make_batches(), kind, {"max_grad_norm": None}) for kind in OPTIMIZERS},
+    **{
+        f"{kind}, windows": (make_model(), make_batches(), kind, {"max_grad_norm": 0.01, "accumulation_steps": 3})
+        for kind in OPTIMIZERS
+    },
+    "packed": (make_model(), make_packed(), "adamw", {}),
+    "Hugging Face": (make_gpt2(), make_batches(), "adamw", {}),
+    "Hugging Face, packed": (make_gpt2(), make_packed(), "adamw", {}),
+    "bf16": (make_model(dtype=torch.float32), make_batches(), "adamw", {"precision": Precision("bf16", "cpu")}),
+    "fp16": (make_model(dtype=torch.float32), make_batches(), "adamw", {"precision": Precision("fp16", "cpu")}),
+    "a loss of one's own": (make_model(dropout=0.0), make_batches(), "adamw", {"loss_fn": SMOOTHED}),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_each_step_is_the_one_that_train_step_takes(case):
+    model, batches, kind, options = STEPS[case]
+    torch.manual_seed(0)
     result = find_lr(model, batches, build(model, kind), **SWEEP, **options)
+    torch.manual_seed(0)
     lrs, losses = by_hand(model, batches, build(model, kind), **options)
     assert result.lrs == pytest.approx(lrs, rel=1e-12)
-    assert result.losses == pytest.approx(losses, rel=1e-10)
-
-
-@pytest.mark.parametrize("make_data", [make_batches, make_packed])
-@pytest.mark.parametrize("make", [make_model, make_gpt2])
-def test_models_of_the_course_and_of_hugging_face_take_padded_and_packed_batches(make, make_data):
-    model, batches = make(), make_data()
-    result = find_lr(model, batches, build(model), **SWEEP)
-    assert result.losses == pytest.approx(by_hand(model, batches, build(model))[1], rel=1e-10)
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_half_precision_computes_as_train_step_does(name):
-    model, batches = make_model(dtype=torch.float32), make_batches()
-    result = find_lr(model, batches, build(model), **SWEEP, precision=Precision(name, "cpu"))
-    losses = by_hand(model, batches, build(model), precision=Precision(name, "cpu"))[1]
-    assert result.losses == pytest.approx(losses, rel=1e-5)
-    exact = find_lr(model := make_model(dtype=torch.float32), batches, build(model), **SWEEP)
-    assert result.losses != pytest.approx(exact.losses, rel=1e-6)
+    assert result.losses == pytest.approx(losses, rel=1e-5 if "precision" in options else 1e-10)
 
 
 def test_an_fp16_overflow_skips_the_step_in_silence_and_leaves_the_given_scale_alone():
@@ -172,14 +158,6 @@ def test_an_fp16_sweep_goes_on_after_an_overflow_in_its_first_step():
     momentum = build(model, "sgd")  # torch's scaler alone would leave it a momentum that is not initialised
     result = find_lr(model, make_batches(), momentum, **SWEEP, precision=precision)
     assert result.stopped is None and len(set(result.losses[-2:])) == 2
-
-
-def test_a_loss_of_ones_own_is_used():
-    model, batches = make_model(dropout=0.0), make_batches()
-    smoothed = partial(next_token_loss, label_smoothing=0.3)
-    result = find_lr(model, batches, build(model), **SWEEP, loss_fn=smoothed)
-    assert result.losses == pytest.approx(by_hand(model, batches, build(model), loss_fn=smoothed)[1], rel=1e-10)
-    assert result.losses != find_lr(model, batches, build(model), **SWEEP).losses
 
 
 def test_a_sweep_starts_from_the_moments_that_the_optimizer_has():
@@ -265,23 +243,15 @@ class Explosive(nn.Module):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_the_sweep_stops_before_the_first_loss_that_is_not_finite(value, accumulation_steps):
-    model = make_model()
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_the_sweep_stops_before_the_first_loss_that_is_not_finite(value, accumulation_steps, name):
+    model = make_model(dtype=torch.float32)
     loss_fn = Explosive(4 * accumulation_steps, value)
-    options = {"accumulation_steps": accumulation_steps, "loss_fn": loss_fn}
+    options = {"accumulation_steps": accumulation_steps, "loss_fn": loss_fn, "precision": Precision(name, "cpu")}
     result = find_lr(model, make_batches(), build(model), **SWEEP, **options)
     assert result.stopped == "not finite" and loss_fn.calls == 0  # which is undone
     assert len(result.lrs) == len(result.losses) == 3 and all(map(math.isfinite, result.losses))
     assert "not finite" in result.message
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
-def test_in_half_precision_too_no_loss_scale_cures_a_loss_that_is_not_finite(name):
-    model = make_model(dtype=torch.float32)
-    result = find_lr(
-        model, make_batches(), build(model), **SWEEP, loss_fn=Explosive(4), precision=Precision(name, "cpu")
-    )
-    assert (result.stopped, len(result.losses)) == ("not finite", 3)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_sweep_although_the_loss_is_a_number():
@@ -460,25 +430,6 @@ def test_a_setting_that_is_no_number_is_refused(key, value):
     model = make_model()
     with pytest.raises(ValueError, match=f"^{key} must be "):
         find_lr(model, make_batches(), build(model), **(SWEEP | {key: value}))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "bf16"}, "precision must be a Precision"),
-        ({"precision": Precision("bf16", "cuda")}, "precision must be for the model's device cpu"),
-        ({"loss_fn": nn.CrossEntropyLoss}, "loss_fn must be callable as"),
-        ({"max_grad_norm": "large"}, "max_grad_norm must be a positive number or None"),
-    ],
-    ids=["a name", "another device", "a class", "a word"],
-)
-def test_what_train_step_refuses_is_refused_and_nothing_is_left_behind(options, message):
-    model, loader = make_model(), Recorder(make_batches())
-    optimizer = build(model)
-    before = everything(model, optimizer)
-    with pytest.raises((TypeError, ValueError), match=message):
-        find_lr(model, loader, optimizer, **(SWEEP | options))
-    assert everything(model, optimizer) == before and loader.epoch == 3
 
 
 # Silence

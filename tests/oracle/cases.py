@@ -169,6 +169,18 @@ def make_packed_batch(rng: random.Random) -> Batch:
     return {name: torch.tensor(values) for name, values in rows.items()} | {"num_bytes": 1}
 
 
+def concatenated(batches: list[Batch]) -> Batch:
+    """All rows in one batch, with PAD on the right."""
+    width = max(batch["labels"].shape[1] for batch in batches)
+    fills = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    return {
+        name: torch.cat(
+            [nn.functional.pad(batch[name], (0, width - batch[name].shape[1]), value=fill) for batch in batches]
+        )
+        for name, fill in fills.items()
+    }
+
+
 def without_targets(batch: Batch) -> Batch:
     return {**batch, "labels": torch.full_like(batch["labels"], -100)}
 

@@ -29,7 +29,7 @@ DIFFERENCE = {
 }
 
 
-def test_every_fault_has_its_cases() -> None:
+def test_every_fault_has_its_cases():
     assert FAULT_CASES.keys() == spec.FAULTS.keys()
 
 
@@ -37,7 +37,7 @@ def test_every_fault_has_its_cases() -> None:
 @pytest.mark.parametrize("fault", spec.FAULTS)
 @examples(4, 32)
 @given(data=st.data())
-def test_the_comparison_fails_under_the_fault_and_under_it_alone(fault: str, data: st.DataObject) -> None:
+def test_the_comparison_fails_under_the_fault_and_under_it_alone(fault, data):
     case = data.draw(fault_cases(fault))
     honest, faulty = case.train(), case.train(fault)
     for run in [run_trainer] if fault in NEEDS_VALIDATION else [run_trainer, run_train_step]:

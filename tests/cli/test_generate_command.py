@@ -13,7 +13,7 @@ from course_lm.generate import generate
 from course_lm.tokenizer import decode, encode_documents, eos_id
 from course_lm.use.finished_run import open_run
 from tests import fork_server
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused
 
 
 def printed_by(capsys, *arguments):

@@ -1,6 +1,5 @@
 """Claims about the command line: what it prints, and the code it ends with."""
 
-import json
 import os
 import re
 import shutil
@@ -24,6 +23,8 @@ from course_lm.cli.commands import COMMANDS
 from tests.cli.answers import assert_refused, printed
 from tests.cli.small_runs import arguments, write_text
 from tests.fork_server import Start, anew, forked, started
+from tests.records import lines_of
+from tests.training_run import without_measures
 
 
 @pytest.fixture
@@ -33,12 +34,10 @@ def text(tmp_path: Path) -> Path:
 
 
 train = partial(arguments, "train")
-MACHINE = {"tokens_per_second", "peak_memory_bytes"}
 
 
 def metrics(folder: Path) -> list[dict]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in MACHINE} for line in lines]
+    return without_measures(lines_of(folder / "metrics.jsonl"))
 
 
 # A run from the command line
@@ -352,13 +351,6 @@ def test_the_literal_command_leaves_the_run_that_a_forked_one_leaves(text, tmp_p
 
 def test_the_literal_command_goes_on_after_ctrl_c(text, capsys):
     assert_goes_on_after(anew, signal.SIGINT, text, capsys)
-
-
-def test_the_literal_command_refuses_bad_input_in_one_line(tmp_path):
-    with started(tmp_path, [INSTALLED, "train", "--training.batch_size=0"], start=anew) as running:
-        ended = running.end(60)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("course-lm: error: ") and ended.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["json", "random", "torch"])

@@ -25,9 +25,6 @@ def split_sizes(finished):
     return {one: len(load_corpus(text, split=one, **fractions).documents) for one in ("train", "validation", "test")}
 
 
-# The numbers
-
-
 @pytest.mark.filterwarnings("error")
 def test_the_validation_part_has_the_numbers_that_training_has_found(finished, capsys):
     records = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
@@ -61,9 +58,6 @@ def test_a_text_of_one_document_has_numbers_and_no_interval(finished, capsys, tm
 def test_the_precision_is_the_runs_unless_another_one_is_asked_for(finished, capsys):
     assert measured(capsys, finished)["precision"] == "fp32"
     assert measured(capsys, finished, "--training.precision=bf16")["precision"] == "bf16"
-
-
-# The text
 
 
 def test_each_part_has_its_documents_and_the_test_part_is_the_default(finished, capsys):

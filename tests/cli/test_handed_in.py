@@ -78,9 +78,6 @@ def marks(capsys, *arguments):
     return list(csv.DictReader(io.StringIO(printed(capsys, ["progress", "--csv", *map(str, arguments)]))))
 
 
-# The release
-
-
 @pytest.fixture(scope="module")
 def released(tmp_path_factory):
     folder = tmp_path_factory.mktemp("class") / "lessons"
@@ -144,9 +141,6 @@ def test_a_release_to_where_a_link_leads_nowhere_is_refused(tmp_path, capsys):
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     assert_refused(capsys, ["release", str(tmp_path / "link")], "must be a folder, got the dangling link")
     assert not (tmp_path / "gone").exists()
-
-
-# The marks
 
 
 def test_a_stored_output_is_read_and_nothing_runs_unless_it_is_asked_for(tmp_path, capsys, monkeypatch):

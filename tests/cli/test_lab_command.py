@@ -233,9 +233,6 @@ def test_without_a_checkout_the_workspace_is_in_the_current_folder(checkout, tmp
     assert (tmp_path / "course_lm_lessons" / "docs" / "contract.md").is_file()
 
 
-# Bad input
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"notebooks/00_first.ipynb": 1}', b"\xff\xfe", b"[" * 100_000])
 def test_a_damaged_manifest_is_refused_and_without_it_answers_stay(checkout, capsys, content):
     main(["lab"])

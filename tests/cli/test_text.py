@@ -23,9 +23,6 @@ def configured(*arguments: str, config: str = "python-docs", command: str = "tra
     return read_configuration(command, config, arguments)[0]
 
 
-# TEXT
-
-
 @pytest.mark.parametrize("command", ["train", "find-lr", "profile", "inspect"])
 @pytest.mark.parametrize(
     "arguments", [("my.txt", "--training.seed=1"), ("--training.seed=1", "my.txt"), ("--training.seed", "1", "my.txt")]
@@ -36,9 +33,6 @@ def test_a_text_may_stand_anywhere_and_is_the_corpus(command, arguments):
 
 def test_a_text_makes_the_run_of_the_option():
     assert configured("my.txt") == configured("--data.corpus=my.txt") == configured("my.txt", "--data.corpus=my.txt")
-
-
-# The name
 
 
 @pytest.mark.parametrize(
@@ -118,9 +112,6 @@ def test_a_whole_file_is_its_own_experiment_whatever_the_default_is_and_a_part_o
         (tmp_path / "own.yaml").write_text(line)
         configured(config="own.yaml")
         assert capsys.readouterr().out == "what own.yaml leaves out is that of the shipped configuration python-docs\n"
-
-
-# A run
 
 
 def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(capsys):

@@ -216,6 +216,12 @@ def test_an_optimizer_that_waits_is_charged_with_it(clock):
     assert seconds_of(profiled(model, Waits(model.parameters(), lr=0.1))) == {"optimizer": 1}
 
 
+def test_what_no_part_does_is_other(clock, monkeypatch):
+    model, optimizer = make()
+    monkeypatch.setattr(model, "zero_grad", lambda set_to_none: clock.wait())
+    assert seconds_of(profiled(model, optimizer)) == {"other": 1}
+
+
 def test_what_follows_the_backward_pass_does_not_belong_to_it(clock, monkeypatch):
     monkeypatch.setattr(step, "check_gradients", lambda *_: clock.wait())
     assert seconds_of(profiled(*make())) == {"other": 1}
@@ -350,6 +356,15 @@ def test_weights_gradients_and_moments_have_the_bytes_that_they_have(optimizer):
     weights = 4 * sum(parameter.numel() for parameter in model.parameters())
     train_step(model, [batch()], made)
     assert totals == {"weights": weights, "gradients": weights, "moments": state_bytes(made)}
+
+
+@pytest.mark.parametrize("mode", ["packed", "dynamic"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_owners_add_up_with_batches_of_a_loader(precision, mode):
+    model = GPT(ModelConfig(LAYERS, 2, WIDTH, gradient_checkpointing=True), 270, LENGTH)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    memory = profile_memory(model, loader(mode), optimizer, accumulation_steps=2, precision=Precision(precision, "cpu"))
+    assert memory.found_bytes == pytest.approx(memory.peak_bytes, rel=0.01)
 
 
 FIRST = """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from course_lm.cli import main
-from tests.cli.small_runs import SMALL, write_text
+from tests.cli.small_runs import arguments, write_text
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +14,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small run; its text, of sixty paragraphs, is text.txt beside runs/, which holds the folder."""
     folder = tmp_path_factory.mktemp("finished")
     text = write_text(folder / "text.txt")
-    where = [f"--data.corpus={text}", f"--training.output_dir={folder / 'runs'}", "--experiment_name=toy"]
-    assert main(["train", *SMALL, "--data.test_fraction=0.2", "--training.max_steps=3", *where]) == 0
+    assert main(arguments("train", text, "--data.test_fraction=0.2", "--training.max_steps=3")) == 0
     return folder / "runs" / "toy"
 
 

@@ -22,3 +22,9 @@ def write_text(path: Path, number: int = 60, between: str = "\n\n") -> Path:
     words = ["the", "a", "cat", "dog", "cow", "sat", "ran", "slept", "on", "under", "near", "mat", "hat", "bed"]
     path.write_text(between.join(" ".join(draw.choices(words, k=9)) for _ in range(number)), encoding="utf-8")
     return path
+
+
+def arguments(command: str, text: Path, *more: str) -> list[str]:
+    """Those of a command on a small run, which is kept in runs/toy beside its text."""
+    where = [f"--data.corpus={text}", f"--training.output_dir={text.parent / 'runs'}", "--experiment_name=toy"]
+    return [command, *SMALL, *where, *more]

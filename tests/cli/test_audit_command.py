@@ -13,12 +13,14 @@ from course_lm.audit import adapters, spec
 from course_lm.audit.outcome import PRECISIONS
 from course_lm.cli import main
 from course_lm.cli.commands import SETTINGS
+from tests.cli.answers import printed
 
 ADAPTERS = tuple(name for name in adapters.__all__ if name.islower())
 
 LOOP = """
 import torch
 from course_lm.audit import spec
+from tests.cli.answers import printed
 
 def sound(model, epochs, settings, faults=()):
     print("training")
@@ -32,25 +34,22 @@ def unshifted(model, epochs, settings):
 """
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loops.py").write_text(LOOP)
 
 
-@pytest.mark.usefixtures("loops")
 def test_a_sound_loop_is_0_and_says_so(capsys):
-    assert main(["audit", "loops.py:sound", "--parts", "loss"]) == 0
-    assert capsys.readouterr().out.startswith("sound: equal to the specification")
+    said = printed(capsys, ["audit", "loops.py:sound", "--parts", "loss"])
+    assert said.startswith("sound: equal to the specification")
 
 
-@pytest.mark.usefixtures("loops")
 def test_an_unsound_loop_is_1_and_its_json_is_all_of_the_output(capsys):
     assert main(["audit", "loops.py:unshifted", "--parts", "loss", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["faults"] == ["unshifted_labels"]
 
 
-@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("option", "names"), [("--precision", tuple(PRECISIONS)), ("--adapter", ADAPTERS)])
 def test_the_choices_of_the_command_are_those_of_the_audit(capsys, option, names):
     assert main(["audit", "loops.py:sound", option, "none"]) == 2
@@ -58,14 +57,12 @@ def test_the_choices_of_the_command_are_those_of_the_audit(capsys, option, names
     assert sorted(re.findall(r"\w+", choices)) == sorted(names)
 
 
-@pytest.mark.usefixtures("loops")
 def test_a_file_that_ends_the_process_where_it_is_read_is_refused(tmp_path, capsys):
     (tmp_path / "ends.py").write_text("import os\nos._exit(0)\n")
     assert main(["audit", "ends.py:train"]) == 2
     assert capsys.readouterr().err == "course-lm: error: ends.py cannot be run: SystemExit: os._exit(0)\n"
 
 
-@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_unsound_loop_is_1_where_nobody_reads_the_report(monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
@@ -86,7 +83,6 @@ def loop(model, epochs, settings):
 """
 
 
-@pytest.mark.usefixtures("loops")
 def test_a_process_ends_with_its_verdict_whatever_the_loop_has_left(tmp_path):
     (tmp_path / "leaves.py").write_text(LEAVES)
     command = [sys.executable, "-m", "course_lm", "audit", "leaves.py:loop", "--parts", "loss"]
@@ -107,7 +103,6 @@ def loop(model, epochs, settings):
 """
 
 
-@pytest.mark.usefixtures("loops")
 def test_what_a_loop_and_its_children_write_is_no_part_of_the_report(tmp_path, capfd):
     (tmp_path / "writes.py").write_text(WRITES)
     assert main(["audit", "writes.py:loop", "--parts", "loss", "--json"]) == 1
@@ -117,9 +112,8 @@ def test_what_a_loop_and_its_children_write_is_no_part_of_the_report(tmp_path, c
 
 
 @pytest.fixture
-def loops_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def loops_of_the_page(tmp_path: Path) -> str:
     """What docs/audit.md shows, as the file that its commands name."""
-    monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
     (tmp_path / "my_loop.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     return page
@@ -134,7 +128,6 @@ def test_the_loop_of_the_page_is_sound_on_ranks_and_resumed(capsys, loops_of_the
     assert capsys.readouterr().out.startswith("sound: equal to the specification")
 
 
-@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_loop_that_crashes_is_3_with_the_file_and_line_of_its_own_code(tmp_path, capsys, as_json):
     (tmp_path / "crashes.py").write_text("def train(model, epochs, settings):\n    return epochs['first']\n")
@@ -146,8 +139,7 @@ def test_a_loop_that_crashes_is_3_with_the_file_and_line_of_its_own_code(tmp_pat
 
 
 def test_the_help_says_what_the_settings_have_and_the_exit_codes(capsys):
-    assert main(["audit", "--help"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, ["audit", "--help"])
     assert [*SETTINGS] == [one.name for one in fields(spec.Settings)]
     assert all(f"  {name:<18}  {what}\n" in shown for name, what in SETTINGS.items())
     assert "3 crashed" in shown and max(map(len, shown.splitlines())) <= 120

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from course_lm.cli import main
+from tests.cli.answers import printed
 
 BASH = shutil.which("bash")
 
@@ -38,8 +38,7 @@ def completed(script: str, *words: str) -> list[str]:
     ids=lambda value: " ".join(value),
 )
 def test_bash_completes(capsys, words, offered):
-    assert main(["completion", "bash"]) == 0
-    assert offered <= set(completed(capsys.readouterr().out, "course-lm", *words))
+    assert offered <= set(completed(printed(capsys, ["completion", "bash"]), "course-lm", *words))
 
 
 @pytest.mark.skipif(BASH is None, reason="no bash")
@@ -47,11 +46,9 @@ def test_bash_completes(capsys, words, offered):
 def test_bash_completes_the_path_of_a_text(capsys, tmp_path, monkeypatch, command):
     (tmp_path / "my.txt").touch()
     monkeypatch.chdir(tmp_path)
-    assert main(["completion", "bash"]) == 0
-    assert "my.txt" in completed(capsys.readouterr().out, "course-lm", command, "my")
+    assert "my.txt" in completed(printed(capsys, ["completion", "bash"]), "course-lm", command, "my")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_there_is_a_script_for_each_shell(capsys, shell):
-    assert main(["completion", shell]) == 0
-    assert "optimizer.learning_rate" in capsys.readouterr().out
+    assert "optimizer.learning_rate" in printed(capsys, ["completion", shell])

@@ -7,7 +7,7 @@ import pytest
 
 from course_lm.cli import main
 from course_lm.corpus import load_corpus
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused, printed
 
 NUMBERS = ("loss", "perplexity", "bits_per_byte", "accuracy")
 
@@ -25,9 +25,6 @@ def split_sizes(finished):
     return {one: len(load_corpus(text, split=one, **fractions).documents) for one in ("train", "validation", "test")}
 
 
-# The numbers
-
-
 @pytest.mark.filterwarnings("error")
 def test_the_validation_part_has_the_numbers_that_training_has_found(finished, capsys):
     records = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
@@ -40,8 +37,7 @@ def test_the_validation_part_has_the_numbers_that_training_has_found(finished, c
 
 def test_the_table_has_the_numbers_of_the_json(finished, capsys):
     found = measured(capsys, finished)
-    assert main(["evaluate", str(finished)]) == 0
-    first, _, *rows = capsys.readouterr().out.splitlines()
+    first, _, *rows = printed(capsys, ["evaluate", str(finished)]).splitlines()
     assert f"test part of {finished.parent.parent / 'text.txt'}: {found['documents']} documents" in first
     assert first.endswith("fp32 on cpu")
     shown = [re.split(r" {2,}", row) for row in rows]
@@ -62,9 +58,6 @@ def test_a_text_of_one_document_has_numbers_and_no_interval(finished, capsys, tm
 def test_the_precision_is_the_runs_unless_another_one_is_asked_for(finished, capsys):
     assert measured(capsys, finished)["precision"] == "fp32"
     assert measured(capsys, finished, "--training.precision=bf16")["precision"] == "bf16"
-
-
-# The text
 
 
 def test_each_part_has_its_documents_and_the_test_part_is_the_default(finished, capsys):
@@ -106,8 +99,8 @@ def test_a_text_that_comes_after_the_run_is_the_corpus_and_the_table_says_how_it
     by_option = measured(capsys, finished, f"--data.corpus={tmp_path / 'a.txt'}")
     assert by_option == measured(capsys, finished, tmp_path / "a.txt") and by_option["documents"] == 12
     assert by_option | {"text": None} == measured(capsys, finished, tmp_path / "a.csv") | {"text": None}
-    assert main(["evaluate", str(finished), str(tmp_path / "a.txt")]) == 0
-    assert "a.txt (no blank line divides it: each line is a document): 12 documents" in capsys.readouterr().out
+    table = printed(capsys, ["evaluate", str(finished), str(tmp_path / "a.txt")])
+    assert "a.txt (no blank line divides it: each line is a document): 12 documents" in table
 
 
 @pytest.mark.filterwarnings("error")

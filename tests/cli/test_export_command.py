@@ -9,7 +9,7 @@ from course_lm.cli import export as command
 from course_lm.cli import main
 from course_lm.transformers_export import FILES
 from course_lm.use.finished_run import open_run
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused, printed
 
 
 def export(run, to):
@@ -18,8 +18,7 @@ def export(run, to):
 
 def test_transformers_continue_a_text_as_generate_does(finished, tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
-    assert main(export(finished, tmp_path / "new" / "exported")) == 0
-    assert "GPTNeoXForCausalLM" in capsys.readouterr().out
+    assert "GPTNeoXForCausalLM" in printed(capsys, export(finished, tmp_path / "new" / "exported"))
     folder = tmp_path / "new" / "exported"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
@@ -67,7 +66,6 @@ def test_a_folder_that_holds_something_else_stays_as_it_is(finished, tmp_path, c
 def test_an_export_with_a_file_of_yours_beside_it_stays_as_it_is(finished, tmp_path, capsys):
     main(export(finished, tmp_path / "exported"))
     (tmp_path / "exported" / "README.md").write_text("mine")
-    capsys.readouterr()
     assert_refused(capsys, export(finished, tmp_path / "exported"), "holds something else", "README.md")
 
 

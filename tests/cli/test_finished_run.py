@@ -11,7 +11,7 @@ from course_lm.checkpoints import load_checkpoint, save_checkpoint
 from course_lm.cli import main
 from course_lm.use.finished_run import open_run
 from course_lm.use.run_folder import find_run
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused
 
 COMMANDS = {"generate": [], "evaluate": [], "export": ["--to=exported"]}
 

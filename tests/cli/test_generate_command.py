@@ -13,7 +13,7 @@ from course_lm.generate import generate
 from course_lm.tokenizer import decode, encode_documents, eos_id
 from course_lm.use.finished_run import open_run
 from tests import fork_server
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused
 
 
 def printed_by(capsys, *arguments):
@@ -29,9 +29,6 @@ def standard_input(monkeypatch, content, piped):
 @pytest.fixture(autouse=True)
 def a_terminal(monkeypatch):
     standard_input(monkeypatch, b"", piped=False)
-
-
-# The text
 
 
 def test_the_text_is_the_prompt_and_what_the_model_of_the_run_puts_after_it(finished, capsys):
@@ -76,9 +73,6 @@ def test_a_prompt_longer_than_the_model_sees_is_warned_of_in_one_line(finished, 
         printed_by(capsys, finished, "--prompt", "zzzz " * 20, "--max_new_tokens=1")
 
 
-# Where the prompt comes from
-
-
 @pytest.mark.parametrize(("arguments", "piped"), [(["--prompt", "-"], False), ([], True)])
 @pytest.mark.parametrize("content", [b"the d\xc3\xa9", b"the d\xc3\xa9\n", b"the d\xc3\xa9\r\n"])
 def test_standard_input_gives_the_prompt_without_its_last_line_end(
@@ -117,9 +111,6 @@ def test_a_pipe_and_a_file_are_standard_input_that_is_read_and_no_input_is_not(t
 def test_a_prompt_from_a_standard_input_that_is_closed_is_refused(finished, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     assert_refused(capsys, ["generate", str(finished), "--prompt=-"], "standard input, which is closed")
-
-
-# How it ends
 
 
 def test_ctrl_c_ends_the_line_and_says_so_in_another(finished, capsys, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from course_lm.cli import main
 from course_lm.corpus import load_corpus
+from tests.cli.answers import printed
 
 SMALL = ["--data.vocab_size=270", "--model.n_layer=1", "--model.n_head=1", "--model.d_model=2", "--data.max_length=8"]
 
@@ -24,16 +25,14 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_text_without_a_fault_has_counts_and_no_advice(text, capsys):
-    assert main(["inspect", "text.txt", *SMALL]) == 0
-    counts, lengths = capsys.readouterr().out.strip().split("\n\n")
+    counts, lengths = printed(capsys, ["inspect", "text.txt", *SMALL]).strip().split("\n\n")
     assert counts.startswith("text.txt\ndocuments") and "LATIN 100.0%" in counts and "vocabulary 270" in counts
     assert "█" in lengths
 
 
 def test_a_fault_has_a_line_of_advice_at_the_end(text, capsys):
     text.write_text(text.read_text() + "\n\ncaf\ufffd\n\n" + text.read_text().split("\n\n")[0])
-    assert main(["inspect", "text.txt", *SMALL]) == 0
-    *_, last = capsys.readouterr().out.strip().split("\n\n")
+    *_, last = printed(capsys, ["inspect", "text.txt", *SMALL]).strip().split("\n\n")
     assert [line.split(":")[0] for line in last.splitlines()] == ["exact duplicates", "replacement characters"]
 
 
@@ -43,19 +42,16 @@ def test_a_fault_has_a_line_of_advice_at_the_end(text, capsys):
 )
 def test_a_text_that_no_blank_line_divides_is_said_to_be_cut(text, capsys, divider, division, how):
     text.write_text(text.read_text().replace("\n\n", divider))
-    assert main(["inspect", "text.txt", *SMALL]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    first, second, *_ = printed(capsys, ["inspect", "text.txt", *SMALL]).splitlines()
     assert first.startswith("text.txt (no blank line divides it: ") and first.endswith(f"{how})")
     documents = len(load_corpus("text.txt").documents)
     assert second.split() == ["documents", str(documents)]
-    assert main(["inspect", "text.txt", "--json", *SMALL]) == 0
-    counted = json.loads(capsys.readouterr().out)
+    counted = json.loads(printed(capsys, ["inspect", "text.txt", "--json", *SMALL]))
     assert (counted["division"], counted["documents"]) == (division, documents)
 
 
 def test_the_counts_as_json_are_all_of_the_output(text, capsys):
-    assert main(["inspect", "text.txt", "--json", *SMALL, "--data.vocab_size=5000"]) == 0
-    counted = json.loads(capsys.readouterr().out)
+    counted = json.loads(printed(capsys, ["inspect", "text.txt", "--json", *SMALL, "--data.vocab_size=5000"]))
     assert counted["documents"] == 60 and counted["tokens_per_byte"] is None
     assert [finding["name"] for finding in counted["findings"]] == ["vocabulary"]
 

@@ -13,7 +13,7 @@ import pytest
 
 from course_lm.classroom import lessons, workspace
 from course_lm.cli import main
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused, printed
 from tests.cli.small_course import ROOT, commit, git, make_course, solve, write_lesson
 
 FIRST, SECOND = "notebooks/00_first.ipynb", "notebooks/01_second.ipynb"
@@ -29,37 +29,38 @@ def served(monkeypatch):
 
 
 @pytest.fixture
-def upstream(tmp_path):
-    return make_course(tmp_path / "upstream")
-
-
-@pytest.fixture
-def checkout(upstream, tmp_path, monkeypatch, served):
+def checkout(tmp_path, monkeypatch, served):
     """A clone of the course, in which the command runs."""
-    git(tmp_path, "clone", "--quiet", str(upstream), "checkout")
+    git(tmp_path, "clone", "--quiet", str(make_course(tmp_path / "upstream")), "checkout")
     monkeypatch.setattr(workspace, "PACKAGE", tmp_path / "checkout" / "course_lm")
     monkeypatch.chdir(tmp_path / "checkout")
     return tmp_path / "checkout"
 
 
-def change(upstream, place=FIRST, text="# A better lesson"):
-    """Change a file of the course, and have the change pulled by those who have a clone."""
-    path = upstream / place
+def change(checkout, place=FIRST, text="# A better lesson"):
+    """Change a file of the course, and pull the change into the clone."""
+    path = checkout.parent / "upstream" / place
     if path.suffix == ".ipynb":
-        write_lesson(upstream, path.stem, ["floor"], text)
+        write_lesson(path.parents[1], path.stem, ["floor"], text)
     else:
         path.write_text(text)
-    commit(upstream)
+    pull(checkout)
+
+
+def rename(checkout, place, name):
+    """Rename a file of the course, and pull the change into the clone."""
+    git(checkout.parent / "upstream", "mv", place, str(Path(place).with_name(name)))
+    pull(checkout)
 
 
 def pull(checkout):
+    commit(checkout.parent / "upstream")
     git(checkout, "pull", "--quiet", "--ff-only")
 
 
 def said(capsys, *arguments):
     """The lines that the command prints below the one that says where the copies are."""
-    assert main(["lab", *arguments]) == 0
-    where, *lines = capsys.readouterr().out.splitlines()
+    where, *lines = printed(capsys, ["lab", *arguments]).splitlines()
     assert where.startswith("your copies of the lessons are in ")
     return lines
 
@@ -75,12 +76,11 @@ def test_the_lab_opens_copies_of_all_lessons_at_the_first(checkout, served):
         assert (checkout / "workspace" / lesson).read_bytes() == (checkout / lesson).read_bytes()
 
 
-def test_an_answer_survives_a_pull_of_the_changed_lesson_and_nothing_is_dirty(checkout, upstream, capsys):
+def test_an_answer_survives_a_pull_of_the_changed_lesson_and_nothing_is_dirty(checkout, capsys):
     assert said(capsys) == []
     mine = solve(checkout / "workspace" / FIRST)
     assert git(checkout, "status", "--porcelain") == ""
-    change(upstream)
-    pull(checkout)
+    change(checkout)
     (line,) = said(capsys)
     assert line == "newer than your copy: 00; to get it and keep yours: course-lm lab --fresh 00"
     assert (checkout / "workspace" / FIRST).read_bytes() == mine
@@ -88,25 +88,22 @@ def test_an_answer_survives_a_pull_of_the_changed_lesson_and_nothing_is_dirty(ch
     assert git(checkout, "status", "--porcelain") == ""
 
 
-def test_a_copy_that_nobody_has_changed_follows_the_course_in_one_line(checkout, upstream, capsys):
-    main(["lab"])
-    capsys.readouterr()
-    change(upstream, FIRST)
-    change(upstream, SECOND)
-    pull(checkout)
+def test_a_copy_that_nobody_has_changed_follows_the_course_in_one_line(checkout, capsys):
+    said(capsys)
+    change(checkout, FIRST)
+    change(checkout, SECOND)
     assert said(capsys) == ["changed by the course, and by nobody here, so that the copy follows: 00 01"]
     assert (checkout / "workspace" / FIRST).read_bytes() == (checkout / FIRST).read_bytes()
     assert said(capsys) == []
 
 
-def test_a_fresh_copy_keeps_the_old_one_under_another_name_every_time(checkout, upstream, capsys, served):
+def test_a_fresh_copy_keeps_the_old_one_under_another_name_every_time(checkout, capsys, served):
     main(["lab"])
     copy = checkout / "workspace" / SECOND
     answers = []
     for number, prose in ((2, "# Better"), (3, "# Better still")):
         answers.append(solve(copy))
-        change(upstream, SECOND, prose)
-        pull(checkout)
+        change(checkout, SECOND, prose)
         capsys.readouterr()
         (line,) = said(capsys, "--fresh", "01")
         assert line == f"lesson 01 is copied anew; yours is kept as 01_second ({number}).ipynb"
@@ -127,23 +124,20 @@ def test_a_fresh_copy_of_a_lesson_without_an_answer_leaves_no_second_one(checkou
     ]
 
 
-def test_a_new_lesson_comes_and_one_that_was_deleted_comes_back(checkout, upstream):
+def test_a_new_lesson_comes_and_one_that_was_deleted_comes_back(checkout):
     main(["lab"])
     (checkout / "workspace" / FIRST).unlink()
-    change(upstream, "notebooks/02_third.ipynb")
-    pull(checkout)
+    change(checkout, "notebooks/02_third.ipynb")
     main(["lab"])
     names = {path.name for path in (checkout / "workspace" / "notebooks").iterdir()}
     assert names == {"00_first.ipynb", "01_second.ipynb", "02_third.ipynb"}
 
 
-def test_what_the_course_drops_goes_unless_it_holds_an_answer(checkout, upstream):
+def test_what_the_course_drops_goes_unless_it_holds_an_answer(checkout):
     main(["lab"])
     mine = solve(checkout / "workspace" / FIRST)
-    for name in ("00_first", "01_second"):
-        git(upstream, "mv", f"notebooks/{name}.ipynb", f"notebooks/{name}_renamed.ipynb")
-    commit(upstream)
-    pull(checkout)
+    rename(checkout, FIRST, "00_first_renamed.ipynb")
+    rename(checkout, SECOND, "01_second_renamed.ipynb")
     main(["lab"])
     names = {path.name for path in (checkout / "workspace" / "notebooks").iterdir()}
     assert names == {"00_first.ipynb", "00_first_renamed.ipynb", "01_second_renamed.ipynb"}
@@ -152,7 +146,7 @@ def test_what_the_course_drops_goes_unless_it_holds_an_answer(checkout, upstream
 
 @pytest.mark.parametrize("change_of_the_course", ["another text", "another name"])
 def test_answers_in_the_notebooks_of_the_checkout_stay_in_the_copy_when_these_are_put_back(
-    checkout, upstream, change_of_the_course
+    checkout, change_of_the_course
 ):
     mine = solve(checkout / FIRST)
     main(["lab"])
@@ -163,23 +157,20 @@ def test_answers_in_the_notebooks_of_the_checkout_stay_in_the_copy_when_these_ar
     assert (checkout / "workspace" / FIRST).read_bytes() == mine
 
 
-def test_files_of_the_learner_beside_the_copies_stay(checkout, upstream):
+def test_files_of_the_learner_beside_the_copies_stay(checkout):
     main(["lab"])
     own = [checkout / "workspace" / place for place in ("notebooks/notes.ipynb", "course_lm/try.py", "notes.md")]
     for path in own:
         path.write_text("mine")
-    change(upstream, "course_lm/loss.py", "changed")
-    pull(checkout)
+    change(checkout, "course_lm/loss.py", "changed")
     main(["lab", "--fresh", "00"])
     assert [path.read_text() for path in own] == ["mine"] * 3
 
 
-def test_the_sources_stand_beside_the_copies_as_they_are_now(checkout, upstream):
+def test_the_sources_stand_beside_the_copies_as_they_are_now(checkout):
     main(["lab"])
-    change(upstream, "course_lm/loss.py", "changed")
-    git(upstream, "mv", "course_lm/configs/tiny.yaml", "course_lm/configs/small.yaml")
-    commit(upstream)
-    pull(checkout)
+    change(checkout, "course_lm/loss.py", "changed")
+    rename(checkout, "course_lm/configs/tiny.yaml", "small.yaml")
     main(["lab"])
     sources = checkout / "workspace" / "course_lm"
     assert (sources / "loss.py").read_text() == "changed"
@@ -220,13 +211,12 @@ def test_every_link_of_a_copy_leads_to_a_file_of_the_workspace(tmp_path, served)
     assert [link for page, link in files if not (page.parent / link).is_file()] == []
 
 
-def test_another_folder_is_the_workspace_where_it_is_asked_for(checkout, upstream, tmp_path, served, capsys):
+def test_another_folder_is_the_workspace_where_it_is_asked_for(checkout, tmp_path, served, capsys):
     mine = tmp_path / "my lessons"
     main(["lab", "--workspace", str(mine)])
     assert served == [(mine, FIRST)] and not (checkout / "workspace").exists()
     solve(mine / FIRST)
-    change(upstream)
-    pull(checkout)
+    change(checkout)
     capsys.readouterr()
     (line,) = said(capsys, "--workspace", str(mine))
     assert line.endswith(f": course-lm lab --workspace '{mine}' --fresh 00")
@@ -243,24 +233,19 @@ def test_without_a_checkout_the_workspace_is_in_the_current_folder(checkout, tmp
     assert (tmp_path / "course_lm_lessons" / "docs" / "contract.md").is_file()
 
 
-# Bad input
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"notebooks/00_first.ipynb": 1}', b"\xff\xfe", b"[" * 100_000])
-def test_a_damaged_manifest_is_refused_and_without_it_answers_stay(checkout, upstream, capsys, content):
+def test_a_damaged_manifest_is_refused_and_without_it_answers_stay(checkout, capsys, content):
     main(["lab"])
     mine = solve(checkout / "workspace" / FIRST)
     manifest = checkout / "workspace" / ".course_lm.json"
     manifest.write_bytes(content)
     before = contents(checkout)
-    capsys.readouterr()
     assert_refused(capsys, ["lab"], str(manifest), "damaged", "remove it")
     assert contents(checkout) == before
     manifest.unlink()
     assert said(capsys) == []
     assert (checkout / "workspace" / FIRST).read_bytes() == mine
-    change(upstream)
-    pull(checkout)
+    change(checkout)
     assert said(capsys) == ["newer than your copy: 00; to get it and keep yours: course-lm lab --fresh 00"]
 
 
@@ -270,14 +255,13 @@ def test_a_copy_that_cannot_be_read_is_refused_in_one_line(checkout, capsys):
 
 
 @pytest.mark.parametrize("writes", range(8))
-def test_a_copy_is_whole_or_not_there_and_the_next_start_makes_the_rest(checkout, upstream, monkeypatch, writes):
+def test_a_copy_is_whole_or_not_there_and_the_next_start_makes_the_rest(checkout, monkeypatch, writes):
     """The disk is full after some of the writes of a start that would make new copies, fresh ones and newer ones."""
     main(["lab"])
     mine = solve(checkout / "workspace" / FIRST)
     for place in (FIRST, SECOND, "notebooks/02_third.ipynb", "course_lm/loss.py"):
-        change(upstream, place)
+        change(checkout, place)
     old = contents(checkout / "workspace")
-    pull(checkout)
     new = {checkout / "workspace" / path.relative_to(checkout): bytes for path, bytes in contents(checkout).items()}
     replace, left = os.replace, [None] * writes
 

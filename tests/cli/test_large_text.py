@@ -9,19 +9,16 @@ import pytest
 from course_lm.cli import inspect, main
 from course_lm.corpus import large
 from course_lm.corpus.large import FilesText
-from tests.cli.small_runs import SMALL, write_text
+from tests.cli.answers import printed
+from tests.cli.small_runs import arguments, write_text
 
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A text of sixty short paragraphs, for which there is too little memory."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(large, "LARGE_BYTES", 100)
     return write_text(tmp_path / "text.txt")
-
-
-def arguments(command: str, text: Path, *more: str) -> list[str]:
-    folders = [f"--data.cache={text.parent / 'cache'}", f"--training.output_dir={text.parent / 'runs'}"]
-    return [command, *SMALL, "--experiment_name=toy", f"--data.corpus={text}", *folders, *more]
 
 
 def refuse_to_read(*arguments: object) -> None:
@@ -29,10 +26,10 @@ def refuse_to_read(*arguments: object) -> None:
 
 
 def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(text, capsys):
-    assert main(arguments("train", text, "--training.max_steps=3")) == 0
+    assert main(arguments("train", text, "--data.cache=cache", "--training.max_steps=3")) == 0
     printed = capsys.readouterr()
     assert "documents to train on" in printed.out
-    assert f"token ids in {text.parent / 'cache'}" in printed.out and "of training text" in printed.out
+    assert "token ids in cache" in printed.out and "of training text" in printed.out
     table, sample = printed.out.split("\n\n", 1)
     assert "bits per byte" in table and "xz" not in table and sample.strip()
     for bar in ("reading the text", "training the tokenizer", "encoding the text"):
@@ -49,13 +46,12 @@ def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(tex
     ],
 )
 def test_a_large_text_is_read_by_every_command_that_steps(text, capsys, monkeypatch, command, options, said):
-    monkeypatch.chdir(text.parent)
-    assert main(arguments(command, text, *options)) == 0
-    assert said in capsys.readouterr().out
+    assert said in printed(capsys, arguments(command, text, "--data.cache=cache", *options))
 
 
 def test_a_run_on_a_large_text_is_evaluated_on_its_own_part_without_reading_it(text, capsys, monkeypatch):
-    assert main(arguments("train", text, "--training.max_steps=3", "--data.test_fraction=0.2")) == 0
+    sizes = ("--training.max_steps=3", "--data.test_fraction=0.2")
+    assert main(arguments("train", text, "--data.cache=cache", *sizes)) == 0
     run, small = str(text.parent / "runs" / "toy"), text.with_name("small.txt")
     logged = [json.loads(line) for line in (text.parent / "runs" / "toy" / "metrics.jsonl").read_text().splitlines()]
     with monkeypatch.context() as patch:
@@ -84,10 +80,8 @@ def test_a_large_text_is_inspected_by_a_share_of_its_documents(tmp_path, capsys,
     made = ["".join(draw.choices("abcdefghij klmnop", k=70)) for _ in range(400)]
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join([*made, *made]), encoding="utf-8")  # each twice
-    assert main(["inspect", str(text), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(capsys, ["inspect", str(text), "--json"]))
     assert found["share"] == pytest.approx(20_000 / text.stat().st_size)
     assert 0.5 * found["share"] < found["documents"] / 800 < 1.5 * found["share"]
     assert found["exact_duplicates"] == found["documents"] / 2
-    assert main(["inspect", str(text)]) == 0
-    assert f"all counts are on {found['share']:.1%} of its documents" in capsys.readouterr().out
+    assert f"all counts are on {found['share']:.1%} of its documents" in printed(capsys, ["inspect", str(text)])

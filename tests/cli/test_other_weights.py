@@ -12,7 +12,7 @@ from course_lm.config import TrainingConfig
 from course_lm.corpus import large
 from course_lm.tokenizer import load_tokenizer
 from course_lm.trainer.init_from import check_sizes
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused, printed
 from tests.cli.small_runs import write_text
 
 STEPS = ("--training.max_steps=2", "--training.precision=fp32", "--training.device=cpu")
@@ -42,9 +42,7 @@ def test_another_text_is_trained_on_with_the_weights_and_tokens_of_the_source(fi
         "file": finished / "model.safetensors",
         "checkpoint": finished / "checkpoint_last.safetensors",
     }[kind]
-    for _ in range(2):
-        assert main(begin(named)) == 0
-    out = capsys.readouterr().out
+    out = "".join(printed(capsys, begin(named)) for _ in range(2))
     assert out.count(f"begins with the weights in {named}") == 1 and "resumed runs/other/" in out
     old, new = (TrainingConfig.from_yaml(folder / "config.yaml") for folder in (finished, Path("runs/other")))
     assert (new.model, new.data.vocab_size, new.data.max_length) == (
@@ -116,8 +114,8 @@ def test_weights_without_a_tokenizer_are_refused(finished, other, capsys):
 
 def test_a_large_text_is_encoded_by_the_tokenizer_of_the_source(finished, other, monkeypatch, capsys):
     monkeypatch.setattr(large, "LARGE_BYTES", 100)
-    assert main(begin(finished, "--data.cache=cache", "--data.test_fraction=0.2")) == 0
-    assert "the tokenizer was given" in capsys.readouterr().out
+    out = printed(capsys, begin(finished, "--data.cache=cache", "--data.test_fraction=0.2"))
+    assert "the tokenizer was given" in out
     mine, theirs = (load_tokenizer(folder / "tokenizer.json") for folder in (Path("runs/other"), finished))
     assert mine.to_str() == theirs.to_str()
     monkeypatch.setattr(large.FilesText, "documents", None)  # the text is not encoded once more

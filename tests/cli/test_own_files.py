@@ -19,7 +19,7 @@ from course_lm.config import DataConfig, TrainingConfig
 from course_lm.corpus import Corpus, large, load_corpus
 from course_lm.corpus.load import CORPORA
 from course_lm.tokenizer import load_tokenizer
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused, printed
 from tests.cli.small_runs import SMALL, write_text
 from tests.fork_server import forked, started
 from tests.test_readme import BLOCK, ROOT
@@ -53,9 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a command that succeeds prints."""
-    capsys.readouterr()
-    assert main(arguments) == 0
-    return capsys.readouterr().out
+    return printed(capsys, arguments)
 
 
 # From training to export

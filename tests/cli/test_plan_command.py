@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from course_lm.cli import main
 from course_lm.config import TrainingConfig
 from course_lm.display import readable_bytes
 from course_lm.profiling.plan import Plan, plan
+from tests.cli.answers import printed
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["plan", *arguments]) == 0
-    return capsys.readouterr().out
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    return printed(capsys, ["plan", *arguments])
 
 
 def columns(text: str) -> dict[str, list[str]]:
@@ -52,7 +51,7 @@ def gpt2(
 
 
 def test_the_table_holds_the_plans_side_by_side(capsys):
-    table = columns(printed(capsys, "--config=gpt2", "--ranks=64"))
+    table = columns(shown(capsys, "--config=gpt2", "--ranks=64"))
     plans = [gpt2("ddp"), gpt2("fsdp")]
     assert table.pop("on one rank") == ["ddp", "fsdp"]
     assert table.pop("collectives in a step") == [str(one.collectives) for one in plans]
@@ -76,7 +75,7 @@ def test_the_table_holds_the_plans_side_by_side(capsys):
 
 
 def test_an_average_of_the_weights_has_a_row_and_is_in_the_sum(capsys):
-    table = columns(printed(capsys, "--config=gpt2", "--ranks=64", "--training.average_weights=0.9"))
+    table = columns(shown(capsys, "--config=gpt2", "--ranks=64", "--training.average_weights=0.9"))
     plans = [gpt2("ddp", averages=True), gpt2("fsdp", averages=True)]
     assert table["average of the weights"] == [readable_bytes(one.average) for one in plans]
     assert table["sum of these"] == [readable_bytes(one.held) for one in plans]
@@ -85,27 +84,27 @@ def test_an_average_of_the_weights_has_a_row_and_is_in_the_sum(capsys):
 
 def test_a_named_strategy_stands_alone(capsys):
     named = ("--distributed.strategy=hybrid", "--distributed.shard_size=8")
-    table = columns(printed(capsys, "--config=gpt2", "--ranks=64", *named))
+    table = columns(shown(capsys, "--config=gpt2", "--ranks=64", *named))
     assert table["on one rank"] == ["hybrid"]
     assert table["weights"] == [readable_bytes(gpt2("hybrid", shard_size=8).weights)]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "strategies"),
     [
         (("--optimizer.type=adamw",), ["ddp", "fsdp"]),
         ((), ["ddp"]),  # Muon, which cannot be sharded
     ],
 )
-def test_without_a_name_all_are_shown_that_can_be_planned(arguments, shown, capsys):
-    assert columns(printed(capsys, "--ranks=4", *arguments))["on one rank"] == shown
+def test_without_a_name_all_are_shown_that_can_be_planned(arguments, strategies, capsys):
+    assert columns(shown(capsys, "--ranks=4", *arguments))["on one rank"] == strategies
 
 
 def test_every_key_of_the_configuration_is_an_option(capsys):
-    table = columns(printed(capsys, "--ranks=1", "--model.d_model=256", "--data.vocab_size=300", "--model.n_layer=1"))
+    table = columns(shown(capsys, "--ranks=1", "--model.d_model=256", "--data.vocab_size=300", "--model.n_layer=1"))
     weights = 300 * 256 + 12 * 256**2 + 13 * 256 + 2 * 256
     assert table["weights"][0] == readable_bytes(4 * weights)
-    checkpointed = printed(capsys, "--config=gpt2", "--ranks=64", "--model.gradient_checkpointing=true")
+    checkpointed = shown(capsys, "--config=gpt2", "--ranks=64", "--model.gradient_checkpointing=true")
     other = columns(checkpointed)["activations without gradient checkpointing"]
     assert other == [readable_bytes(gpt2("ddp").activations)] * 2
 
@@ -119,22 +118,22 @@ def test_every_key_of_the_configuration_is_an_option(capsys):
     ],
 )
 def test_what_is_auto_is_planned_for_a_gpu(arguments, precision, device, capsys):
-    text = printed(capsys, "--config=gpt2", "--ranks=2", *arguments)
+    text = shown(capsys, "--config=gpt2", "--ranks=2", *arguments)
     assert f"{precision} on {device}" in text
     assert columns(text)["activations"][0] == readable_bytes(gpt2("ddp", 2, precision, device).activations)
 
 
 def test_the_head_says_what_a_step_is_and_how_many_micro_batches_are_empty(capsys):
-    head = printed(capsys, "--config=gpt2", "--ranks=5").partition("\n\n")[0].splitlines()
+    head = shown(capsys, "--config=gpt2", "--ranks=5").partition("\n\n")[0].splitlines()
     assert head == [
         "124,475,904 parameters, bf16 on cuda",
         "micro-batches of 16 x 1,024 tokens: 32 in a step, 7 on each rank of 5; 3 of these 35 are empty",
     ]
-    assert "empty" not in printed(capsys, "--config=gpt2", "--ranks=16")
+    assert "empty" not in shown(capsys, "--config=gpt2", "--ranks=16")
 
 
 def test_no_weight_is_made_and_no_text_is_read(capsys, tmp_path):
-    text = printed(
+    text = shown(
         capsys,
         "--ranks=1024",
         "--model.d_model=1048576",

@@ -8,6 +8,7 @@ import pytest
 
 from course_lm.cli import main
 from course_lm.trainer import budget
+from tests.cli.answers import printed
 from tests.cli.small_runs import SMALL, write_text
 
 LEARNS = ("--optimizer.type=adamw", "--optimizer.learning_rate=3e-2", "--training.max_steps=100")
@@ -42,12 +43,11 @@ def test_a_folder_with_another_run_is_wrong_in_the_words_of_train_and_stays_as_i
     short = [*arguments, "--training.max_steps=2"]
     assert main(["train", *short[1:]]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert main(short) == 0
-    assert "goes on after step 2; it ends after step 2\n" in capsys.readouterr().out
+    assert "goes on after step 2; it ends after step 2\n" in printed(capsys, short)
     assert_refused_alike(capsys, [*short, "--optimizer.learning_rate=2e-2"], "learning_rate 0.03, this run has 0.02")
     assert_refused_alike(capsys, [*short, "--training.max_steps=1"], "max_steps is 1, the run has taken 2 steps")
-    assert main([*short, "--optimizer.learning_rate=2e-2", "--training.resume=never"]) == 0
-    assert "a new run; it ends after step 2\n" in capsys.readouterr().out
+    anew = printed(capsys, [*short, "--optimizer.learning_rate=2e-2", "--training.resume=never"])
+    assert "a new run; it ends after step 2\n" in anew
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

@@ -159,9 +159,6 @@ def test_a_sample_is_plain_text(trained):
     assert decode(run.tokenizer, encode_documents(run.tokenizer, [text])[0]) == text
 
 
-# The range test
-
-
 def sweep(folder: Path, start_lr: float, end_lr: float, num_iter: int, held_out: bool = False) -> Namespace:
     """The arguments of a sweep, whose picture goes into a folder."""
     png = folder / "curve.png"
@@ -227,9 +224,6 @@ def test_the_table_of_a_range_test_without_points_suggests_nothing():
     text = lr_report(LRFinderResult([], [], "not finite"), "sgd", 50)
     assert rows_of(text.split("\n\n")[0])["suggested learning rate"] == "-"
     assert "no usable slope" in text and "--optimizer" not in text
-
-
-# Keys that reach every command
 
 
 @pytest.mark.parametrize("curriculum", [CurriculumConfig(), CurriculumConfig(enabled=True, num_epochs=2)])

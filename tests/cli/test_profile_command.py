@@ -7,7 +7,7 @@ import pytest
 
 from course_lm.cli import main
 from course_lm.profiling import OWNERS, machine
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused
 
 SMALL = ["--data.max_length=32", "--model.n_layer=1", "--model.d_model=16", "--training.batch_size=4", "--repeats=1"]
 

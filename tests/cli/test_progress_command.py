@@ -15,7 +15,7 @@ from course_lm.classroom import workspace
 from course_lm.classroom.checks.report import Report
 from course_lm.classroom.progress import exercises_in, read_progress
 from course_lm.cli import main
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused, printed
 from tests.cli.small_course import ROOT, make_course, report, solve
 from tests.lessons.exercises import exercises_of
 
@@ -31,8 +31,7 @@ def copies(tmp_path, monkeypatch):
 
 
 def table(capsys):
-    assert main(["progress"]) == 0
-    return [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
+    return [line.split(maxsplit=3) for line in printed(capsys, ["progress"]).splitlines()]
 
 
 def test_the_table_counts_what_is_solved_and_names_what_is_open(copies, capsys):

@@ -18,6 +18,7 @@ from course_lm.cli import main
 from course_lm.cli.run_pictures import draw_runs
 from course_lm.run_records import lock_of
 from course_lm.use.run_folder import differing, read_run
+from tests.cli.answers import printed
 
 
 def make_run(folder: Path, steps: int = 20, *, loss: float = 3.0, total: int | None = 20, **settings: Any) -> Path:
@@ -54,13 +55,11 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def table_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    assert main([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)["runs"]
+    return json.loads(printed(capsys, [*arguments, "--json"]))["runs"]
 
 
 def test_the_table_has_a_line_for_each_run_and_the_settings_in_which_they_differ(runs, capsys):
-    assert main(["runs"]) == 0
-    above, names, *lines = capsys.readouterr().out.splitlines()
+    above, names, *lines = printed(capsys, ["runs"]).splitlines()
     assert above.split() == ["optimizer.", "best", "at", "bits"]
     assert names.split() == ["name", "learning_rate", "steps", "val", "loss", "step", "per", "byte", "seconds", "state"]
     assert [line.split() for line in lines] == [
@@ -126,8 +125,7 @@ def test_broken_and_foreign_folders_are_named_below_the_table(runs, capsys):
     (make_run(runs / "odd") / "config.yaml").write_text("a: [")
     (make_run(runs / "strange") / "config.yaml").write_text("a: 1")
     (runs / "notes.txt").write_text("no folder")
-    assert main(["runs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, ["runs"]).splitlines()
     assert [line.split()[0] for line in lines[2:4]] == ["fast", "slow"]
     assert all(line.startswith("passed over: runs/") for line in lines[4:]) and len(lines) == 8
     assert "holds no config.yaml" in lines[5] and "line 1 is no record" in lines[7]
@@ -189,18 +187,16 @@ def test_a_comparison_has_differences_to_the_first_and_a_picture(runs, capsys):
 @pytest.mark.parametrize("key", ["data__vocab_size", "training__seed"])
 def test_losses_of_unlike_texts_or_tokens_are_not_compared_and_it_says_why(runs, capsys, key):
     make_run(runs / "other", **{key: 301})
-    assert main(["plot", "slow", "other"]) == 0
-    printed = capsys.readouterr().out
-    assert f"unlike {key.replace('__', '.')}: losses per token" in printed
-    assert len([line for line in printed.splitlines() if line.startswith("unlike")]) == 1
-    assert printed.count("the first") == 2, "bits per byte and seconds have differences, the loss has none"
+    shown = printed(capsys, ["plot", "slow", "other"])
+    assert f"unlike {key.replace('__', '.')}: losses per token" in shown
+    assert len([line for line in shown.splitlines() if line.startswith("unlike")]) == 1
+    assert shown.count("the first") == 2, "bits per byte and seconds have differences, the loss has none"
 
 
 def test_unlike_tokenizers_are_found_where_the_settings_are_alike(runs, capsys):
     for name in ("fast", "slow"):
         (runs / name / "tokenizer.json").write_text(name)
-    assert main(["plot", "fast", "slow"]) == 0
-    assert "unlike tokenizer.json" in capsys.readouterr().out
+    assert "unlike tokenizer.json" in printed(capsys, ["plot", "fast", "slow"])
 
 
 def test_the_picture_tells_runs_apart_by_colour_line_and_marker(runs):
@@ -233,8 +229,7 @@ def test_a_run_of_any_name_stands_in_its_picture_and_in_one_line_of_the_table(ru
     (runs / "fast").rename(runs / name)
     one_line = name.replace("\n", " ")
     for others in (["slow"], []):
-        assert main(["plot", name, *others]) == 0
-        assert sum(line.startswith(one_line) for line in capsys.readouterr().out.splitlines()) == 1
+        assert sum(line.startswith(one_line) for line in printed(capsys, ["plot", name, *others]).splitlines()) == 1
     both = [read_run(runs / one) for one in (name, "slow")]
     legend = draw_runs([name, "slow"], both, per_byte=False).axes[0].get_legend()
     assert legend is not None and [text.get_text() for text in legend.get_texts()] == [name, "slow"]

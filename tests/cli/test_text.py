@@ -8,6 +8,7 @@ from course_lm.cli import main
 from course_lm.cli.configured import configured as read_configuration
 from course_lm.cli.text import name_after
 from course_lm.config import TrainingConfig
+from tests.cli.answers import printed
 from tests.cli.small_runs import SMALL, write_text
 
 
@@ -22,9 +23,6 @@ def configured(*arguments: str, config: str = "python-docs", command: str = "tra
     return read_configuration(command, config, arguments)[0]
 
 
-# TEXT
-
-
 @pytest.mark.parametrize("command", ["train", "find-lr", "profile", "inspect"])
 @pytest.mark.parametrize(
     "arguments", [("my.txt", "--training.seed=1"), ("--training.seed=1", "my.txt"), ("--training.seed", "1", "my.txt")]
@@ -35,9 +33,6 @@ def test_a_text_may_stand_anywhere_and_is_the_corpus(command, arguments):
 
 def test_a_text_makes_the_run_of_the_option():
     assert configured("my.txt") == configured("--data.corpus=my.txt") == configured("my.txt", "--data.corpus=my.txt")
-
-
-# The name
 
 
 @pytest.mark.parametrize(
@@ -119,12 +114,8 @@ def test_a_whole_file_is_its_own_experiment_whatever_the_default_is_and_a_part_o
         assert capsys.readouterr().out == "what own.yaml leaves out is that of the shipped configuration python-docs\n"
 
 
-# A run
-
-
 def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(capsys):
-    assert main(["train", "my.txt", *SMALL, "--training.max_steps=2"]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    first, second, *_ = printed(capsys, ["train", "my.txt", *SMALL, "--training.max_steps=2"]).splitlines()
     assert first.startswith("my.txt (no blank line divides it: each line is a document): ")
     assert "documents to train on" in first
     assert second == "the run is kept in runs/my, named after its text; --experiment_name gives it another name"
@@ -133,9 +124,7 @@ def test_the_first_lines_say_how_the_text_is_divided_and_where_the_run_is_kept(c
 def test_the_same_command_goes_on_and_so_does_the_saved_configuration(capsys, tmp_path):
     assert main(["train", "my.txt", *SMALL, "--training.max_steps=2"]) == 0
     for again in (["train", "my.txt", *SMALL, "--training.max_steps=2"], ["train", "--config=runs/my/config.yaml"]):
-        capsys.readouterr()
-        assert main(again) == 0
-        assert "resumed" in capsys.readouterr().out
+        assert "resumed" in printed(capsys, again)
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()] == ["my"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from course_lm.classroom import lessons, workspace
 from course_lm.cli.commands import COMMANDS
-from tests.cli.refusals import assert_refused
+from tests.cli.answers import assert_refused
 from tests.cli.small_course import make_course
 from tests.cli.small_runs import write_text
 
@@ -39,19 +39,14 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("--fresh 99", "there is no lesson '99'; there are 00, 01"),
         ("--fresh 00 zero", "there is no lesson 'zero'"),
         ("--fresh -1", "there is no lesson '-1'"),
-        ("--fresh 1.5", "there is no lesson '1.5'"),
         ("--workspace notes.txt", "must be a folder", "notes.txt"),
         ("--workspace notes.txt/deep", "notes.txt/deep"),
         ("--workspace course", "another folder than the course's own"),
-        ("--workspace copies --workspace notes.txt", "must be a folder", "notes.txt"),
         ("--workspace ~nobody-has-this-name/course", "no home folder for ~nobody-has-this-name/course"),
         ("--workspace spoilt", "spoilt/.course_lm.json is damaged"),
     ],
     "progress": [
-        ("--workspace notes.txt", "must be a folder", "notes.txt"),
         ("--workspace nowhere", "nowhere", "course-lm lab makes them"),
-        ("--workspace bare", "bare", "course-lm lab makes them"),
-        ("--workspace course", "another folder than the course's own"),
         ("--workspace copies", "copies/notebooks/01_second.ipynb is no notebook that can be read"),
         ("--page notes.txt", "--page must be a new file that ends in .html, got notes.txt"),
         ("--page printed.html", "--page must be a new file that ends in .html, got printed.html"),
@@ -74,17 +69,13 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
     "lessons": [
         ("99", "there is no lesson '99'; there are 00, 01, 02"),
         ("''", "must not be empty"),
-        ("00,01", "there is no lesson '00,01'"),
-        ("00_firs", "there is no lesson '00_firs'"),
         ("notebooks/00_first.ipynb", "there is no lesson 'notebooks/00_first.ipynb'"),
         ("00 02 --write", "02_torn.ipynb is no notebook that can be read"),
     ],
     "train": [
         ("text.txt more.txt", "unrecognized argument more.txt", "several are a glob in quotation marks"),
         ("nowhere.txt", "there is no file nowhere.txt"),
-        ("--data.corpus=deep/nowhere.txt", "deep/nowhere.txt"),
         ("--data.corpus=storys", "'storys'", "stories", "python-docs"),
-        ("stray", "stray"),
         ("bare", "bare is a folder", "bare/*.txt"),
         ("empty.txt", "empty.txt", "empty"),
         ("blank.txt", "blank.txt", "empty"),
@@ -100,14 +91,9 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("--data.batching=paked", "data.batching must be one of", "'paked'; did you mean packed?"),
         ("--data.val_fraction=0.5 --data.test_fraction=0.5", "data.test_fraction must be in [0, 0.5)", "got 0.5"),
         ("--data.corpsu my.txt", "did you mean --data.corpus?"),
-        ("'--data.corpsu=my text.txt'", "--data.corpsu", "did you mean --data.corpus?"),
         ("--training.batch_size", "training.batch_size", "expected one argument"),
-        ("--trainig.max_steps 3", "here it is --training.max_steps;"),
         ("--training.output_dir=notes.txt/deep", "cannot write into notes.txt/deep/", "notes.txt is no folder"),
-        ("--training.output_dir=notes.txt", "cannot write into notes.txt/python-docs: notes.txt is no folder"),
         ("text.txt --config=small.yaml --training.device=cuda", "training.device", "'cuda'", "it has"),
-        ("--optimizer.learning_rat=1e-3", "unrecognized", "did you mean --optimizer.learning_rate?"),
-        ("--optimizer.type=adafacter", "'adafacter'; did you mean adafactor?"),
         ("text.txt --lr_scheduler.min_lr=5", "min_lr must be at most the peak learning rate 0.02, got 5"),
         ("--training.max_steps=3 --lr_scheduler.warmup_steps=5", "warmup_steps must be at most", "3 steps, got 5"),
         ("--confi tiny", "--confi", "did you mean --config?"),
@@ -126,8 +112,6 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("text.txt --start_lr=0", "start_lr must be a positive number, got 0"),
         ("text.txt --png=nowhere/picture.png", "nowhere", "picture.png"),
         ("text.txt --png=bare", "cannot write bare: it is a folder"),
-        ("text.txt --png=text.txt", "--png must be a file that ends in .png, got text.txt"),
-        ("stray", "stray"),
     ],
     "plan": [
         ("--ranks=0", "error: ranks must be a whole number of at least 1, got 0"),
@@ -144,19 +128,12 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
     ],
     "profile": [
         ("text.txt --repeats=0", "--repeats must be at least 1, got 0"),
-        ("text.txt --output=notes.txt", "cannot write into notes.txt: notes.txt is no folder"),
         ("text.txt --output=notes.txt/deep", "cannot write into notes.txt/deep: notes.txt is no folder"),
         ("text.txt --training.compile=true", "training.compile must be false"),
-        ("empty.txt", "empty.txt is empty"),
     ],
     "inspect": [
         ("", "required: TEXT"),
-        ("storys", "'storys'", "did you mean stories?"),
-        (".", "is a folder"),
-        ("blank.txt", "blank.txt is empty"),
-        ("latin.txt", "latin.txt is not UTF-8"),
         ("text.txt --data.corpus=stories", "data.corpus", "TEXT"),
-        ("'' --data.vocab_size=300", "corpus"),
     ],
     "preflight": [("small.yaml", "small.yaml is read as a text: give a configuration as --config")],
     "audit": [
@@ -184,7 +161,6 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("notes.txt", "notes.txt is no folder"),
         ("bare", "bare holds no run"),
         ("runs/toy", "it is a run itself"),
-        ("runs/strange", "it is a run itself"),
         ("''", "must not be empty"),
         ("course", "course holds no run", "no config.yaml"),
     ],
@@ -193,7 +169,6 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("toy plian", "the run plian is not there", "did you mean plain?"),
         ("toy bare", "bare is no run's folder: it has no config.yaml"),
         ("silent", "silent holds no record"),
-        ("toy notes.txt", "notes.txt is no folder"),
         ("toy runs", "runs is no run itself", "it holds the runs"),
         ("strange", "error: runs/strange/config.yaml is not a YAML file of settings: line"),
         ("toy foreign", "runs/foreign/config.yaml has no section training"),
@@ -216,14 +191,9 @@ WRONG: dict[str, list[tuple[str, ...]]] = {
         ("runs/toy/config.yaml", "the run runs/toy/config.yaml is no folder"),
         ("plain --split=test", "data.test_fraction is 0", "--split validation"),
         ("toy --split=test --data.corpus=stories", "--split names a part of the run's own text", "give one"),
-        ("toy storys", "'storys'", "did you mean stories?"),
-        ("toy -", "a text on standard input can be read only once"),
-        ("toy text.txt --data.corpus=stories", "TEXT is 'text.txt' and --data.corpus 'stories'", "give one of them"),
         ("toy --data.corpus=storys", "'storys'", "did you mean stories?"),
         ("toy --data.corpus=gone.txt", "gone.txt"),
         ("toy --data.corpus=", "--data.corpus must be", "got an empty one"),
-        ("toy --data.corpus=bare", "bare is a folder"),
-        ("toy --training.batch_size=0", "training.batch_size must be at least 1, got 0"),
         ("toy --training.device=cuda", "'cuda' is not on this machine"),
     ],
     "export": [

@@ -1,6 +1,5 @@
 """Validation: one number for the same text however it is batched, and no trace left in the model."""
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lm.batching import MODES, Loader, make_loader
-from course_lm.forward import forward_logits
-from course_lm.loss import count_targets, next_token_loss
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import evaluate
 from course_lm.monitoring.evaluation import check_validation_loader
@@ -52,18 +49,6 @@ def test_the_metrics_do_not_depend_on_batch_size_or_mode(mode, batch_size):
     assert evaluate(model, batches_of(mode, batch_size)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_every_token_weighs_the_same_and_not_every_batch():
-    model, batches = make_model(), [*batches_of(documents=["a"]), *batches_of(documents=DOCUMENTS[:3])]
-    losses = [next_token_loss(forward_logits(model, b), b["labels"], reduction="none").detach() for b in batches]
-    counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
-    sums = [float(loss.sum()) for loss in losses]
-    metrics = evaluate(model, batches)
-    assert metrics["tokens"] == sum(counts)
-    assert metrics["val_loss"] == pytest.approx(sum(sums) / sum(counts), rel=1e-12)
-    mean_of_means = sum(one / count for one, count in zip(sums, counts)) / len(batches)
-    assert abs(metrics["val_loss"] - mean_of_means) > 0.01
-
-
 class Table(nn.Module):
     """Predicts the next token from this one by a given table of probabilities, (V, V)."""
 
@@ -98,12 +83,6 @@ def test_a_small_loss_is_not_lost_beside_a_huge_sum():
     assert metrics["val_loss"] * 51 == pytest.approx(2.0**24 + 50 * math.log(2), rel=1e-9)
 
 
-def test_without_num_bytes_only_bits_per_byte_is_nan():
-    batches = [{name: part for name, part in batch.items() if name != "num_bytes"} for batch in batches_of()]
-    metrics = evaluate(make_model(), batches)
-    assert {name for name, value in metrics.items() if math.isnan(value)} == {"bits_per_byte"}
-
-
 @pytest.mark.parametrize("loader", [[], [b | {"labels": torch.full_like(b["labels"], -100)} for b in batches_of()]])
 def test_a_loader_without_a_target_is_refused(loader):
     with pytest.raises(ValueError, match="the validation loader holds no target token"):
@@ -136,13 +115,6 @@ def mixed_modes(model: GPT) -> list[bool]:
     return [module.training for module in model.modules()]
 
 
-def test_each_module_gets_its_own_mode_back():
-    model = make_model()
-    modes = mixed_modes(model)
-    evaluate(model, batches_of())
-    assert [module.training for module in model.modules()] == modes
-
-
 def test_nothing_is_dropped_out():
     with_dropout = evaluate(make_model(dropout=0.5).train(), batches_of())
     assert with_dropout == evaluate(make_model(dropout=0.0), batches_of())
@@ -159,24 +131,6 @@ def test_no_graph_is_built_and_gradients_stay():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("kind", ["a list", "our loader", "a plain DataLoader"])
-def test_the_random_state_of_training_is_left_alone(kind):
-    batches: Any = batches_of()
-    if kind == "our loader":
-        batches = make_loader(DOCUMENTS, TOKENIZER, mode="packed", batch_size=2, max_length=MAX_LENGTH)
-    if kind == "a plain DataLoader":
-        batches = torch.utils.data.DataLoader(batches, batch_size=None)
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    evaluate(make_model_without_seeding(), batches)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def make_model_without_seeding() -> GPT:
-    with torch.random.fork_rng():
-        return make_model(dropout=0.5).train()
-
-
 def test_the_precision_of_the_run_is_used():
     seen = []
     model = make_model().float()
@@ -185,9 +139,6 @@ def test_the_precision_of_the_run_is_used():
     rounded = evaluate(model, batches_of(), Precision("bf16", "cpu"))
     assert set(seen) == {torch.float32, torch.bfloat16}
     assert rounded["val_loss"] == pytest.approx(exact["val_loss"], rel=0.01)
-
-
-# The standard error
 
 
 def sums_of(model: nn.Module, documents: list[str]) -> np.ndarray:
@@ -222,22 +173,6 @@ def test_of_a_loader_that_does_not_tell_its_documents_each_piece_counts_as_one(m
 @pytest.mark.parametrize("documents", [["the cat sat"], [DOCUMENTS[-1]]], ids=["one row", "several rows"])
 def test_one_document_has_no_standard_error(documents):
     assert math.isnan(evaluate(make_model(), loader_of("fixed", documents))["val_loss_se"])
-
-
-# A reading that ends early
-
-
-def test_only_the_first_batches_are_read_until_they_hold_enough_targets():
-    read = []
-
-    def endless():
-        for batch in itertools.cycle(batches_of(batch_size=2)):
-            read.append(int(count_targets(batch["labels"])))
-            yield batch
-
-    found = evaluate(make_model(), endless(), max_tokens=100)
-    assert found["tokens"] == sum(read)
-    assert sum(read[:-1]) < 100 <= sum(read)
 
 
 class Broken(Exception):

@@ -91,9 +91,6 @@ def test_a_pause_does_not_count_as_training_time() -> None:
     assert meter.update(100) == 50.0
 
 
-# Steps that were stopped before their log point
-
-
 @pytest.mark.parametrize("following", [train_record(20), train_record(15) | {"partial": True}])
 def test_a_partial_record_gives_way_to_the_next_one(following: dict[str, Any]) -> None:
     history = History([train_record(10), train_record(13) | {"partial": True}])
@@ -107,9 +104,6 @@ def test_a_partial_record_is_not_saved() -> None:
     resumed.load_state_dict(history.state_dict())
     assert resumed.records == history.whole == [train_record(10)]
     assert len(history.train) == 2
-
-
-# A few steps in one record
 
 
 def step_result(loss: float, tokens: int, norm: float, skipped: bool = False) -> StepResult:
@@ -145,9 +139,6 @@ def test_the_peak_of_memory_is_in_bytes_and_no_less_than_what_is_used_now() -> N
 def test_the_peak_of_a_gpu_is_what_torch_had_allocated_on_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", {torch.device("cuda:1"): 2**30}.__getitem__)
     assert peak_memory("cuda:1") == 2**30
-
-
-# Smoothing
 
 
 @given(values=st.lists(st.floats(-100, 100), max_size=20), smoothing=st.floats(0, 0.99))

@@ -1,7 +1,6 @@
 """Claims about what is measured inside the model: each layer's gradient and update, without touching the run."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from course_lm.config import LoopConfig, TrainingConfig
 from course_lm.model import GPT, ModelConfig
 from course_lm.monitoring import copy_weights, layer_statistics, layers, update_ratios
 from course_lm.monitoring.layers import LayerStatistics
@@ -17,7 +15,7 @@ from course_lm.monitoring.records import Record
 from course_lm.step import train_step
 from course_lm.trainer import Trainer
 from tests.records import lines_of
-from tests.small_run import LENGTH, VOCABULARY, small_batches
+from tests.small_run import LENGTH, VOCABULARY, small_batches, small_trainer
 
 
 def tiny_gpt() -> GPT:
@@ -116,16 +114,7 @@ def test_each_measurement_waits_once_for_an_accelerator(monkeypatch: pytest.Monk
 
 
 def run_with_key(every: int | None, output_dir: str | None = None) -> Trainer:
-    settings = LoopConfig(
-        max_steps=6,
-        logging_steps=4,
-        layer_statistics=every,
-        gradient_accumulation_steps=1,
-        device="cpu",
-        precision="fp32",
-        output_dir=output_dir,
-    )
-    trainer = Trainer(tiny_gpt(), TrainingConfig(training=settings))
+    trainer = small_trainer(6, num_epochs=2, logging_steps=4, layer_statistics=every, output_dir=output_dir)
     trainer.train(small_batches(3))
     return trainer
 
@@ -144,7 +133,7 @@ def test_the_records_of_layers_stand_in_the_run_s_log(tmp_path: Path) -> None:
 def test_a_record_holds_what_each_matrix_shows_and_the_update_of_that_step_alone() -> None:
     seldom, often = layers_of(run_with_key(6)), layers_of(run_with_key(1))
     assert seldom == often[-1:] and len(often) == 6
-    model = tiny_gpt()
+    model = small_trainer(1).model
     names = {f"{name}/{key}" for name, numbers in layer_statistics(model).items() for key in numbers}
     ratios = {f"{name}/update_ratio" for name in layer_statistics(model)}
     assert seldom[0].keys() == names | ratios | {"event", "step", "epoch"}
@@ -167,13 +156,9 @@ def test_measuring_layers_changes_no_weight() -> None:
 
 
 def test_a_bad_step_is_not_measured() -> None:
-    settings = LoopConfig(
-        max_steps=3, layer_statistics=1, gradient_accumulation_steps=1, device="cpu", precision="fp32", output_dir=None
-    )
-    model = tiny_gpt()
-    weight, calls = model.get_parameter("blocks.0.up.weight"), []
+    trainer, calls = small_trainer(3, layer_statistics=1, on_nonfinite="skip"), []
+    weight = trainer.model.get_parameter("blocks.0.up.weight")
     weight.register_hook(lambda gradient: calls.append(0) or (gradient * math.nan if len(calls) == 2 else gradient))
-    trainer = Trainer(model, TrainingConfig(training=replace(settings, on_nonfinite="skip")))
     trainer.train(small_batches(4))
     assert [record["step"] for record in layers_of(trainer)] == [1, 2, 3]
     assert all(math.isfinite(value) for record in layers_of(trainer) for value in list(record.values())[3:])

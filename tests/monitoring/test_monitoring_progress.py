@@ -115,9 +115,6 @@ def test_in_a_terminal_the_bar_stays_in_one_line_that_is_cut_at_no_number(column
     assert [name for name in ("loss", "val", "tok/s", "lr", "norm") if name in last] == shown
 
 
-# Validation, and lines of text
-
-
 class Terminal(io.StringIO):
     """Standard error that says it is a terminal."""
 

@@ -106,31 +106,23 @@ def test_the_model_the_loader_and_the_random_numbers_are_what_they_were():
     assert model.training
 
 
-def test_a_model_that_looks_ahead_is_found():
-    assert "causality" in wrong(looked_at(LookingAhead()))
+@pytest.mark.parametrize(
+    ("kind", "check"), [(LookingAhead, "causality"), (MixingRows, "split batch"), (Scaled, "first loss")]
+)
+def test_a_model_that_looks_ahead_mixes_rows_or_begins_far_above_a_guess_is_found(kind, check):
+    assert check in wrong(looked_at(kind()))
 
 
-def test_a_loader_that_does_not_repeat_itself_is_found():
-    checks = looked_at(own_model(), loader=NeverTheSame())
-    assert wrong(checks) == ["stop and resume"]
-
-
-def test_a_model_whose_rows_depend_on_each_other_is_found():
-    assert "split batch" in wrong(looked_at(MixingRows()))
-
-
-def test_a_rate_at_which_nothing_is_learnt_is_found():
-    config = replace(CONFIG, optimizer=OptimizerConfig(learning_rate=1e-9))
-    assert wrong(looked_at(own_model(), config)) == ["one batch by heart"]
-
-
-def test_a_first_loss_far_above_that_of_a_guess_is_found():
-    assert "first loss" in wrong(looked_at(Scaled()))
-
-
-def test_held_out_rows_that_are_trained_on_are_found():
-    checks = looked_at(own_model(), held_out=[*other_rows(), BATCHES[0]])
-    assert wrong(checks) == ["rows in both splits"]
+@pytest.mark.parametrize(
+    ("given", "check"),
+    [
+        ({"loader": NeverTheSame()}, "stop and resume"),
+        ({"config": replace(CONFIG, optimizer=OptimizerConfig(learning_rate=1e-9))}, "one batch by heart"),
+        ({"held_out": [*other_rows(), BATCHES[0]]}, "rows in both splits"),
+    ],
+)
+def test_a_restless_loader_a_rate_that_learns_nothing_and_held_out_rows_in_both_splits_are_found(given, check):
+    assert wrong(looked_at(own_model(), **given)) == [check]
 
 
 def test_a_run_too_large_for_the_memory_is_found_before_anything_is_computed(monkeypatch):

@@ -92,32 +92,20 @@ def test_a_run_killed_at_random_moments_ends_like_one_never_killed(straight, tmp
     assert where != "in a save" or sum(hit.startswith("writing") for hit in hits) >= TIMES // 2
 
 
-def test_a_run_terminated_at_random_moments_ends_like_one_never_stopped(straight, tmp_path):
-    draw = draws("terminated")
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_terminated_and_perhaps_killed_while_it_obeys_ends_like_one_never_stopped(straight, tmp_path, killed):
+    draw = draws(f"terminated, killed: {killed}")
 
     def terminate(child: Child, number: int) -> None:
         # not "anywhere": before the run starts, SIGTERM finds Python's own handling
-        wait_for_moment(child, PLACES[number % 2], straight, draw)
+        wait_for_moment(child, "in training" if killed else PLACES[number % 2], straight, draw)
         child.send(signal.SIGTERM)
+        if killed:
+            time.sleep(draw.uniform(0, 2 * straight.seconds_of_a_save))
+            child.send(signal.SIGKILL)
 
-    end_again_and_again(tmp_path, terminate, 128 + signal.SIGTERM)
+    end_again_and_again(tmp_path, terminate, 128 + signal.SIGTERM, *[-signal.SIGKILL] * killed)
     straight.assert_ends_like_this(tmp_path)
-
-
-def test_a_run_killed_while_it_obeys_a_first_signal_ends_like_one_never_stopped(straight, tmp_path):
-    draw = draws("killed while it obeys")
-
-    def terminate_and_kill(child: Child, number: int) -> None:
-        wait_for_moment(child, "in training", straight, draw)
-        child.send(signal.SIGTERM)
-        time.sleep(draw.uniform(0, 2 * straight.seconds_of_a_save))
-        child.send(signal.SIGKILL)
-
-    end_again_and_again(tmp_path, terminate_and_kill, -signal.SIGKILL, 128 + signal.SIGTERM)
-    straight.assert_ends_like_this(tmp_path)
-
-
-# No room
 
 
 def test_a_run_whose_files_may_not_grow_stops_with_one_error_and_goes_on_when_they_may(straight, tmp_path):

@@ -6,7 +6,7 @@ And about going on when the newest checkpoint is damaged: the run goes on from t
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -30,7 +30,6 @@ from tests.training_run import (
     outcome,
     quiet,
     start,
-    stop_and_go_on,
 )
 
 Damage = Callable[[bytearray], object]
@@ -102,24 +101,12 @@ def test_a_run_that_is_stopped_after_each_step_is_the_same_to_the_bit(tmp_path, 
     assert_same(outcome(tmp_path), left)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_that_is_stopped_once_is_the_same_to_the_bit(tmp_path, case):
-    left, ends = straight(case)
-    for micro_batch in draws(case).sample(ends, of_set(1, len(ends))):
-        folder = tmp_path / str(micro_batch)
-        stop_and_go_on(partial(run, folder, case), micro_batch)
-        assert_same(outcome(folder), left, f"stopped at micro-batch {micro_batch}")
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_in_fp16_steps_overflow_and_the_run_learns_on(mode):
     left, ends = straight(f"{mode} fp16 cpu")
     state = left["checkpoints"]["checkpoint_last.safetensors"]
     assert 0 < state["skipped"] < len(ends) == state["step"] + state["skipped"]
     assert state["scaler"]["scale"] < 2.0**16
-
-
-# Damage
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from course_lm.schedules import SCHEDULES, ScheduleConfig
 from course_lm.trainer import Trainer, budget
 from course_lm.trainer.budget import Budget, progress_of, schedule_over
 from course_lm.trainer.run import STOPPED
+from tests.cli.small_runs import arguments, write_text
+from tests.records import Recorder
 from tests.small_run import small_batches
 from tests.training_run import (
     NAME,
@@ -149,16 +151,13 @@ def test_an_interrupt_while_steps_are_timed_leaves_a_trainer_that_can_train(tmp_
 # One run
 
 
-class StopAfter:
+class StopAfter(Recorder):
     """An observer that stops its trainer after so many steps."""
 
     def __init__(self, steps: int) -> None:
+        super().__init__()
         self.steps = steps
         self.trainer: Trainer | None = None
-
-    def start(self, step: int, total_steps: int | None) -> None: ...
-
-    def close(self) -> None: ...
 
     def log(self, record: dict[str, Any]) -> None:
         if record["step"] == self.steps and self.trainer is not None:
@@ -522,18 +521,6 @@ def test_a_length_given_later_takes_the_place_of_one_given_before(file, given, l
 # The command
 
 
-SMALL = [
-    "--config=tiny",
-    f"--experiment_name={NAME}",
-    "--data.vocab_size=270",
-    "--data.max_length=16",
-    "--model.d_model=16",
-    "--training.device=cpu",
-    "--training.precision=fp32",
-    "--training.time_budget=1",
-]
-
-
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A clock on which whatever is timed takes a second and a half."""
@@ -542,10 +529,9 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def command(folder: Path, *arguments: str) -> list[str]:
-    text = folder / "text.txt"
-    text.write_text("\n\n".join(f"the {a} cat sat on {b} mats" for a in range(30) for b in range(3)))
-    return ["train", *SMALL, f"--data.corpus={text}", f"--training.output_dir={folder}", *arguments]
+def command(folder: Path, *more: str) -> list[str]:
+    text = write_text(folder / "text.txt", 90)
+    return arguments("train", text, "--config=tiny", "--training.time_budget=1", *more)
 
 
 @pytest.mark.usefixtures("ticking")
@@ -553,8 +539,8 @@ def test_the_command_says_what_a_budget_makes(tmp_path, capsys):
     assert cli.main(command(tmp_path)) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 min make")]
     assert re.search(r"about [\d,]+ steps, [\d.]+ epochs: 1.5 s a step, .* s before the first step$", line)
-    records = [json.loads(text) for text in (tmp_path / NAME / "metrics.jsonl").read_text().splitlines()]
-    assert records[-1]["step"] == TrainingConfig.from_yaml(tmp_path / NAME / "config.yaml").training.max_steps
+    records = [json.loads(text) for text in (tmp_path / "runs" / "toy" / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["step"] == TrainingConfig.from_yaml(tmp_path / "runs" / "toy" / "config.yaml").training.max_steps
 
 
 @pytest.mark.usefixtures("ticking")
@@ -562,7 +548,7 @@ def test_a_curriculum_follows_the_steps_that_a_budget_makes_and_is_repeated(tmp_
     settings = ["--curriculum.enabled=true", "--curriculum.strategy=length"]
     assert cli.main(command(tmp_path, *settings)) == 0
     assert "curriculum: length difficulty" in capsys.readouterr().out
-    saved = TrainingConfig.from_yaml(tmp_path / NAME / "config.yaml")
+    saved = TrainingConfig.from_yaml(tmp_path / "runs" / "toy" / "config.yaml")
     assert saved.training.max_steps is not None
     assert saved.training.first_length and saved.curriculum.num_steps == saved.training.first_length // 2
     again = command(tmp_path, *settings)

@@ -159,9 +159,6 @@ def test_decorators_partials_methods_and_lambdas_are_seen_through():
         assert digest_of(of(kind, 1.0)) == digest_of(of(kind, 1.0)) != digest_of(of(kind, 2.0)), kind
 
 
-# Runs
-
-
 def trained(folder: Path, model: nn.Module | None = None, **parts: Any) -> Trainer:
     trainer = Trainer(model or model_of(), configure(folder, num_epochs=1), **parts)
     trainer.train(*loaders("fixed", 6))

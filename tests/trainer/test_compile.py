@@ -14,6 +14,7 @@ from course_lm.model import GPT, ModelConfig
 from course_lm.optim import OptimizerConfig
 from course_lm.trainer import Trainer
 from course_lm.trainer.run import compiling_pays
+from tests.records import Recorder
 
 VOCABULARY, WIDEST = 50, 64
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -101,12 +102,11 @@ def test_a_compiled_run_that_stops_goes_on_to_the_same_bits(tmp_path):
             one.train(data)
         return one
 
-    class Stop:
+    class Stop(Recorder):
         def __init__(self, stopped: Trainer, end: int) -> None:
+            super().__init__()
             self.stopped, self.end = stopped, end
 
-        def start(self, step: int, total_steps: int | None) -> None: ...
-        def close(self) -> None: ...
         def log(self, record: dict[str, Any]) -> None:
             if record["step"] == self.end:
                 self.stopped.stop()

@@ -38,6 +38,7 @@ from course_lm.monitoring import evaluate
 from course_lm.optim import OptimizerConfig
 from course_lm.trainer import Trainer
 from course_lm.trainer.log import MAX_EMPTY_IN_A_ROW
+from tests.records import Recorder
 from tests.training_run import DOCUMENTS, TOKENIZER, assert_same, counting, interrupt_at, quiet, without_measures
 
 VOCABULARY, LENGTH, BATCHES = 17, 6, 5
@@ -466,9 +467,7 @@ def test_reading_the_training_loader_in_between_changes_nothing_of_the_training(
     def trained(folder: Path, disturb: bool) -> Any:
         loader = LOADERS[kind]()
 
-        class Disturbing:
-            def start(self, step: int, total_steps: int | None) -> None: ...
-            def close(self) -> None: ...
+        class Disturbing(Recorder):
             def log(self, record: dict[str, Any]) -> None:
                 if disturb and record["event"] == "train":
                     spoil(loader, trainer)

@@ -13,12 +13,8 @@ import course_lm
 from course_lm.run_records import read_sessions
 from course_lm.trainer import made_by
 from course_lm.trainer.made_by import SessionLog, describe_session, git_state, processor
+from tests.cli.small_course import commit, git
 from tests.small_run import small_batches, small_trainer
-
-
-def git(folder: Path, *arguments: str) -> str:
-    name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *name, *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture
@@ -27,18 +23,17 @@ def repository(tmp_path: Path) -> Path:
     folder.mkdir()
     git(folder, "init")
     (folder / "file").write_text("one")
-    git(folder, "add", "file")
-    git(folder, "commit", "-m", "one")
+    commit(folder)
     return folder
 
 
 def test_the_commit_is_that_of_the_repository_and_a_changed_file_makes_it_dirty(repository):
-    commit = git(repository, "rev-parse", "HEAD").strip()
-    assert git_state(repository) == (commit, False)
+    head = git(repository, "rev-parse", "HEAD").strip()
+    assert git_state(repository) == (head, False)
     (repository / "new").write_text("not tracked")
-    assert git_state(repository) == (commit, False)
+    assert git_state(repository) == (head, False)
     (repository / "file").write_text("two")
-    assert git_state(repository) == (commit, True)
+    assert git_state(repository) == (head, True)
 
 
 def test_there_is_no_commit_outside_a_repository_or_before_the_first(tmp_path, monkeypatch):

@@ -327,13 +327,6 @@ def test_a_decay_that_has_not_begun_can_be_put_off():
         check_rates({**saved, "step": 82}, longer, 200, now)
 
 
-def test_another_schedule_function_is_refused(tmp_path):
-    start("list", tmp_path, loss_fn=counting(interrupt_at(7)), schedule=lambda step: 1e-3)
-    with pytest.raises(ValueError, match=r"taken with learning rate 0\.001, and would now have 0\.002"):
-        start("list", tmp_path, schedule=lambda step: 2e-3)
-    start("list", tmp_path, schedule=lambda step: 1e-3)
-
-
 def test_what_precision_auto_meant_is_saved(tmp_path):
     trainer = trainer_of(configure(tmp_path, precision="auto", num_epochs=1))
     trainer.train(batch_list())
@@ -430,16 +423,6 @@ def test_a_stopped_run_says_in_one_line_how_it_goes_on(tmp_path, capsys, setting
     run_with(configure(tmp_path, **settings), loss_fn=counting(interrupt_at(3)))
     line = f"stopped by SIGINT after step 2: {told.format(folder=tmp_path / 'toy')}"
     assert capsys.readouterr().out.splitlines() == [line]
-
-
-def test_a_signal_during_the_last_validation_is_no_loss(tmp_path):
-    class Interrupting:
-        def __iter__(self) -> Iterator[Any]:
-            os.kill(os.getpid(), signal.SIGINT)
-            return iter(batch_list())
-
-    trainer_of(configure(tmp_path, max_steps=4, eval_steps=100, save_steps=100)).train(batch_list(), Interrupting())
-    assert load_checkpoint(tmp_path / "toy" / "checkpoint_last.safetensors")["step"] == 4
 
 
 @pytest.mark.parametrize("found", [signal.SIG_IGN, None])
@@ -555,31 +538,6 @@ def test_the_first_signal_notifies_the_second_ends_the_step_and_the_third_has_it
         os.kill(os.getpid(), signal.SIGINT)
     assert numbers == [signal.SIGINT]
     assert {number: signal.getsignal(number) for number in before} == before
-
-
-def test_a_run_stays_in_its_folder_when_the_working_directory_changes(tmp_path, monkeypatch, capsys):
-    class Moving:
-        """Changes it at each record."""
-
-        def start(self, step: int, total_steps: int | None) -> None:
-            self.log({})
-
-        def log(self, record: Any) -> None:
-            os.chdir(tmp_path / "other")
-
-        def close(self) -> None:
-            os.chdir(tmp_path)
-
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path)
-    for epochs in (1, 2):
-        config = configure(Path("runs"), num_epochs=epochs, restore_best=True)
-        config = replace(config, lr_scheduler=ScheduleConfig(type="constant", warmup_steps=0))
-        trainer = trainer_of(config, observers=[Moving()])
-        os.chdir(tmp_path / "other")
-        trainer.train(loader_of("list"), loader_of("list"))
-    assert "resumed runs/toy/checkpoint_last.safetensors" in capsys.readouterr().out
-    assert not [*(tmp_path / "other").iterdir()] and (tmp_path / "runs/toy/metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("value", ["LESSER", "medium"])

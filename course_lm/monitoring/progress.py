@@ -1,6 +1,7 @@
 """A bar that shows how a run goes, in one line."""
 
 import sys
+import time
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +24,7 @@ _QUIET_SECONDS = 10.0  # between two lines in a file
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 _VALIDATION = "validation {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches [{elapsed}<{remaining}]"
 _VALIDATION_WITHOUT_END = "validation, {n_fmt} batches [{elapsed}]"
+_VALIDATION_DELAY, _VALIDATION_PACE = 0.5, 0.1  # seconds before the first frame, and between two
 _BAR_WITHOUT_END = "{n_fmt} steps [{elapsed}{postfix}]"
 
 
@@ -41,7 +43,8 @@ class ProgressBar:
         self._shown: dict[str, str] = {}
         self._moves = self._in_notebook = False
         self._printed_at = 0.0  # when the bar was last printed, as the line that was said last saw it
-        self._validation: Any = None  # the bar over its batches
+        self._validation_start: float | None = None
+        self._next_frame = 0.0
 
     def start(self, step: int, total_steps: int | None) -> None:
         """Open a bar that stands at `step`."""
@@ -52,7 +55,7 @@ class ProgressBar:
         interval = 0.1 if self._moves else _QUIET_SECONDS
         form = _BAR if total_steps else _BAR_WITHOUT_END
         self._bar = Bar(total=total_steps, initial=step, bar_format=form, dynamic_ncols=True, mininterval=interval)
-        self._shown, self._printed_at = {}, 0.0
+        self._shown, self._validation_start, self._printed_at = {}, None, 0.0
 
     def log(self, record: Record) -> None:
         """Move to the record's step and show its metrics; a validation loss stays in view."""
@@ -69,18 +72,24 @@ class ProgressBar:
 
     def show_validation(self, done: int, total: int | None) -> None:
         """Show a bar over the batches of a validation in place of the other, where that one moves."""
-        if self._bar is None or not self._moves:
+        if self._bar is None or self._bar.disable or not self._moves:
             return
-        if self._validation is None:
-            form = _VALIDATION if total else _VALIDATION_WITHOUT_END
-            self._validation = Bar(total=total, bar_format=form, dynamic_ncols=True, delay=0.5, leave=False, position=0)
-        self._validation.update(done - self._validation.n)
+        now = time.monotonic()
+        if self._validation_start is None:
+            self._validation_start, self._next_frame = now, now + _VALIDATION_DELAY
+        if now < self._next_frame:
+            return
+        self._next_frame = now + _VALIDATION_PACE
+        form = _VALIDATION if total else _VALIDATION_WITHOUT_END
+        columns, elapsed = self._bar.format_dict["ncols"], now - self._validation_start
+        frame = tqdm.format_meter(done, total, elapsed, ncols=columns, bar_format=form)  # pyrefly: ignore[bad-argument-type]
+        with self._bar.get_lock():  # a bar of its own would leave a widget in the notebook for each validation
+            self._bar.display(frame)
 
     def end_validation(self) -> None:
         """Show the bar over optimizer steps again."""
-        if self._validation is not None:
-            self._validation.close()
-            self._validation = None
+        started, self._validation_start = self._validation_start, None
+        if started is not None and self._bar is not None and self._next_frame > started + _VALIDATION_DELAY:
             self._bar.refresh()
 
     def say(self, text: str) -> None:
@@ -108,7 +117,6 @@ class ProgressBar:
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        self.end_validation()
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -29,7 +29,7 @@ def test_a_run_says_what_its_tokenizer_was_trained_on_and_reports_without_xz(tex
     assert main(arguments("train", text, "--data.cache=cache", "--training.max_steps=3")) == 0
     printed = capsys.readouterr()
     assert "documents to train on" in printed.out
-    assert "token ids in cache" in printed.out and "of training text" in printed.out
+    assert f"token ids in {text.parent / 'cache'}" in printed.out and "of training text" in printed.out
     table, sample = printed.out.split("\n\n", 1)
     assert "bits per byte" in table and "xz" not in table and sample.strip()
     for bar in ("reading the text", "training the tokenizer", "encoding the text"):

@@ -126,7 +126,7 @@ def frames_of_a_validation(monkeypatch: pytest.MonkeyPatch, screen: io.StringIO,
     """What a bar at step 7 of 9 writes while four batches are validated, and after."""
     now = [100.0]
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     bar = ProgressBar()
     bar.start(7, 9)
     written = len(screen.getvalue())
@@ -139,24 +139,18 @@ def frames_of_a_validation(monkeypatch: pytest.MonkeyPatch, screen: io.StringIO,
     return frames
 
 
-def batches_in(frames: list[str]) -> list[str]:
-    return re.findall(r"validation +\d+%\|.*?\| (\d)/4 batches", "".join(frames))
-
-
 def test_a_long_validation_has_a_bar_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = frames_of_a_validation(monkeypatch, Terminal(), seconds_per_batch=1.0)
-    assert batches_in(frames) == ["2", "3", "4"]
-    line = ""
-    for frame in frames:  # each is written over the one before
-        line = frame + line[len(frame) :]
-    assert re.fullmatch(r" 78%\|\S+ *\| 7/9 steps \[[^]]*\] *", line)
+    batches = [re.findall(r"validation +\d+%\|.*\| (\d)/4 batches", frame) for frame in frames]
+    assert batches == [["2"], ["3"], ["4"], []]
+    assert "7/9 steps" in frames[-1] and len(frames[-1]) >= len(frames[-2].rstrip())
 
 
 @pytest.mark.parametrize(
     ("screen", "seconds"), [(Terminal, 0.01), (Terminal, 0.1), (io.StringIO, 1.0)], ids=["short", "half", "a file"]
 )
 def test_a_short_validation_is_not_shown_and_none_in_a_file(monkeypatch, screen, seconds) -> None:
-    assert batches_in(frames_of_a_validation(monkeypatch, screen(), seconds)) == []
+    assert frames_of_a_validation(monkeypatch, screen(), seconds) == []
 
 
 def test_nothing_is_shown_where_the_bar_is_off(monkeypatch: pytest.MonkeyPatch) -> None:

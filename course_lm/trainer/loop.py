@@ -84,7 +84,7 @@ from course_lm.trainer.init_from import begin_from
 from course_lm.trainer.log import RunLog
 from course_lm.trainer.run_state import RunState, checked_run_state
 from course_lm.trainer.waiting import share_cores
-from course_lm.validation import Explained, ensure, shown
+from course_lm.validation import Explained, shown
 
 
 class Trainer(Explained):
@@ -299,8 +299,7 @@ class Trainer(Explained):
             self._open(train_loader)
         if (name := self.config.data.validation) is not None:  # last: another vocabulary changes the training data, too
             saved, self.held_out = self.held_out, fingerprint_of(val_loader)
-            problem = f"data.validation {name} is another text than when the checkpoint was saved: {resume.WHAT_TO_DO}"
-            ensure(saved in (None, self.held_out), problem)
+            resume.check_held_out(name, saved, self.held_out)
         as_plain(map_tensors(self._live_state(), part_of))  # what cannot be saved is found before the first step
         loaded = self._loaded
         if loaded is not None and "path" in loaded:

@@ -32,7 +32,7 @@ from course_lm.trainer.code import digest_of, digests_of_modules, library_of
 from course_lm.trainer.init_from import Beginning
 from course_lm.trainer.made_by import processor
 from course_lm.trainer.run import GO_ON_ANEW
-from course_lm.validation import one_line, shown
+from course_lm.validation import ensure, one_line, shown
 
 # No step depends on these.
 MAY_CHANGE = {
@@ -113,6 +113,12 @@ def with_saved_length(settings: LoopConfig, saved: Mapping[str, Any]) -> LoopCon
             f"{shown(settings.time_budget)}: {WHAT_TO_DO}; {GO_ON_ANEW}"
         )
     return replace(settings, max_steps=steps, lengths=lengths)
+
+
+def check_held_out(name: str, saved: str | None, found: str | None) -> None:
+    """Raise ValueError if the validation text `name` has another fingerprint than the one that the checkpoint holds."""
+    problem = f"data.validation {name} is another text than when the checkpoint was saved: {WHAT_TO_DO}"
+    ensure(saved in (None, found), problem)
 
 
 def check_length(settings: LoopConfig, step: int, epoch: int) -> None:
